@@ -1,0 +1,203 @@
+"""The training loop: from a step to a step, on a trunk or on one of its branches.
+
+One global batch is one update. Its loss is the mean over all its tokens and the auxiliary losses are the mean over its
+micro-batches, however the batch is cut into micro-batches and spread over processes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from .checkpoint import Progress
+from .data import TrainingData
+from .schedule import Branch, Schedule
+
+
+class Diverged(RuntimeError):
+    """Loss or gradient was not finite for too many steps in a row."""
+
+
+class Interrupted(RuntimeError):
+    """A signal asked for a stop; a checkpoint of the last step was saved."""
+
+
+@dataclass
+class Session:
+    """What stays the same over the trunk and its branches."""
+
+    accelerator: object
+    model: torch.nn.Module  # prepared
+    optimizer: torch.optim.Optimizer  # prepared
+    data: TrainingData
+    schedule: Schedule
+    gradient_clip: float
+    balance_loss: float
+    z_loss: float
+    max_skipped_steps: int
+    train_loss_window: float
+    stop_requested: Callable[[], bool]
+
+
+@dataclass
+class StepResult:
+    """Sums of one step over its micro-batches, on the device; shapes as in the model's `routing`."""
+
+    loss: torch.Tensor  # cross-entropy, mean over the tokens of the global batch
+    balance_loss: torch.Tensor  # unscaled, summed over layers, mean over micro-batches
+    z_loss: torch.Tensor
+    grad_norm: torch.Tensor  # before clipping
+    tokens_per_expert: torch.Tensor | None  # (layers, experts), before dropping; None for a dense model
+    dropped_tokens: torch.Tensor | None  # (layers,)
+    router_entropy: torch.Tensor | None  # (layers,), mean over micro-batches, nats
+
+
+def train(
+    session: Session,
+    progress: Progress,
+    end_step: int,
+    branch: Branch | None,
+    on_step: Callable[[Progress, StepResult, float], None],
+    save: Callable[[Progress], None],
+    checkpoint_seconds: float,
+) -> None:
+    """Train until `end_step` updates are made; `progress` is moved along in place.
+
+    Args:
+        branch: the branch whose decay is followed; None on the trunk.
+        on_step: called after every update with the progress, the step's sums and its learning rate.
+        save: writes a checkpoint; called every `checkpoint_seconds`, but not at `end_step` (the caller does).
+
+    Raises:
+        Diverged: after `session.max_skipped_steps` non-finite steps in a row.
+        Interrupted: when a stop was requested, after saving.
+    """
+    session.model.train()
+    window = LossWindow(session, branch)
+    started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
+    while progress.step < end_step:
+        rate = session.schedule.learning_rate(progress.step, branch)
+        result, finite = train_step(session, progress.step, rate)
+        if finite:
+            window.add(progress, result)
+            progress.skipped_in_a_row = 0
+        else:
+            progress.skipped_steps.append(progress.step)
+            progress.skipped_in_a_row += 1
+        progress.step += 1
+        progress.wall_seconds = before + time.monotonic() - started
+        on_step(progress, result, rate)
+        if progress.skipped_in_a_row >= session.max_skipped_steps:
+            raise Diverged(
+                f"{progress.skipped_in_a_row} steps in a row were not finite, the last at {progress.step - 1}"
+            )
+        if progress.step == end_step:
+            break
+        if _any_process(session.accelerator, session.stop_requested()):
+            save(progress)
+            raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
+        if _main_decides(session.accelerator, time.monotonic() - saved_at >= checkpoint_seconds):
+            save(progress)
+            saved_at = time.monotonic()
+
+
+def train_step(session: Session, step: int, rate: float) -> tuple[StepResult, bool]:
+    """One update from one global batch. Returns its sums, and whether it was finite; if not, it was not taken."""
+    accelerator, schedule = session.accelerator, session.schedule
+    world, rank = accelerator.num_processes, accelerator.process_index
+    sequences = schedule.ramp.sequences(step)
+    tokens = sequences * session.data.sequence_length
+    n_micro = sequences // session.data.micro_batch_sequences
+    own = range(rank, n_micro, world)
+    batches = session.data.micro_batches(schedule.ramp.position(step), sequences, rank, world, accelerator.device)
+
+    result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(4)), None, None, None)
+    for j, (inputs, targets) in zip(own, batches, strict=True):
+        # Gradients are exchanged once a step, with the last micro-batch. (Accelerate's own accumulation keeps a phase
+        # counter that goes wrong when the number of micro-batches changes along the batch ramp.)
+        with nullcontext() if j == own[-1] else accelerator.no_sync(session.model):
+            with accelerator.autocast():
+                out = session.model(
+                    input_ids=inputs, labels=targets, shift_labels=targets, num_items_in_batch=tokens, use_cache=False
+                )
+            auxiliary = session.balance_loss * out.balance_loss + session.z_loss * out.z_loss
+            # The gradient is averaged over processes, so a process's part of a mean is multiplied by their number.
+            accelerator.backward((out.lm_loss + auxiliary / n_micro) * world)
+        _add(result, out, n_micro)
+
+    for group in session.optimizer.param_groups:
+        group["lr"] = rate
+    limit = session.gradient_clip or math.inf
+    result.grad_norm = _full(accelerator.clip_grad_norm_(session.model.parameters(), limit))
+    finite = bool(torch.isfinite(result.grad_norm)) and bool(torch.isfinite(_sum(accelerator, result.loss)))
+    if finite:
+        session.optimizer.step()
+    session.optimizer.zero_grad(set_to_none=True)
+    return result, finite
+
+
+def _add(result: StepResult, out, n_micro: int) -> None:
+    result.loss += out.lm_loss.detach()
+    result.balance_loss += out.balance_loss.detach() / n_micro
+    result.z_loss += out.z_loss.detach() / n_micro
+    if out.routing is None:
+        return
+    routing = out.routing
+    if result.tokens_per_expert is None:
+        result.tokens_per_expert = torch.zeros_like(routing.tokens_per_expert, dtype=torch.float64)
+        result.dropped_tokens = torch.zeros_like(routing.dropped_tokens, dtype=torch.float64)
+        result.router_entropy = torch.zeros_like(routing.router_entropy, dtype=torch.float64)
+    result.tokens_per_expert += routing.tokens_per_expert
+    result.dropped_tokens += routing.dropped_tokens
+    result.router_entropy += routing.router_entropy / n_micro
+
+
+@dataclass
+class LossWindow:
+    """Sums over the last share of a branch's tokens, from which the final training loss and routing are reported."""
+
+    session: Session
+    branch: Branch | None
+
+    def starts_at(self) -> int:
+        """First step of the window: at least one step is in it."""
+        ramp = self.session.schedule.ramp
+        first = ramp.steps(self.branch.tokens * (1 - self.session.train_loss_window))
+        return min(first, self.branch.end_step - 1)
+
+    def add(self, progress: Progress, result: StepResult) -> None:
+        if self.branch is None or progress.step < self.starts_at():
+            return
+        reduce = self.session.accelerator
+        progress.window_steps += 1
+        progress.window_loss += _sum(reduce, result.loss).item()
+        if result.tokens_per_expert is not None:
+            routed = _sum(reduce, result.tokens_per_expert)
+            before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
+            progress.window_routed = (before + routed).tolist()
+            progress.window_dropped += _sum(reduce, result.dropped_tokens).sum().item()
+
+
+def _sum(accelerator, value: torch.Tensor) -> torch.Tensor:
+    return accelerator.reduce(value, "sum") if accelerator.num_processes > 1 else value
+
+
+def _any_process(accelerator, flag: bool) -> bool:
+    if accelerator.num_processes == 1:
+        return flag
+    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)
+
+
+def _main_decides(accelerator, flag: bool) -> bool:
+    # Clocks differ between processes; saving is collective, so one of them has to decide for all.
+    return _any_process(accelerator, flag and accelerator.is_main_process)
+
+
+def _full(norm: torch.Tensor) -> torch.Tensor:
+    # FSDP2 returns a DTensor
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

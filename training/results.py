@@ -1,0 +1,150 @@
+"""What a finished run leaves: a model folder for `from_pretrained` with its run record beside the weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from hub import RunRecord
+from scaling_law import Architecture
+
+from . import files, hardware
+from .arguments import TrainingArguments
+from .checkpoint import Progress
+from .data import TrainingData
+from .schedule import Branch
+from .step_log import balance
+
+_LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every record of one training process shares."""
+
+    arguments: TrainingArguments
+    architecture: Architecture
+    data: TrainingData
+    dataset: dict  # id, revision, fingerprint
+    tokenizer: dict  # id, fingerprint
+    peak_learning_rate: float
+    learning_rate_law: str
+    hardware: str
+    peak_flops: float | None  # of all devices
+
+
+def trunk_id(arguments: TrainingArguments) -> str:
+    """Names the (sweep, size, E, seed) that branches share; runs with one trunk are not independent."""
+    model, run = arguments.model, arguments.run
+    return f"{run.sweep}-d{model.d_model}-E{model.experts}-seed{run.seed}"
+
+
+def run_record(
+    context: RunContext,
+    branch: Branch,
+    progress: Progress,
+    *,
+    branch_name: str,
+    status: str,
+    eval_loss: float | None,
+    eval_tokens: int,
+    weights_sha256: dict[str, str] | None,
+) -> RunRecord:
+    """The record of one branch, final or diverged."""
+    a, arch = context.arguments, context.architecture
+    tokens = a.batch_ramp().tokens(progress.step)
+    flops = float(arch.training_flops(tokens))
+    speed = tokens / progress.wall_seconds
+    final = status == "final"
+    routed = progress.window_routed
+    return RunRecord(
+        run_id=f"{trunk_id(a)}-{branch_name.split('-')[0]}",
+        sweep=a.run.sweep,
+        parent_run_id=trunk_id(a),
+        branch_point_tokens=branch.branch_point_tokens,
+        status=status,
+        d_model=arch.d_model,
+        n_blocks=arch.n_blocks,
+        n_heads=arch.n_heads,
+        experts=arch.experts,
+        vocab_size=arch.vocab_size,
+        sequence_length=a.data.sequence_length,
+        n_active=arch.n_active,
+        n_total=arch.n_total,
+        tokens=tokens,
+        unique_tokens=min(tokens, context.data.unique_tokens),
+        epochs=tokens / context.data.unique_tokens,
+        steps=progress.step,
+        train_loss=progress.window_loss / progress.window_steps if final else None,
+        train_loss_window_tokens=_window_tokens(a, progress) if final else None,
+        eval_loss=eval_loss,
+        eval_tokens=eval_tokens if final else None,
+        drop_rate=progress.window_dropped / sum(map(sum, routed)) if final and routed else (0.0 if final else None),
+        expert_load_max_over_mean=balance(routed) if final and routed else (1.0 if final else None),
+        schedule={
+            "horizon_tokens": branch.tokens,
+            "warmup_tokens": int(a.schedule.warmup_tokens),
+            "decay_tokens": branch.tokens - branch.branch_point_tokens,
+            "batch_ramp": [{"from_tokens": s.from_tokens, "sequences": s.sequences} for s in a.schedule.stages()],
+            "peak_learning_rate": context.peak_learning_rate,
+            "learning_rate_law": context.learning_rate_law,
+        },
+        optimizer={
+            "name": "adamw",
+            "beta1": a.optimizer.beta1,
+            "beta2": a.optimizer.beta2,
+            "epsilon": a.optimizer.epsilon,
+            "weight_decay": a.optimizer.weight_decay,
+            "gradient_clip_norm": a.optimizer.gradient_clip,
+        },
+        seed=a.run.seed,
+        precision=a.run.precision,
+        dataset=context.dataset,
+        tokenizer=context.tokenizer,
+        training_flops=flops,
+        tokens_per_second=speed,
+        mfu=flops / tokens * speed / context.peak_flops if context.peak_flops else None,
+        hardware=context.hardware,
+        wall_time_seconds=progress.wall_seconds,
+        versions={"python": sys.version.split()[0], **{name: version(name) for name in _LIBRARIES}},
+        code_commit=code_commit(),
+        weights_sha256=weights_sha256,
+    )
+
+
+def _window_tokens(a: TrainingArguments, progress: Progress) -> int:
+    ramp = a.batch_ramp()
+    return ramp.tokens(progress.step) - ramp.tokens(progress.step - progress.window_steps)
+
+
+def code_commit() -> str | None:
+    """The git commit of this code, with `-dirty` if it was changed; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        if not git("ls-files", "results.py"):
+            return None  # installed into an environment that happens to lie in somebody else's checkout
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def save_model(model, tokenizer, state_dict: dict, folder: Path) -> dict[str, str]:
+    """Write config, safetensors, remote code and tokenizer; returns the weight files' sha256. Main process only."""
+    model.save_pretrained(folder, state_dict=state_dict)
+    tokenizer.save_pretrained(folder)
+    return {path.name: files.sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
+def describe_hardware(device, world_size: int) -> tuple[str, float | None]:
+    """(name, peak FLOP/s of all devices or None)."""
+    peak = hardware.peak_flops(device)
+    return hardware.describe(device, world_size), peak * world_size if peak else None

@@ -1,0 +1,388 @@
+"""One training process, top to bottom: configuration -> data -> model -> trunk -> branches -> run records.
+
+    <output_dir>/config.yaml             the whole configuration
+                 trunk/step0000400/      checkpoints: every branch point, and the newest
+                 trunk/log.jsonl
+                 <branch>/model/         the finished model with its run.json, for from_pretrained
+                 <branch>/log.jsonl
+
+Starting the same command again goes on from what is there: finished branches are left alone, and the rest continues
+from the newest intact checkpoint. More token counts can be added to a finished run.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from hub import RunRecord, branch_name
+
+from . import checkpoint, files, results
+from .arguments import ConfigurationError, TrainingArguments, parse_command_line
+from .checkpoint import Progress
+from .data import TrainingData
+from .evaluation import HeldOut, evaluate
+from .loop import Diverged, Interrupted, Session, train
+from .model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
+from .schedule import Branch
+from .step_log import StepLog
+from .text import TextSource
+from .tokenizer import fingerprint, load_tokenizer
+from .tokens import TokenCache, prepare
+
+logger = logging.getLogger(__name__)
+
+# What may differ when a run goes on: it does not change the numbers.
+_FREE = {
+    "run": {"output_dir", "checkpoint_seconds", "log_steps", "progress", "trackers"},
+    "schedule": {"tokens"},
+    "data": {"cache_dir"},
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit status: 0 done, 1 diverged, 2 bad configuration, 128 + n stopped by signal n."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
+        check_inputs(arguments)
+        return Run(arguments).execute()
+    except (ConfigurationError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def check_inputs(arguments: TrainingArguments) -> None:
+    """Everything that can be found wrong before torch is asked to do anything.
+
+    Raises:
+        ConfigurationError: the output folder holds a run of another configuration.
+        FileNotFoundError: the data set is a local path that is not there.
+    """
+    from .text import check_dataset_exists
+
+    check_dataset_exists(arguments.data.dataset)
+    path = Path(arguments.run.output_dir) / "config.yaml"
+    if not path.exists():
+        return
+    before, now = yaml.safe_load(path.read_text()), arguments.to_dict()
+    problems = [
+        f"{section}.{name}: {now[section][name]!r}, but {path} has {before.get(section, {}).get(name)!r}"
+        for section in now
+        for name in now[section]
+        if name not in _FREE.get(section, ()) and before.get(section, {}).get(name) != now[section][name]
+    ]
+    if problems:
+        hint = "choose another run.output_dir, or the configuration that is there:\n  "
+        raise ConfigurationError("the output folder holds another run; " + hint + "\n  ".join(problems))
+
+
+def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
+    """(training, held-out) text."""
+    d = arguments.data
+    buckets = 0 if d.validation_split else d.held_out_per_mille
+
+    def source(split: str, held_out: bool) -> TextSource:
+        return TextSource(d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out)
+
+    return source(d.split, False), source(d.validation_split or d.split, True)
+
+
+def prepare_data(arguments: TrainingArguments, tokenizer) -> tuple[TokenCache, TokenCache]:
+    """(training, held-out) token caches, built if need be.
+
+    Raises:
+        ConfigurationError: a split or column that is not there, or no text.
+    """
+    a, d = arguments, arguments.data
+    train_source, held_out_source = text_sources(a)
+    # Half as much again as the evaluation reads, so that a fixed shuffle has something to choose from.
+    held_out_tokens = int(1.5 * a.run.eval_sequences * d.sequence_length) + d.sequence_length
+    try:
+        train_cache = prepare(train_source, tokenizer, d.cache_dir, d.train_tokens, a.run.progress)
+        held_out_cache = prepare(held_out_source, tokenizer, d.cache_dir, held_out_tokens, a.run.progress)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    return train_cache, held_out_cache
+
+
+@dataclass
+class _StopSignal:
+    """Remembers the first SIGINT or SIGTERM, for the loop to stop between two steps."""
+
+    number: int | None = None
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._remember)
+
+    def _remember(self, number, _frame) -> None:
+        if self.number is not None:  # asked twice: do not insist on the checkpoint
+            raise KeyboardInterrupt
+        self.number = number
+
+
+class Run:
+    """A trunk and its branches, in one process (of possibly many)."""
+
+    def __init__(self, arguments: TrainingArguments):
+        from accelerate import Accelerator
+        from accelerate.utils import set_seed
+
+        self.arguments = a = arguments
+        self.folder = Path(a.run.output_dir)
+        self.accelerator = Accelerator(
+            mixed_precision="bf16" if a.run.precision == "bf16" else "no",
+            log_with=a.run.trackers or None,
+            project_dir=str(self.folder),
+        )
+        self._check_world()
+        set_seed(a.run.seed)
+        with self.accelerator.local_main_process_first():
+            tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
+            train_cache, held_out_cache = prepare_data(a, tokenizer)
+        self.tokenizer = tokenizer
+        self.data = TrainingData.from_cache(
+            train_cache, a.data.sequence_length, a.run.micro_batch_sequences, a.run.seed
+        )
+        self.held_out = HeldOut.from_cache(held_out_cache, a.data.sequence_length, a.run.eval_sequences)
+        arch = architecture(a.model, len(tokenizer))
+        peak, law = peak_learning_rate(a.optimizer, arch)
+        hardware, peak_flops = results.describe_hardware(self.accelerator.device, self.accelerator.num_processes)
+        self.context = results.RunContext(
+            arguments=a,
+            architecture=arch,
+            data=self.data,
+            dataset={
+                "id": train_cache.manifest["dataset"]["id"],
+                "revision": train_cache.manifest["dataset"]["revision"],
+                "fingerprint": train_cache.fingerprint,
+            },
+            tokenizer={"id": _public_name(a.data.tokenizer), "fingerprint": fingerprint(tokenizer)},
+            peak_learning_rate=peak,
+            learning_rate_law=law,
+            hardware=hardware,
+            peak_flops=peak_flops,
+        )
+        self.schedule = a.schedule_at(peak)
+        self.branches = [self.schedule.branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
+        self.stop = _StopSignal()
+        self.session = self._session()
+
+    def _check_world(self) -> None:
+        a, world = self.arguments, self.accelerator.num_processes
+        for stage in a.schedule.stages():
+            if stage.sequences // a.run.micro_batch_sequences % world:
+                raise ConfigurationError(
+                    f"run.micro_batch_sequences: {a.run.micro_batch_sequences} cuts the batch of {stage.sequences} "
+                    f"sequences into a number of micro-batches that {world} processes cannot share equally"
+                )
+
+    def _session(self) -> Session:
+        a = self.arguments
+        config = model_config(a, self.context.architecture.vocab_size, self.tokenizer.eos_token_id)
+        model = build_model(config, a.run.seed)
+        if a.run.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        optimizer = build_optimizer(model, a.optimizer, self.accelerator.device)
+        model, optimizer = self.accelerator.prepare(model, optimizer)
+        if a.run.compile:
+            model.compile()  # in place: names of parameters stay as they are
+        return Session(
+            accelerator=self.accelerator,
+            model=model,
+            optimizer=optimizer,
+            data=self.data,
+            schedule=self.schedule,
+            gradient_clip=a.optimizer.gradient_clip,
+            balance_loss=a.model.balance_loss,
+            z_loss=a.model.z_loss,
+            max_skipped_steps=a.run.max_skipped_steps,
+            train_loss_window=a.run.train_loss_window,
+            stop_requested=lambda: self.stop.number is not None,
+        )
+
+    def execute(self) -> int:
+        """Train what is missing; returns the exit status of the command."""
+        if self.accelerator.is_main_process:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.arguments.save(self.folder / "config.yaml")
+        if self.arguments.run.trackers:
+            self.accelerator.init_trackers(self.arguments.run.sweep, config=_flat(self.arguments.to_dict()))
+        self.stop.install()
+        self._announce()
+        diverged = False
+        try:
+            pending = [branch for branch in self.branches if self._finished(branch) is None]
+            if pending:
+                try:
+                    self._train_trunk(pending)
+                except Diverged as error:
+                    logger.error("the trunk diverged: %s", error)
+                    diverged = True
+                    trunk_end = checkpoint.steps(self._trunk)[-1:] or [0]
+                    pending = [branch for branch in pending if branch.decay_step <= trunk_end[0]]
+            for branch in pending:
+                diverged |= not self._train_branch(branch)
+        except Interrupted as error:
+            logger.warning("%s", error)
+            return 128 + self.stop.number
+        finally:
+            self.accelerator.wait_for_everyone()
+            self.accelerator.end_training()
+        return 1 if diverged else 0
+
+    # -- trunk
+
+    @property
+    def _trunk(self) -> Path:
+        return self.folder / "trunk"
+
+    def _train_trunk(self, pending: list[Branch]) -> None:
+        """Bring the trunk to every branch point that a pending branch needs and that has no intact checkpoint."""
+        self._trunk.mkdir(parents=True, exist_ok=True)
+        missing = [b.decay_step for b in pending if not self._intact(b.decay_step)]
+        if not missing:
+            return
+        start = checkpoint.newest_intact(self._trunk, at_most=missing[0])
+        progress = checkpoint.load(start, self.accelerator) if start else Progress()
+        points = sorted({b.decay_step for b in self.branches if b.decay_step >= progress.step})
+        points = [point for point in points if point <= max(missing)]
+        log = self._log("trunk", progress.step, max(missing), "trunk")
+        try:
+            for point in points:
+                train(
+                    self.session, progress, point, None, log, self._save_trunk, self.arguments.run.checkpoint_seconds
+                )
+                self._save_trunk(progress)
+        finally:
+            log.close()
+
+    def _intact(self, step: int) -> bool:
+        path = self._trunk / f"step{step:07d}"
+        return path.exists() and checkpoint.find_damage(path) is None
+
+    def _save_trunk(self, progress: Progress) -> None:
+        checkpoint.save(self._trunk, self.accelerator, progress)
+        if self.accelerator.is_main_process:
+            checkpoint.prune(self._trunk, pinned={branch.decay_step for branch in self.branches})
+
+    # -- branches
+
+    def _name(self, branch: Branch) -> str:
+        return branch_name(tokens=branch.tokens, seed=self.arguments.run.seed)
+
+    def _finished(self, branch: Branch) -> RunRecord | None:
+        path = self.folder / self._name(branch) / "model" / "run.json"
+        return RunRecord.load(path) if path.exists() else None
+
+    def _train_branch(self, branch: Branch) -> bool:
+        """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
+        name = self._name(branch)
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
+        start = checkpoint.newest_intact(folder) or self._trunk / f"step{branch.decay_step:07d}"
+        progress = checkpoint.load(start, self.accelerator)
+        log = self._log(name, progress.step, branch.end_step, name)
+
+        def save(progress: Progress) -> None:
+            checkpoint.save(folder, self.accelerator, progress)
+            if self.accelerator.is_main_process:
+                checkpoint.prune(folder, pinned=set())
+
+        try:
+            train(self.session, progress, branch.end_step, branch, log, save, self.arguments.run.checkpoint_seconds)
+        except Diverged as error:
+            logger.error("%s diverged: %s", name, error)
+            self._finish(branch, progress, "diverged")
+            return False
+        finally:
+            log.close()
+        self._finish(branch, progress, "final")
+        return True
+
+    def _finish(self, branch: Branch, progress: Progress, status: str) -> None:
+        """Evaluate and write the model folder with its record; the folder appears whole or not at all."""
+        accelerator, name = self.accelerator, self._name(branch)
+        eval_loss = None
+        if status == "final":
+            reduce = (lambda value: accelerator.reduce(value, "sum")) if accelerator.num_processes > 1 else None
+            with accelerator.autocast():
+                eval_loss = evaluate(
+                    self.session.model,
+                    self.held_out,
+                    self.arguments.run.micro_batch_sequences,
+                    accelerator.device,
+                    accelerator.process_index,
+                    accelerator.num_processes,
+                    reduce,
+                )
+        state_dict = accelerator.get_state_dict(self.session.model)  # collective
+        if accelerator.is_main_process:
+            with files.atomic_folder(self.folder / name / "model") as folder:
+                model = accelerator.unwrap_model(self.session.model)
+                weights = results.save_model(model, self.tokenizer, state_dict, folder)
+                results.run_record(
+                    self.context,
+                    branch,
+                    progress,
+                    branch_name=name,
+                    status=status,
+                    eval_loss=eval_loss,
+                    eval_tokens=self.held_out.tokens,
+                    weights_sha256=weights,
+                ).save(folder / "run.json")
+            for step in checkpoint.steps(self.folder / name):  # only the trunk's are needed from here on
+                shutil.rmtree(self.folder / name / f"step{step:07d}")
+        accelerator.wait_for_everyone()
+
+    # -- what a person sees
+
+    def _log(self, folder: str, start_step: int, end_step: int, label: str) -> StepLog:
+        a, arch = self.arguments, self.context.architecture
+        return StepLog(
+            self.folder / folder / "log.jsonl",
+            self.accelerator,
+            self.schedule,
+            start_step=start_step,
+            end_step=end_step,
+            log_steps=a.run.log_steps,
+            flops_per_token=float(arch.training_flops(1)),
+            peak_flops=self.context.peak_flops,
+            label=f"d{arch.d_model} E{arch.experts} {label}",
+            progress=a.run.progress,
+        )
+
+    def _announce(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        arch, longest = self.context.architecture, self.branches[-1]
+        logger.info(
+            "d_model %d, %d blocks, E = %d: %.3g active of %.3g parameters; %s tokens; peak learning rate %.3g (%s)",
+            *(arch.d_model, arch.n_blocks, arch.experts, arch.n_active, arch.n_total),
+            ", ".join(f"{branch.tokens:,}" for branch in self.branches),
+            *(self.context.peak_learning_rate, self.context.learning_rate_law),
+        )
+        epochs = longest.tokens / self.data.unique_tokens
+        if epochs > 1:
+            logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{self.data.unique_tokens:,}")
+
+
+def _public_name(path_or_name: str) -> str:
+    """The name of a Hub repository as it is, of a local folder only its last part: records hold no path."""
+    return Path(path_or_name).name if Path(path_or_name).exists() else path_or_name
+
+
+def _flat(values: dict) -> dict:
+    """Nested sections as `section.field`, with values a tracker takes."""
+    return {
+        f"{section}.{name}": value if isinstance(value, (int, float, str, bool)) else str(value)
+        for section, fields in values.items()
+        for name, value in fields.items()
+    }

@@ -1,0 +1,70 @@
+"""Tokenizers: GPT-2's from the Hub for the paper's setting, or a small byte-level BPE trained on a corpus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Path, progress: bool = True):
+    """Train a byte-level BPE of `vocab_size` tokens, the end-of-text token included, and save it as a fast tokenizer.
+
+    Returns:
+        the tokenizer, a PreTrainedTokenizerFast; `AutoTokenizer.from_pretrained(folder)` loads it again.
+
+    Raises:
+        ValueError: `vocab_size` cannot hold the 256 bytes and the end-of-text token, or the text is too little for it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if vocab_size < 257:
+        raise ValueError(f"vocab_size: {vocab_size}; a byte-level BPE needs at least 257 (256 bytes and end-of-text)")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise ValueError(
+            f"vocab_size: {vocab_size}; the text allows only {tokenizer.get_vocab_size()} tokens: give more text"
+        )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, unk_token=END_OF_TEXT
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def load_tokenizer(name_or_path: str, revision: str | None = None):
+    """A fast tokenizer from the Hub or a folder.
+
+    Raises:
+        ValueError: it has no end-of-text (eos) token, or no fast implementation.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
+    if not tokenizer.is_fast:
+        raise ValueError(f"data.tokenizer: {name_or_path!r} has no fast implementation; one is needed")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"data.tokenizer: {name_or_path!r} has no eos token to end documents with")
+    return tokenizer
+
+
+def fingerprint(tokenizer) -> str:
+    """sha256 over everything that decides which ids a text gets, as `sha256:<hex>`."""
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    # How a caller last asked for padding or truncation is state of the object, not of the tokenizer.
+    description.pop("padding", None)
+    description.pop("truncation", None)
+    return "sha256:" + hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
