@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from scaling_law import Architecture, LearningRateLaw
+from scaling_law.architecture import Architecture
+from scaling_law.learning_rate import LearningRateLaw
 
 from .arguments import ModelArguments, OptimizerArguments, TrainingArguments
 
@@ -27,8 +28,8 @@ def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: in
     return SwitchMoeConfig(
         vocab_size=vocab_size,
         hidden_size=arch.d_model,
-        num_hidden_layers=arch.n_blocks,
-        num_attention_heads=arch.n_heads,
+        num_hidden_layers=arch.blocks,
+        num_attention_heads=arch.heads,
         num_experts=arch.experts,
         max_position_embeddings=arguments.data.sequence_length,
         capacity_factor=arguments.model.capacity_factor or None,

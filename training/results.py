@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hub import RunRecord
-from scaling_law import Architecture
+from hub.records import RunRecord
+from scaling_law.architecture import Architecture
 
 from . import files, hardware
 from .arguments import TrainingArguments
@@ -61,14 +61,14 @@ def run_record(
     final = status == "final"
     routed = progress.window_routed
     return RunRecord(
-        run_id=f"{trunk_id(a)}-{branch_name.split('-')[0]}",
+        run_id=f"{trunk_id(a)}-{branch_name.partition('-')[0]}",
         sweep=a.run.sweep,
         parent_run_id=trunk_id(a),
-        branch_point_tokens=branch.branch_point_tokens,
+        branch_point_tokens=min(branch.branch_point_tokens, tokens),
         status=status,
         d_model=arch.d_model,
-        n_blocks=arch.n_blocks,
-        n_heads=arch.n_heads,
+        n_blocks=arch.blocks,
+        n_heads=arch.heads,
         experts=arch.experts,
         vocab_size=arch.vocab_size,
         sequence_length=a.data.sequence_length,
@@ -79,7 +79,7 @@ def run_record(
         epochs=tokens / context.data.unique_tokens,
         steps=progress.step,
         train_loss=progress.window_loss / progress.window_steps if final else None,
-        train_loss_window_tokens=_window_tokens(a, progress) if final else None,
+        train_loss_window_tokens=_window_tokens(a, progress) if final else 0,
         eval_loss=eval_loss,
         eval_tokens=eval_tokens if final else None,
         drop_rate=progress.window_dropped / sum(map(sum, routed)) if final and routed else (0.0 if final else None),
@@ -98,7 +98,7 @@ def run_record(
             "beta2": a.optimizer.beta2,
             "epsilon": a.optimizer.epsilon,
             "weight_decay": a.optimizer.weight_decay,
-            "gradient_clip_norm": a.optimizer.gradient_clip,
+            "gradient_clip_norm": a.optimizer.gradient_clip or None,
         },
         seed=a.run.seed,
         precision=a.run.precision,

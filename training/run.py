@@ -12,6 +12,7 @@ from the newest intact checkpoint. More token counts can be added to a finished 
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import signal
@@ -21,7 +22,8 @@ from pathlib import Path
 
 import yaml
 
-from hub import RunRecord, branch_name
+from hub.records import RunRecord
+from hub.names import final_branch_name
 
 from . import checkpoint, files, results
 from .arguments import ConfigurationError, TrainingArguments, parse_command_line
@@ -94,22 +96,29 @@ def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
     return source(d.split, False), source(d.validation_split or d.split, True)
 
 
-def prepare_data(arguments: TrainingArguments, tokenizer) -> tuple[TokenCache, TokenCache]:
-    """(training, held-out) token caches, built if need be.
+def train_cache(arguments: TrainingArguments, tokenizer) -> TokenCache:
+    """The tokens to train on, prepared if need be.
 
     Raises:
         ConfigurationError: a split or column that is not there, or no text.
     """
-    a, d = arguments, arguments.data
-    train_source, held_out_source = text_sources(a)
+    return _prepare(arguments, text_sources(arguments)[0], tokenizer, arguments.data.train_tokens)
+
+
+def held_out(arguments: TrainingArguments, tokenizer) -> HeldOut:
+    """The held-out sequences of the evaluation. Raises as `train_cache` does."""
+    length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
     # Half as much again as the evaluation reads, so that a fixed shuffle has something to choose from.
-    held_out_tokens = int(1.5 * a.run.eval_sequences * d.sequence_length) + d.sequence_length
+    tokens = int(1.5 * sequences * length) + length
+    cache = _prepare(arguments, text_sources(arguments)[1], tokenizer, tokens)
+    return HeldOut.from_cache(cache, length, sequences)
+
+
+def _prepare(arguments: TrainingArguments, source: TextSource, tokenizer, max_tokens: int | None) -> TokenCache:
     try:
-        train_cache = prepare(train_source, tokenizer, d.cache_dir, d.train_tokens, a.run.progress)
-        held_out_cache = prepare(held_out_source, tokenizer, d.cache_dir, held_out_tokens, a.run.progress)
+        return prepare(source, tokenizer, arguments.data.cache_dir, max_tokens, arguments.run.progress)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    return train_cache, held_out_cache
 
 
 @dataclass
@@ -146,12 +155,10 @@ class Run:
         set_seed(a.run.seed)
         with self.accelerator.local_main_process_first():
             tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
-            train_cache, held_out_cache = prepare_data(a, tokenizer)
+            cache = train_cache(a, tokenizer)
+            self.held_out = held_out(a, tokenizer)
         self.tokenizer = tokenizer
-        self.data = TrainingData.from_cache(
-            train_cache, a.data.sequence_length, a.run.micro_batch_sequences, a.run.seed
-        )
-        self.held_out = HeldOut.from_cache(held_out_cache, a.data.sequence_length, a.run.eval_sequences)
+        self.data = TrainingData.from_cache(cache, a.data.sequence_length, a.run.micro_batch_sequences, a.run.seed)
         arch = architecture(a.model, len(tokenizer))
         peak, law = peak_learning_rate(a.optimizer, arch)
         hardware, peak_flops = results.describe_hardware(self.accelerator.device, self.accelerator.num_processes)
@@ -160,9 +167,8 @@ class Run:
             architecture=arch,
             data=self.data,
             dataset={
-                "id": train_cache.manifest["dataset"]["id"],
-                "revision": train_cache.manifest["dataset"]["revision"],
-                "fingerprint": train_cache.fingerprint,
+                **cache.manifest["dataset"],
+                "fingerprint": cache.fingerprint,
             },
             tokenizer={"id": _public_name(a.data.tokenizer), "fingerprint": fingerprint(tokenizer)},
             peak_learning_rate=peak,
@@ -209,10 +215,16 @@ class Run:
         )
 
     def execute(self) -> int:
-        """Train what is missing; returns the exit status of the command."""
+        """Train what is missing; returns the exit status of the command.
+
+        Raises:
+            ConfigurationError: the folder holds a run on other tokens.
+        """
+        self._check_data()
         if self.accelerator.is_main_process:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.arguments.save(self.folder / "config.yaml")
+            files.write_json(self.folder / "data.json", self._data_identity())
         if self.arguments.run.trackers:
             self.accelerator.init_trackers(self.arguments.run.sweep, config=_flat(self.arguments.to_dict()))
         self.stop.install()
@@ -237,6 +249,17 @@ class Run:
             self.accelerator.wait_for_everyone()
             self.accelerator.end_training()
         return 1 if diverged else 0
+
+    def _data_identity(self) -> dict:
+        return {"dataset": self.context.dataset, "tokenizer": self.context.tokenizer}
+
+    def _check_data(self) -> None:
+        path = self.folder / "data.json"
+        if path.exists() and (before := json.loads(path.read_text())) != self._data_identity():
+            raise ConfigurationError(
+                f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now "
+                f"{self._data_identity()}); choose another run.output_dir"
+            )
 
     # -- trunk
 
@@ -276,7 +299,7 @@ class Run:
     # -- branches
 
     def _name(self, branch: Branch) -> str:
-        return branch_name(tokens=branch.tokens, seed=self.arguments.run.seed)
+        return final_branch_name(branch.tokens, self.arguments.run.seed)
 
     def _finished(self, branch: Branch) -> RunRecord | None:
         path = self.folder / self._name(branch) / "model" / "run.json"
@@ -304,8 +327,10 @@ class Run:
             return False
         finally:
             log.close()
-        self._finish(branch, progress, "final")
-        return True
+        # No finite step in the whole window of the final loss: there is no loss to report.
+        status = "final" if progress.window_steps else "diverged"
+        self._finish(branch, progress, status)
+        return status == "final"
 
     def _finish(self, branch: Branch, progress: Progress, status: str) -> None:
         """Evaluate and write the model folder with its record; the folder appears whole or not at all."""
@@ -365,7 +390,7 @@ class Run:
         arch, longest = self.context.architecture, self.branches[-1]
         logger.info(
             "d_model %d, %d blocks, E = %d: %.3g active of %.3g parameters; %s tokens; peak learning rate %.3g (%s)",
-            *(arch.d_model, arch.n_blocks, arch.experts, arch.n_active, arch.n_total),
+            *(arch.d_model, arch.blocks, arch.experts, arch.n_active, arch.n_total),
             ", ".join(f"{branch.tokens:,}" for branch in self.branches),
             *(self.context.peak_learning_rate, self.context.learning_rate_law),
         )

@@ -83,12 +83,12 @@ class SweepRun:
         return min(done, self.target_tokens)
 
     def _branch_point(self, tokens: int, name: str) -> int:
-        from hub import branch_name
+        from hub.names import final_branch_name
 
         schedule = self.arguments.schedule_at(1.0)
         for target in self.arguments.schedule.tokens:
             branch = schedule.branch(target)
-            if branch_name(tokens=branch.tokens, seed=self.arguments.run.seed) == name:
+            if final_branch_name(branch.tokens, self.arguments.run.seed) == name:
                 return branch.branch_point_tokens
         return tokens
 

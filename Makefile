@@ -1,0 +1,38 @@
+# make demo        the whole loop on this machine: corpus, sweep, release, fit, query, use (about 10 minutes)
+# make demo FAST=1 the same in about a minute and a half
+# make test        the tests; `make test-slow` those that take minutes
+# make lint        ruff and mypy
+# PYTHON=… chooses the interpreter (3.10 or newer), PIP_FLAGS=… is passed to pip.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+BIN := $(VENV)/bin
+
+.PHONY: setup demo test test-slow lint clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, not " + sys.version.split()[0] + "; set PYTHON=" if sys.version_info < (3, 10) else 0)'
+	@echo "Setting up $(VENV) (a minute or two)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) torch==2.13.0 -e '.[dev]' -c constraints.txt
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m training.demo $(if $(FAST),--fast)
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) demo-output demo-output-fast
