@@ -174,9 +174,9 @@ class TrainingArguments:
         return _plain(dataclasses.asdict(self))
 
     def save(self, path: Path) -> None:
-        from . import files
+        from hub.atomic import write_bytes
 
-        files.write_text(path, yaml.safe_dump(self.to_dict(), sort_keys=False))
+        write_bytes(path, yaml.safe_dump(self.to_dict(), sort_keys=False).encode())
 
 
 SECTIONS = {

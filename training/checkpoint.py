@@ -17,6 +17,8 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from hub.atomic import sha256_of, sync_folder
+
 from . import files
 
 logger = logging.getLogger(__name__)
@@ -56,13 +58,12 @@ def save(folder: Path, accelerator, progress: Progress) -> Path:
     if accelerator.is_main_process:
         (temporary / "progress.json").write_text(json.dumps(asdict(progress)))
         paths = sorted(path for path in temporary.rglob("*") if path.is_file())
-        checksums = {str(path.relative_to(temporary)): files.sha256(path) for path in paths}
-        for path in paths:
-            files.sync(path)
+        checksums = {str(path.relative_to(temporary)): sha256_of(path) for path in paths}
+        files.sync_tree(temporary)
         files.write_json(temporary / "checksums.json", checksums)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
-        files.sync(folder)
+        sync_folder(folder)
     accelerator.wait_for_everyone()
     return target
 
@@ -98,7 +99,7 @@ def find_damage(path: Path) -> str | None:
     for name, expected in json.loads((path / "checksums.json").read_text()).items():
         if not (path / name).exists():
             return f"{name} is missing"
-        if files.sha256(path / name) != expected:
+        if sha256_of(path / name) != expected:
             return f"the sha256 of {name} differs"
     return None
 

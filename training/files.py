@@ -1,8 +1,7 @@
-"""Writing so that nothing is ever half-written: a temporary name, fsync, rename."""
+"""Folders and JSON written so that they are never half there; single files are `hub.atomic`'s part."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,14 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
-def sync(path: Path) -> None:
-    """Flush a file or folder entry to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+from hub.atomic import sync_folder, write_bytes
 
 
 @contextmanager
@@ -28,9 +20,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        for path in sorted(temporary.rglob("*")):
-            sync(path)
-        sync(temporary)
+        sync_tree(temporary)
         if target.exists():
             old = target.with_name(f".{target.name}.{os.getpid()}.old")
             os.rename(target, old)
@@ -38,31 +28,21 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             os.rename(temporary, target)
-        sync(target.parent)
+        sync_folder(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync(path.parent)
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder below to the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON atomically; NaN and infinities are refused, since no other reader would take them."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

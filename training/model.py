@@ -28,8 +28,8 @@ def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: in
     return SwitchMoeConfig(
         vocab_size=vocab_size,
         hidden_size=arch.d_model,
-        num_hidden_layers=arch.blocks,
-        num_attention_heads=arch.heads,
+        num_hidden_layers=arch.n_blocks,
+        num_attention_heads=arch.n_heads,
         num_experts=arch.experts,
         max_position_embeddings=arguments.data.sequence_length,
         capacity_factor=arguments.model.capacity_factor or None,

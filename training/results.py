@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from hub.atomic import sha256_of
 from hub.records import RunRecord
 from scaling_law.architecture import Architecture
 
-from . import files, hardware
+from . import hardware
 from .arguments import TrainingArguments
 from .checkpoint import Progress
 from .data import TrainingData
@@ -67,8 +68,8 @@ def run_record(
         branch_point_tokens=min(branch.branch_point_tokens, tokens),
         status=status,
         d_model=arch.d_model,
-        n_blocks=arch.blocks,
-        n_heads=arch.heads,
+        n_blocks=arch.n_blocks,
+        n_heads=arch.n_heads,
         experts=arch.experts,
         vocab_size=arch.vocab_size,
         sequence_length=a.data.sequence_length,
@@ -141,7 +142,7 @@ def save_model(model, tokenizer, state_dict: dict, folder: Path) -> dict[str, st
     """Write config, safetensors, remote code and tokenizer; returns the weight files' sha256. Main process only."""
     model.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
-    return {path.name: files.sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
 def describe_hardware(device, world_size: int) -> tuple[str, float | None]:

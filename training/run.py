@@ -22,8 +22,8 @@ from pathlib import Path
 
 import yaml
 
-from hub.records import RunRecord
 from hub.names import final_branch_name
+from hub.records import RunRecord
 
 from . import checkpoint, files, results
 from .arguments import ConfigurationError, TrainingArguments, parse_command_line
@@ -390,7 +390,7 @@ class Run:
         arch, longest = self.context.architecture, self.branches[-1]
         logger.info(
             "d_model %d, %d blocks, E = %d: %.3g active of %.3g parameters; %s tokens; peak learning rate %.3g (%s)",
-            *(arch.d_model, arch.blocks, arch.experts, arch.n_active, arch.n_total),
+            *(arch.d_model, arch.n_blocks, arch.experts, arch.n_active, arch.n_total),
             ", ".join(f"{branch.tokens:,}" for branch in self.branches),
             *(self.context.peak_learning_rate, self.context.learning_rate_law),
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import files
+from hub.atomic import sha256_of
 
 _DATA_SUFFIXES = {".parquet", ".json", ".jsonl"}
 HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
@@ -56,7 +56,7 @@ class TextSource:
         check_dataset_exists(self.dataset)
         root = Path(self.dataset)
         paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _DATA_SUFFIXES)
-        listing = "\n".join(f"{path.name} {files.sha256(path)}" for path in paths)
+        listing = "\n".join(f"{path.name} {sha256_of(path)}" for path in paths)
         return {"dataset": root.resolve().name, "revision": "sha256:" + hashlib.sha256(listing.encode()).hexdigest()}
 
     def documents(self, skip: int = 0) -> Iterator[str]:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hub.atomic import sha256_of
+
 from . import files
 from .text import TextSource
 from .tokenizer import fingerprint
@@ -91,7 +93,7 @@ class TokenCache:
     def verify(self) -> None:
         """Read every shard and compare its sha256. Raises CorruptCacheError naming the first that differs."""
         for shard in self.manifest["shards"]:
-            if files.sha256(self.folder / shard["file"]) != shard["sha256"]:
+            if sha256_of(self.folder / shard["file"]) != shard["sha256"]:
                 raise CorruptCacheError(f"{self.folder / shard['file']}: the sha256 differs; delete {self.folder}")
 
 

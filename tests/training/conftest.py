@@ -10,7 +10,26 @@ from training.arguments import from_dict
 from training.text import TextSource
 from training.tokenizer import train_tokenizer
 
-WORDS = "the a of model expert token router loss data law scale train dense sparse budget memory compute fit".split()
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "model",
+    "expert",
+    "token",
+    "router",
+    "loss",
+    "data",
+    "law",
+    "scale",
+    "train",
+    "dense",
+    "sparse",
+    "budget",
+    "memory",
+    "compute",
+    "fit",
+]
 
 
 def make_documents(count: int, seed: int) -> list[str]:

@@ -12,7 +12,8 @@ from training.arguments import SECTIONS, ConfigurationError, Count, from_dict, p
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("2000", 2000), ("2_000", 2000), ("2e6", 2_000_000), ("0.5B", 500_000_000), ("16k".upper(), 16_000)]
+    ("text", "value"),
+    [("2000", 2000), ("2_000", 2000), ("2e6", 2_000_000), ("0.5B", 500_000_000), ("16k".upper(), 16_000)],
 )
 def test_counts_are_read(text, value):
     assert Count(text) == value
@@ -52,7 +53,11 @@ def test_the_defaults_are_the_papers_recipe():
     assert arguments.schedule.decay_fraction == 0.2
     assert (arguments.optimizer.gradient_clip, arguments.optimizer.weight_decay) == (0.1, 0.1)
     assert (arguments.optimizer.beta1, arguments.optimizer.beta2, arguments.optimizer.epsilon) == (0.9, 0.999, 1e-8)
-    assert (arguments.model.balance_loss, arguments.model.z_loss, arguments.model.capacity_factor) == (0.01, 0.001, 1.0)
+    assert (arguments.model.balance_loss, arguments.model.z_loss, arguments.model.capacity_factor) == (
+        0.01,
+        0.001,
+        1.0,
+    )
     assert (arguments.data.dataset, arguments.data.sequence_length) == ("HuggingFaceFW/fineweb-edu", 512)
 
 

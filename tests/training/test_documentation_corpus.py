@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training import documentation_corpus as corpus
-from training import text_cleaning
+from training import documentation_sources, text_cleaning
 from training.documentation_corpus import Source
 
 COLUMNS = {
@@ -231,7 +231,7 @@ print("""short string""")
 
 
 def test_broken_binary_huge_unreadable_and_special_files_are_skipped_and_counted(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(corpus, "MAX_FILE_BYTES", 10_000)
+    monkeypatch.setattr(documentation_sources, "MAX_FILE_BYTES", 10_000)
     sources = write_sources(
         tmp_path,
         {"good.py": f'"""{prose(1)}"""', "broken.py": 'def f(:\n  """', "huge.py": '"""' + "x" * 20_000},

@@ -15,7 +15,14 @@ def paper_ramp():
 
 
 def test_paper_batches_change_at_the_steps_of_the_authors_runs(paper_ramp):
-    assert [paper_ramp.sequences(step) for step in (0, 7628, 7629, 11443, 11444, 10**6)] == [128, 128, 256, 256, 512, 512]
+    assert [paper_ramp.sequences(step) for step in (0, 7628, 7629, 11443, 11444, 10**6)] == [
+        128,
+        128,
+        256,
+        256,
+        512,
+        512,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,6 @@
+"""`python -m hub push|pull|runs`: releases from the shell."""
+
+from .cli import main
+
+if __name__ == "__main__":
+    main()

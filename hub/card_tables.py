@@ -1,0 +1,112 @@
+"""The tables of the cards: one run in full, a sweep's runs, and a run's neighbours in its sweep.
+
+Every cell is escaped by `hub.markdown.table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .markdown import count, decimal, table
+from .names import branch_name, repo_name
+from .records import RunRecord
+
+_NEIGHBOURS = 6  # runs shown on either side
+_HEADER = ("Run", "Active", "Total", "E", "Tokens", "Held-out loss", "Training loss", "Status", "Revision")
+
+
+def run_table(record: RunRecord, predicted_loss: float | None) -> str:
+    """Size, experts, tokens, losses and recipe of one run; `predicted_loss` (nats/token) beside the measured one."""
+    rows = [*_size_rows(record), *_result_rows(record, predicted_loss), *_recipe_rows(record), *_cost_rows(record)]
+    return table(("", "Value"), rows)
+
+
+def sweep_table(records: Iterable[RunRecord]) -> str:
+    """One row per record."""
+    return table(_HEADER, [_row(record) for record in records], right=range(1, 7))
+
+
+def sibling_section(record: RunRecord, siblings: Iterable[RunRecord]) -> list[str]:
+    """Heading and table of the final runs nearest in size, experts and tokens; nothing if there are no others."""
+    key = (record.run_id, record.tokens)
+    others = [other for other in siblings if other.status == "final" and (other.run_id, other.tokens) != key]
+    if not others:
+        return []
+    ordered = sorted([*others, record], key=lambda r: (r.n_active, r.experts, r.tokens, r.run_id))
+    at = ordered.index(record)
+    near = ordered[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS + 1]
+    rows = [_row(other, mark="→ " if other is record else "") for other in near]
+    return ["## Its place in the sweep", table(_HEADER, rows, right=range(1, 7))]
+
+
+def _row(record: RunRecord, mark: str = "") -> tuple[object, ...]:
+    return (
+        mark + record.run_id,
+        count(record.n_active),
+        count(record.n_total),
+        record.experts,
+        count(record.tokens),
+        decimal(record.eval_loss),
+        decimal(record.train_loss),
+        record.status,
+        f"{record.repo or repo_name(record)}@{record.branch or branch_name(record)}",
+    )
+
+
+def _size_rows(record: RunRecord) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = [("Run", f"{record.run_id} ({record.status})")]
+    if record.parent_run_id is not None:
+        rows.append(("Branched from", f"{record.parent_run_id} after {count(record.branch_point_tokens)} tokens"))
+    return [
+        *rows,
+        ("Experts E (one active per token)", record.experts),
+        ("Active parameters", f"{count(record.n_active)} ({record.n_active:,})"),
+        ("Total parameters", f"{count(record.n_total)} ({record.n_total:,})"),
+        ("Width, blocks, heads", f"{record.d_model}, {record.n_blocks}, {record.n_heads}"),
+        ("Vocabulary, sequence length", f"{record.vocab_size:,}, {record.sequence_length:,}"),
+        ("Training tokens D", f"{count(record.tokens)} ({record.tokens:,}), {record.steps:,} steps"),
+        ("Tokens per active parameter", f"{record.tokens / record.n_active:.4g}"),
+    ]
+
+
+def _result_rows(record: RunRecord, predicted_loss: float | None) -> list[tuple[str, object]]:
+    window = count(record.train_loss_window_tokens)
+    rows: list[tuple[str, object]] = [
+        ("Held-out loss (nats/token, dropless)", decimal(record.eval_loss)),
+        ("Training loss (nats/token)", f"{decimal(record.train_loss)} over {window} tokens"),
+    ]
+    if predicted_loss is not None:
+        measured = record.eval_loss if record.eval_loss is not None else record.train_loss
+        off = f" (measured − predicted = {measured - predicted_loss:+.4f})" if measured is not None else ""
+        rows.append(("Loss predicted by the law", f"{predicted_loss:.4f}{off}"))
+    if record.experts > 1:
+        rows.append(("Tokens dropped by the router", decimal(record.drop_rate)))
+        rows.append(("Largest expert load over the mean", decimal(record.expert_load_max_over_mean, 3)))
+    return rows
+
+
+def _recipe_rows(record: RunRecord) -> list[tuple[str, object]]:
+    schedule, optimizer = record.schedule, record.optimizer
+    lengths = (schedule.warmup_tokens, schedule.decay_tokens, schedule.horizon_tokens)
+    warmup, decay, horizon = map(count, lengths)
+    ramp = " → ".join(f"{stage.sequences} from {count(stage.from_tokens)}" for stage in schedule.batch_ramp)
+    clip = "–" if optimizer.gradient_clip_norm is None else f"{optimizer.gradient_clip_norm:g}"
+    betas = f"beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}"
+    data = f"{record.dataset.id} (revision {record.dataset.revision or '–'}"
+    return [
+        ("Peak learning rate", f"{schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})"),
+        ("Schedule (tokens)", f"warm-up {warmup}, decay {decay}, horizon {horizon}"),
+        ("Global batch (sequences)", ramp or "–"),
+        ("Optimizer", f"{optimizer.name}, {betas}, weight decay {optimizer.weight_decay:g}, clip {clip}"),
+        ("Precision, seed", f"{record.precision}, {record.seed}"),
+        ("Data", f"{data}, fingerprint {record.dataset.fingerprint})"),
+        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {record.tokenizer.fingerprint})"),
+    ]
+
+
+def _cost_rows(record: RunRecord) -> list[tuple[str, object]]:
+    speed = f"{count(record.tokens_per_second)} tokens/s, MFU {decimal(record.mfu, 3)}"
+    return [
+        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
+        ("Hardware, wall time", f"{record.hardware}, {record.wall_time_seconds / 3600:.3g} h"),
+    ]

@@ -1,0 +1,193 @@
+"""The shell's side of `hub`: push a run or a sweep, fetch checkpoints by filter, list a sweep's runs.
+
+A store is a folder, or `hf://ORGANISATION` for the Hub; nothing leaves the machine unless the latter is given.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .errors import FilesError, HubError
+from .files import release_of
+from .markdown import count, decimal
+from .pull import pull_runs, select
+from .push import load_index, prepare, push_index, push_run
+from .records import RunRecord
+from .store import Store, open_store
+
+app = typer.Typer(
+    name="hub",
+    help="Release training runs to a folder or to the Hugging Face Hub, and fetch them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+# Progress and messages go to standard error, so that standard output can be piped.
+out, log = Console(), Console(stderr=True)
+
+Where = Annotated[str, typer.Option("--where", help='Filter, e.g. "E=8, D >= 1B, final".')]
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")]
+
+
+@app.command()
+def push(
+    source: Annotated[Path, typer.Argument(metavar="RUN_OR_SWEEP", help="A folder with run.json, or one with such.")],
+    store: StoreArgument,
+    private: Annotated[bool, typer.Option("--private", help="Repositories that are made are private.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
+    index: Annotated[bool, typer.Option(help="Write the sweep's index at the end.")] = True,
+    tag: Annotated[str, typer.Option(help="Name for this state of the index on the Hub, e.g. v1.")] = "",
+    collection: Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")] = False,
+) -> None:
+    """Release a run's folder, or every run below a sweep's folder, and then the sweep's index."""
+    if (tag or collection) and not store.startswith("hf://"):
+        raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store}")
+    folders = run_folders(source)
+    records = [RunRecord.load(folder) for folder in folders]
+    target = open_store(store, private=private)
+    if dry_run:
+        _show_plan(target, folders, records)
+        return
+    pushed = []
+    with _progress() as progress:
+        task = progress.add_task("pushing", total=len(folders))
+        for folder, record in zip(folders, records, strict=True):
+            progress.update(task, description=f"pushing {record.run_id}")
+            readme = folder / "README.md"
+            card = readme.read_text(encoding="utf-8") if readme.is_file() else None
+            pushed.append(push_run(target, folder, record, card=card))
+            progress.advance(task)
+    if index:
+        for sweep in sorted({record.sweep for record in pushed}):
+            place = push_index(target, sweep, [record for record in pushed if record.sweep == sweep])
+            log.print(f"index [bold]{escape(place.repo)}[/] at {place.commit[:12]}")
+            _announce(target, sweep, place.commit, pushed, tag, collection)
+    for record in pushed:
+        out.print(f"{record.repo}@{record.branch} {record.commit}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def pull(
+    store: StoreArgument,
+    sweep: Annotated[str, typer.Argument(help="The sweep's name.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to fetch into.")],
+    where: Where = "final",
+    revision: Annotated[str | None, typer.Option(help="Branch or commit of the index.")] = None,
+) -> None:
+    """Fetch the checkpoints that a filter keeps; their weights are checked against the index."""
+    source = open_store(store)
+    chosen = select(load_index(source, sweep, revision), where)
+    if not chosen:
+        raise FilesError(f"no run of {sweep!r} fulfils {where!r}")
+    with _progress() as progress:
+        task = progress.add_task("fetching", total=len(chosen))
+        for _, folder in pull_runs(source, chosen, to):
+            out.print(str(folder), highlight=False, markup=False, soft_wrap=True)
+            progress.advance(task)
+
+
+@app.command()
+def runs(
+    store: StoreArgument,
+    sweep: Annotated[str | None, typer.Argument(help="The sweep's name; without one, the sweeps are listed.")] = None,
+    where: Where = "",
+    revision: Annotated[str | None, typer.Option(help="Branch or commit of the index.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One record per line.")] = False,
+) -> None:
+    """List a sweep's runs, or the sweeps of a store."""
+    source = open_store(store)
+    if sweep is None:
+        for name in source.repos("dataset"):
+            if name.endswith("-runs"):
+                out.print(name.removesuffix("-runs"), highlight=False, markup=False)
+        return
+    problems: list[str] = []
+    chosen = select(load_index(source, sweep, revision, on_invalid="skip", problems=problems), where)
+    for problem in problems:
+        log.print(f"[yellow]left out:[/] {escape(problem)}")
+    if json:
+        for record in chosen:
+            sys.stdout.write(record.to_json() + "\n")
+    else:
+        out.print(_table(sweep, chosen))
+
+
+def run_folders(source: Path, depth: int = 4) -> list[Path]:
+    """The folders with a run.json at or below `source`, sorted.
+
+    Raises:
+        FilesError: there is none.
+    """
+    if not source.is_dir():
+        raise FilesError(f"there is no folder {source}")
+    found = [source] if (source / "run.json").is_file() else []
+    level = [source]
+    for _ in range(0 if found else depth):
+        level = [entry for folder in level for entry in sorted(folder.iterdir()) if entry.is_dir()]
+        level = [entry for entry in level if not entry.name.startswith(".")]
+        found += [entry for entry in level if (entry / "run.json").is_file()]
+    if not found:
+        raise FilesError(f"{source} has no run.json, nor has a folder in it (looked {depth} levels down)")
+    return sorted(found)
+
+
+def _announce(store: Store, sweep: str, commit: str, records: list[RunRecord], tag: str, collection: bool) -> None:
+    """Tag and collection, which only the Hub has."""
+    if not tag and not collection:
+        return
+    from .discovery import collect, tag_index
+    from .hub_store import HubStore
+
+    assert isinstance(store, HubStore)
+    if tag:
+        tag_index(store, sweep, tag, commit=commit)
+        log.print(f"tag {escape(tag)}")
+    if collection:
+        log.print(escape(collect(store, sweep, [record for record in records if record.sweep == sweep])))
+
+
+def _show_plan(store: Store, folders: list[Path], records: list[RunRecord]) -> None:
+    table = Table(title=f"would be pushed to {store.uri}")
+    for heading in ("run", "repository", "branch", "files", "size", "left behind"):
+        table.add_column(heading, overflow="fold")
+    for folder, record in zip(folders, records, strict=True):
+        release = release_of(folder)
+        prepared = prepare(store, release, record)
+        size = sum(path.stat().st_size for path in release.files.values())
+        row = (record.run_id, prepared.repo or "", prepared.branch or "", str(len(release.files)), count(size, "B"))
+        table.add_row(*map(escape, row), escape(", ".join(release.skipped)) or "–")
+    out.print(table)
+
+
+def _table(sweep: str, records: list[RunRecord]) -> Table:
+    table = Table(title=f"{len(records)} runs of {sweep}")
+    for heading in ("run", "status", "N active", "N total", "E", "tokens", "eval loss", "train loss", "revision"):
+        table.add_column(heading, justify="left" if heading in ("run", "status", "revision") else "right")
+    for record in records:
+        where = f"{record.repo}@{record.branch}" if record.repo else "–"
+        sizes = (count(record.n_active), count(record.n_total), str(record.experts), count(record.tokens))
+        losses = (decimal(record.eval_loss), decimal(record.train_loss))
+        table.add_row(escape(record.run_id), record.status, *sizes, *losses, escape(where))
+    return table
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=log)
+
+
+def main() -> None:
+    """Entry point: an error of ours is one line on standard error and exit status 1."""
+    try:
+        app()
+    except HubError as error:
+        log.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise SystemExit(1) from None

@@ -1,0 +1,73 @@
+"""Helping others to find a release on the Hub: a tag on the index, and a collection of a sweep's repositories.
+
+A tag gives the index a name that never moves, for a paper or a fit to cite. Both can be done again without harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from .errors import ConflictError
+from .hub_store import HubStore
+from .names import index_name, repo_name
+from .records import RunRecord
+from .store import checked_name
+
+
+def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = None) -> str:
+    """Name a commit of a sweep's index.
+
+    Args:
+        store: where the index lies.
+        sweep: the sweep's name.
+        tag: the name, e.g. "v1".
+        commit: which commit; default: the newest one.
+
+    Returns:
+        The commit that the tag names.
+
+    Raises:
+        ConflictError: the tag exists on another commit; tags are not moved.
+    """
+    checked_name(tag, "tag", 64)
+    repo_id = store.repo_id(index_name(sweep))
+    api, call = store.transport.api, store.transport.call
+    commit = commit or str(call(lambda: api.repo_info(repo_id, repo_type="dataset")).sha)
+    try:
+        call(lambda: api.create_tag(repo_id, tag=tag, revision=commit, repo_type="dataset"))
+    except ConflictError:
+        refs = call(lambda: api.list_repo_refs(repo_id, repo_type="dataset"))
+        there = next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
+        if there != commit:
+            raise ConflictError(f"{repo_id} has a tag {tag!r} on commit {there}, not {commit}") from None
+    return commit
+
+
+def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, title: str | None = None) -> str:
+    """Put the sweep's index and model repositories into one collection of the organisation.
+
+    Args:
+        store: where the repositories lie.
+        sweep: the sweep's name.
+        records: the runs; each repository is added once.
+        title: of the collection; default "Runs of <sweep>". One with this title is reused.
+
+    Returns:
+        The address of the collection.
+    """
+    api, call = store.transport.api, store.transport.call
+    store.transport.require_token()
+    made = call(
+        lambda: api.create_collection(
+            title or f"Runs of {sweep}", namespace=store.organisation, private=store.private, exists_ok=True
+        )
+    )
+    there = {item.item_id for item in made.items}
+    wanted = {store.repo_id(index_name(sweep)): "dataset"}
+    wanted |= dict.fromkeys(sorted(store.repo_id(record.repo or repo_name(record)) for record in records), "model")
+    for item, kind in wanted.items():
+        if item not in there:
+            add = partial(api.add_collection_item, made.slug, item_id=item, item_type=kind, exists_ok=True)
+            call(add)
+    return str(made.url)

@@ -1,0 +1,62 @@
+"""The errors of `hub`: every failure a user can meet has one class here and one clear message.
+
+The library's own exceptions (of the HTTP client, of pydantic, of pyarrow) are turned into these where they arise, so
+that a caller catches `HubError` and a person reads what to do. No message ever holds a token: `redacted` is applied to
+every text that comes from a server or from a lower layer.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
+# none, because an underscore follows within a few letters.
+_TOKEN = re.compile(r"\b(?:hf_(?:oauth_|jwt_|app_)?|api_org_)[A-Za-z0-9]{16,}")
+_BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
+
+
+class HubError(Exception):
+    """Base class of what `hub` raises on purpose."""
+
+
+class RecordError(HubError, ValueError):
+    """A run record, or a file of them, that breaks the schema. The message names field, value and what is allowed."""
+
+
+class FilesError(HubError, ValueError):
+    """A folder that cannot be released as it is: a file is missing, too large, unreadable, or holds a secret."""
+
+
+class ConflictError(HubError):
+    """What is already in the store contradicts what is to be pushed, e.g. a branch that exists with other weights."""
+
+
+class IntegrityError(HubError):
+    """What was read back is not what was sent."""
+
+
+class NotFoundError(HubError, LookupError):
+    """A repository, revision or file that the store does not have."""
+
+
+class AccessError(HubError, PermissionError):
+    """No token, a token that the Hub does not accept, no permission, or a quota that is used up."""
+
+
+class UnavailableError(HubError, ConnectionError):
+    """The store cannot be reached: offline, timed out, or still failing after all retries.
+
+    `retry_after` are the seconds that the server asks to wait, if it does.
+    """
+
+    retry_after: float | None = None
+
+
+def contains_token(text: str) -> bool:
+    """Whether `text` holds something that looks like an access token of the Hub."""
+    return _TOKEN.search(text) is not None
+
+
+def redacted(text: str) -> str:
+    """`text` with everything that looks like an access token replaced by `<token>`."""
+    return _BEARER.sub("Bearer <token>", _TOKEN.sub("<token>", text))

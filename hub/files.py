@@ -1,0 +1,163 @@
+"""Which files of a run's folder are released, and what is checked before they are.
+
+The list is one of what is allowed, not of what is forbidden: a training folder holds optimizer states, and files such
+as `training_args.bin` that are pickled and hold an access token. Weights are safetensors only. Text is searched for
+access tokens before anything is sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import atomic, strict_json
+from .errors import FilesError, RecordError, contains_token
+
+WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
+_NAMES = frozenset(
+    [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "README.md",
+        "run.json",
+        "scaling_law.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "chat_template.jinja",
+    ]
+)
+_PATTERNS = (WEIGHTS, re.compile(r"[a-z_][a-z0-9_]*\.py"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)"))
+# The same list as shell patterns, for downloads; `is_allowed` is the exact one.
+ALLOW_PATTERNS = (*sorted(_NAMES), "*.safetensors", "*.py", "*.png", "*.svg")
+_BINARY_SUFFIXES = (".safetensors", ".png", ".model", ".parquet")
+_MAX_TEXT_BYTES = 64 * 1024 * 1024
+_MAX_FILES = 1000
+
+Content = Path | bytes  # a file on this machine, or its bytes
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is to be released from one folder.
+
+    Attributes:
+        folder: where the files lie.
+        files: name in the repository -> path on this machine, sorted by name.
+        weights_sha256: name of each weights file -> sha256 (hex).
+        skipped: names of what lies in the folder and is not on the list.
+    """
+
+    folder: Path
+    files: Mapping[str, Path]
+    weights_sha256: Mapping[str, str]
+    skipped: tuple[str, ...]
+
+
+def is_allowed(name: str) -> bool:
+    """Whether a file of this name may be part of a release; names with a folder in them may not."""
+    return name in _NAMES or any(pattern.fullmatch(name) for pattern in _PATTERNS)
+
+
+def release_of(folder: str | Path) -> Release:
+    """Collect and check the files of a run's folder.
+
+    Raises:
+        FilesError: no folder, no config.json, no weights, shards that do not match their index, a weights file that is
+            not safetensors inside, or a text file that holds an access token.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FilesError(f"there is no folder {folder}")
+    entries = sorted(folder.iterdir())
+    files = {entry.name: entry for entry in entries if entry.is_file() and is_allowed(entry.name)}
+    skipped = tuple(entry.name for entry in entries if entry.name not in files)
+    weights = [name for name in files if WEIGHTS.fullmatch(name)]
+    if "config.json" not in files:
+        raise FilesError(f"{folder} has no config.json, so nothing could load it")
+    if not weights:
+        hint = ", ".join(name for name in skipped if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl")))
+        found = f" ({hint} is pickled and never released)" if hint else ""
+        raise FilesError(f"{folder} has no weights: allowed are .safetensors files{found}")
+    if len(files) > _MAX_FILES:
+        raise FilesError(f"{folder} has {len(files)} files to release, allowed are {_MAX_FILES}")
+    _check_shards(files, weights)
+    for name in weights:
+        safetensors_header(files[name])
+    check_secrets(files)
+    return Release(folder, files, {name: atomic.sha256_of(files[name]) for name in weights}, skipped)
+
+
+def check_secrets(files: Mapping[str, Content]) -> None:
+    """Refuse text that holds an access token.
+
+    Raises:
+        FilesError: names the file; the token is not repeated.
+    """
+    for name, content in files.items():
+        if name.endswith(_BINARY_SUFFIXES):
+            continue
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        if size > _MAX_TEXT_BYTES:
+            raise FilesError(f"{name}: {size:,} bytes, allowed for a text file are {_MAX_TEXT_BYTES:,}")
+        data = content if isinstance(content, bytes) else content.read_bytes()
+        if contains_token(data.decode("utf-8", "replace")):
+            raise FilesError(f"{name} holds what looks like an access token; take it out before pushing")
+
+
+def safetensors_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a safetensors file, from its header alone.
+
+    Raises:
+        FilesError: the file is not safetensors.
+    """
+    with path.open("rb") as file:
+        return parse_safetensors_header(file.read(8), file.read, path.stat().st_size, path.name)
+
+
+def parse_safetensors_header(prefix: bytes, read: object, size: int, name: str) -> dict[str, tuple[int, ...]]:
+    """Parse a header; `prefix` are the first 8 bytes (its length, little endian), `read(n)` gives the next n bytes."""
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) != 8 or not 2 <= length <= min(size - 8, 100_000_000) or not callable(read):
+        raise FilesError(f"{name} is not a safetensors file: its header says {length} of {size} bytes")
+    try:
+        header = strict_json.loads(read(length), what=name, max_bytes=length)
+        tensors = {key: value for key, value in header.items() if key != "__metadata__"}
+        return {key: tuple(int(extent) for extent in value["shape"]) for key, value in tensors.items()}
+    except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FilesError(f"{name} is not a safetensors file: {error}") from None
+
+
+def same_weights(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> bool:
+    """Whether two tables of weights files (name -> sha256) are the same release."""
+    return dict(one) == dict(other)
+
+
+def weights_of(files: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The weights files among `files` (name -> sha256)."""
+    return {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
+
+
+def _check_shards(files: Mapping[str, Path], weights: Iterable[str]) -> None:
+    """Without an index there is one weights file; with one, the shards are those that it names."""
+    index = files.get("model.safetensors.index.json")
+    if index is None:
+        listed = list(weights)
+        if listed != ["model.safetensors"]:
+            raise FilesError(f"weights files are {listed}: allowed are model.safetensors, or shards with their index")
+        return
+    content = strict_json.loads(index.read_bytes(), what=index.name, max_bytes=_MAX_TEXT_BYTES)
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(mapping, dict):
+        raise FilesError(f"{index.name} has no weight_map")
+    if set(mapping.values()) != set(weights):
+        raise FilesError(f"{index.name} names {sorted(set(mapping.values()))}, the folder has {sorted(weights)}")

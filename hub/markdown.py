@@ -1,0 +1,47 @@
+"""Small pieces of Markdown for cards, in which nothing that comes from a record can become markup.
+
+A record may have been written by a stranger, and a card is rendered as Markdown with HTML inside it.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+_SPECIAL = re.compile(r"([`*_{}\[\]#|~$@]|:(?=//)|(?<=\bwww)\.)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
+
+
+def escaped(text: object, max_length: int = 200) -> str:
+    """Any value as one line of literal text: no HTML, no Markdown, no automatic links, no hidden directions."""
+    line = _CONTROL.sub(" ", str(text)).strip()
+    if len(line) > max_length:
+        line = line[: max_length - 1] + "…"
+    # < > & " and the backslash become entities, because a backslash does not stop an HTML parser; what Markdown gives
+    # a meaning (emphasis, code, links, tables, formulas, automatic links) gets a backslash.
+    return _SPECIAL.sub(r"\\\1", html.escape(line, quote=True).replace("&#x27;", "'").replace("\\", "&bsol;"))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> str:
+    """A pipe table; `header` is trusted text, every cell is escaped; columns in `right` are aligned to the right."""
+    aligned = set(right)
+    lines = ["| " + " | ".join(header) + " |"]
+    lines.append("|" + "|".join("---:" if column in aligned else "---" for column in range(len(header))) + "|")
+    lines += ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def count(value: float | None, unit: str = "") -> str:
+    """A large number for people: 1_234_567_890 -> "1.23B"; null -> "–"."""
+    if value is None:
+        return "–"
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}{unit}" if abs(value) < 1e15 else f"{value:.3g}{unit}"
+    return f"{value:.4g}{unit}"
+
+
+def decimal(value: float | None, digits: int = 4) -> str:
+    """A loss or a fraction with a fixed number of digits; null -> "–"."""
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,142 @@
+"""Where things are read from, by one text: a file, a folder, a store, or a repository of the Hub.
+
+`load_records` answers for run records, `read_file` and `publish_files` for single files such as a fitted law. A text
+with the form `organisation/name` is a repository of the Hub only if no such path exists here; `hf://organisation/name`
+always is. `@revision` at the end of either picks a branch, tag or commit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import FilesError, NotFoundError
+from .files import Content, check_secrets, is_allowed
+from .push import load_index
+from .records import RunRecord
+from .store import Kind, Publication, Store, open_store
+from .tables import OnInvalid, read_records
+
+_REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
+
+
+@dataclass(frozen=True)
+class RepositoryReference:
+    """A repository of the Hub: `organisation/name`, at a revision if one was named."""
+
+    organisation: str
+    name: str
+    revision: str | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store that has it."""
+        return open_store(f"hf://{self.organisation}")
+
+
+def repository(source: str | Path) -> RepositoryReference | None:
+    """The repository of the Hub that `source` names; None if it names a path of this machine.
+
+    Raises:
+        FilesError: an `hf://` text with another form than `hf://organisation/name[@revision]`.
+    """
+    text = str(source)
+    explicit = text.startswith("hf://")
+    if not explicit and (isinstance(source, Path) or Path(text).exists()):
+        return None
+    match = _REPOSITORY.fullmatch(text.removeprefix("hf://").removeprefix("datasets/" if explicit else ""))
+    if match is None:
+        if explicit:
+            raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, with @REVISION if wanted")
+        return None
+    suffix = Path(text).suffix
+    if not explicit and suffix in (".json", ".jsonl", ".parquet"):
+        return None  # a file that is missing, not a repository
+    return RepositoryReference(match[1], match[2], match[3])
+
+
+def load_records(
+    source: str | Path, *, on_invalid: OnInvalid = "raise", problems: list[str] | None = None
+) -> list[RunRecord]:
+    """Run records from wherever they lie.
+
+    Args:
+        source: a `.jsonl`, `.parquet` or `run.json` file; a folder that has one of them; the root of a local store, or
+            a sweep's folder of checkpoints (every `run.json` below); or a data set of the Hub, `org/sweep-runs`.
+        on_invalid: "raise" reports all broken rows in one error; "skip" leaves them out.
+        problems: with "skip", one message per row left out is appended here.
+
+    Raises:
+        RecordError: rows that break the schema.
+        NotFoundError: the Hub has no such data set, or it is no index of runs.
+        FilesError: there is no such file or folder, or nothing in it.
+    """
+    reference = repository(source)
+    if reference is not None:
+        sweep = reference.name.removesuffix("-runs")
+        if sweep == reference.name:
+            raise NotFoundError(f"{source}: the index of a sweep is a data set whose name ends in -runs")
+        return load_index(reference.store, sweep, reference.revision, on_invalid=on_invalid, problems=problems)
+    path = Path(str(source).removeprefix("file:"))
+    if not path.is_dir():
+        return read_records(path, on_invalid=on_invalid, problems=problems)
+    if any((path / name).is_file() for name in ("runs.jsonl", "runs.parquet", "run.json")):
+        return read_records(path, on_invalid=on_invalid, problems=problems)
+    indexes = sorted(path.glob("datasets/*-runs/main")) or sorted(path.glob("main/runs.jsonl"))
+    files = indexes or sorted(path.glob("models/*/*/run.json")) or sorted(path.rglob("run.json"))
+    if not files:
+        raise FilesError(f"{path} has no run records: neither runs.jsonl nor runs.parquet nor a run.json below it")
+    found: list[RunRecord] = []
+    for file in files:
+        found += read_records(file, on_invalid=on_invalid, problems=problems)
+    return found
+
+
+def read_file(source: str | Path, name: str, revision: str | None = None, *, kind: Kind = "model") -> bytes:
+    """One file, e.g. `scaling_law.json`, of a folder here or of a repository of the Hub (from its cache when offline).
+
+    Raises:
+        NotFoundError: there is no such folder, repository, revision or file.
+    """
+    reference = repository(source)
+    if reference is not None:
+        return reference.store.read(kind, reference.name, name, revision or reference.revision)
+    file = Path(str(source).removeprefix("file:")) / name
+    if not file.is_file():
+        raise NotFoundError(f"there is no file {file}")
+    return file.read_bytes()
+
+
+def publish_files(
+    store: Store, repo: str, files: Mapping[str, Content], *, message: str, kind: Kind = "model"
+) -> Publication:
+    """Put files (a law, its card and figures) on the main branch of a repository, in one commit on the Hub.
+
+    Files that are there with the same content are not sent again; others of the branch stay.
+
+    Args:
+        store: where to.
+        repo: the repository's name, without organisation.
+        files: name -> file or bytes; only names that a release may hold.
+        message: says in the history what this is.
+        kind: "model" or "dataset".
+
+    Raises:
+        FilesError: a name that is not allowed, metadata that the Hub would refuse, or an access token in a text.
+    """
+    from .cards import check_metadata
+
+    for name in files:
+        if not is_allowed(name):
+            raise FilesError(f"file {name!r} is not on the list of what a release may hold")
+    check_secrets(files)
+    contents = {name: data if isinstance(data, bytes) else data.read_bytes() for name, data in files.items()}
+    if "README.md" in contents:
+        check_metadata(contents["README.md"].decode())
+
+    def change(present: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {name: data for name, data in contents.items() if present.get(name) != data}
+
+    return store.update(kind, repo, tuple(contents), change, message)

@@ -1,0 +1,36 @@
+"""Switch-MoE language model of Ludziejewski et al. 2025 for transformers; importing it registers the Auto classes.
+
+```python
+import modeling_switch_moe
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("folder-or-repo")
+```
+
+A saved model carries these files with it, so that `trust_remote_code=True` loads it where this package is missing.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from .configuration_switch_moe import SwitchMoeConfig
+from .modeling_switch_moe import (
+    RoutingStatistics,
+    SwitchMoeCausalLMOutputWithPast,
+    SwitchMoeForCausalLM,
+    SwitchMoeModel,
+    SwitchMoeModelOutputWithPast,
+    SwitchMoePreTrainedModel,
+)
+
+AutoConfig.register(SwitchMoeConfig.model_type, SwitchMoeConfig, exist_ok=True)
+AutoModel.register(SwitchMoeConfig, SwitchMoeModel, exist_ok=True)
+AutoModelForCausalLM.register(SwitchMoeConfig, SwitchMoeForCausalLM, exist_ok=True)
+
+__all__ = [
+    "RoutingStatistics",
+    "SwitchMoeCausalLMOutputWithPast",
+    "SwitchMoeConfig",
+    "SwitchMoeForCausalLM",
+    "SwitchMoeModel",
+    "SwitchMoeModelOutputWithPast",
+    "SwitchMoePreTrainedModel",
+]

@@ -1,0 +1,217 @@
+"""Configuration of the Switch-MoE decoder of Ludziejewski et al. 2025 (arXiv 2502.05172).
+
+The defaults are the architecture of the paper's runs: pre-norm LayerNorm with bias, no final norm, rotary positions
+with base 10000, SwiGLU with an inner width of three times the hidden size, an untied head, and a top-1 router in each
+block. `num_experts=1` is the dense baseline of the paper: the feed-forward is then an ordinary SwiGLU and there is no
+router at all.
+
+Names are transformers' (`hidden_size`, `num_hidden_layers`, ...); the paper calls them d_model, n_blocks, n_heads, E.
+This file travels with released checkpoints as remote code, so it imports nothing but transformers and huggingface_hub.
+"""
+
+import difflib
+import math
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+POSITIVE_INTEGERS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_experts",
+    "max_position_embeddings",
+)
+
+
+@strict
+class SwitchMoeConfig(PreTrainedConfig):
+    r"""Configuration of [`SwitchMoeModel`] and [`SwitchMoeForCausalLM`].
+
+    Every field is keyword-only and type-checked; a wrong type or a value outside its range raises one
+    `huggingface_hub.errors.StrictDataclassError` that names the field, the value and what is allowed, and a field name
+    that looks like a misspelt one raises a `ValueError`.
+
+    Args:
+        vocab_size: rows of the embedding and of the (untied) head. 50257 is the GPT-2 vocabulary of the paper.
+        hidden_size: width of the residual stream, d_model.
+        num_hidden_layers: number of blocks, n_blocks.
+        num_attention_heads: heads of the multi-head attention; must divide `hidden_size` into heads of even width.
+        intermediate_size: inner width of each expert's SwiGLU; `None` means `3 * hidden_size`.
+        num_experts: experts per block, E. 1 is a dense block without a router.
+        max_position_embeddings: sequence length of training, in tokens. Rotary positions have no table, so longer
+            inputs run (with one warning), but the model has not seen them.
+        capacity_factor: in training an expert takes at most `floor(capacity_factor * T / E)` of the T tokens of a
+            micro-batch on one device, first come first kept; the others pass by the residual only. `None` trains
+            dropless. Evaluation and generation are dropless always.
+        router_aux_loss_coef: weight of the load-balancing loss in the training loss (0.01 in the paper).
+        router_z_loss_coef: weight of the router z-loss in the training loss (0.001 in the paper).
+        norm_type: "layer_norm" (weight and bias, the paper's runs) or "rms_norm" (weight only).
+        norm_eps: epsilon of every norm.
+        final_norm: whether a norm stands between the last block and the head (the paper's runs have none).
+        attention_precision: "float32" computes rotation, scores, softmax and weighted values in fp32 under autocast
+            and under 16-bit weights, as the paper's text says; "compute" runs attention in the activations' precision
+            (only the rotation in fp32), as the paper's runs in fact did, and is the fast path on GPUs. The
+            flash-attention kernels have no fp32 and always use "compute".
+        initialization: "paper" is a truncated normal of std `sqrt(initializer_scale / fan_in)` cut at +-0.2, with
+            fan_in 1 for the embedding, `num_experts * intermediate_size` for the down projections and `hidden_size`
+            for the rest; "normal" is a normal of std `initializer_range` for all weights.
+        initializer_scale: scale of the "paper" initialisation.
+        initializer_range: standard deviation of the "normal" initialisation.
+        attention_dropout: dropout on the attention probabilities in training (0 in the paper).
+        rope_parameters: rotary parameters in transformers' form; `None` is `rope_theta` 10000, type "default".
+        tie_word_embeddings: share one matrix between embedding and head (the paper does not).
+        output_router_logits: return every block's router logits by default.
+        use_cache: keep keys and values while generating.
+    """
+
+    model_type = "switch_moe"
+    keys_to_ignore_at_inference = ["past_key_values", "lm_loss", "balance_loss", "z_loss", "router_logits", "routing"]  # noqa: RUF012
+    attribute_map = {"num_local_experts": "num_experts"}  # noqa: RUF012
+    num_experts_per_tok = 1  # top-1 is what makes it a Switch; a class attribute, not a field
+
+    base_model_pp_plan = {  # noqa: RUF012
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
+
+    vocab_size: int = 50257
+    hidden_size: int = 512
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 8
+    intermediate_size: int | None = None
+    num_experts: int = 1
+    max_position_embeddings: int = 512
+    capacity_factor: float | int | None = 1.0
+    router_aux_loss_coef: float | int = 0.01
+    router_z_loss_coef: float | int = 0.001
+    norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    norm_eps: float = 1e-5
+    final_norm: bool = False
+    attention_precision: Literal["float32", "compute"] = "float32"
+    initialization: Literal["paper", "normal"] = "paper"
+    initializer_scale: float = 0.1
+    initializer_range: float = 0.02
+    attention_dropout: float | int = 0.0
+    rope_parameters: dict | None = None
+    tie_word_embeddings: bool = False
+    output_router_logits: bool = False
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_misspelt(kwargs)
+        if kwargs.pop("num_experts_per_tok", 1) != 1:
+            raise ValueError("num_experts_per_tok must be 1: a Switch router sends each token to one expert.")
+        if self.intermediate_size is None:
+            self.intermediate_size = 3 * self.hidden_size
+        super().__post_init__(**kwargs)
+
+    def _refuse_misspelt(self, kwargs: dict[str, Any]) -> None:
+        """transformers keeps unknown fields silently; one that looks like a field of ours is a typing error."""
+        own = set(SwitchMoeConfig.__annotations__)
+        for name in kwargs:
+            guess = difflib.get_close_matches(name, own, n=1, cutoff=0.86)
+            if guess and name not in self.attribute_map:
+                raise ValueError(f"Unknown field {name!r} of SwitchMoeConfig; did you mean {guess[0]!r}?")
+
+    def validate_architecture(self) -> None:
+        """Check ranges and divisibility; `@strict` runs it after construction, before the other validators."""
+        problems = [
+            f"{name}={getattr(self, name)!r} must be an integer of at least 1"
+            for name in (*POSITIVE_INTEGERS, "intermediate_size")
+            if getattr(self, name) < 1
+        ]
+        if not problems and self.hidden_size % self.num_attention_heads:
+            problems.append(
+                f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}"
+            )
+        elif not problems and self.head_dim % 2:
+            problems.append(
+                f"hidden_size/num_attention_heads={self.head_dim} must be even, because rotary positions turn pairs"
+            )
+        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
+            problems.append(
+                f"capacity_factor={self.capacity_factor!r} must be a finite number above 0, or None (dropless)"
+            )
+        for name in ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range"):
+            if not 0 <= getattr(self, name) < math.inf:
+                problems.append(f"{name}={getattr(self, name)!r} must be a finite number of at least 0")
+        for name in ("norm_eps", "initializer_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                problems.append(f"{name}={getattr(self, name)!r} must be a finite number above 0")
+        if not 0 <= self.attention_dropout < 1:
+            problems.append(f"attention_dropout={self.attention_dropout!r} must be at least 0 and below 1")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            ids = getattr(self, name)
+            for token in ids if isinstance(ids, list) else [ids]:
+                if token is not None and not 0 <= token < self.vocab_size:
+                    problems.append(f"{name}={token} must lie in the vocabulary, 0 to {self.vocab_size - 1}")
+        if problems:
+            raise ValueError("SwitchMoeConfig: " + "; ".join(problems) + ".")
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How tensor parallelism splits the base model: heads, and inner widths of the feed-forward."""
+        plan = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
+        plan["layers.*.self_attn.o_proj"] = "rowwise"
+        if self.num_experts == 1:
+            return plan | {
+                "layers.*.mlp.gate_proj": "colwise",
+                "layers.*.mlp.up_proj": "colwise",
+                "layers.*.mlp.down_proj": "rowwise",
+            }
+        return plan | {
+            "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+            "layers.*.mlp.experts.down_proj": "rowwise",
+            "layers.*.mlp.experts": "moe_tp_experts",
+        }
+
+    @property
+    def base_model_ep_plan(self) -> dict[str, str] | None:
+        """How expert parallelism splits the base model: whole experts per rank; none for a dense model."""
+        if self.num_experts == 1:
+            return None
+        return {
+            "layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
+            "layers.*.mlp.experts.down_proj": "grouped_gemm",
+            "layers.*.mlp.experts": "ep_dispatch_experts",
+        }
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def num_parameters(self, active: bool = False, exact: bool = False) -> int:
+        """Number of parameters by the paper's count (section on notation), or every one of them.
+
+        The paper counts embedding, head, attention and feed-forward and neglects router and norms:
+        N_total = 2 d V + (4 + 9 E) n_blocks d^2 and N_act = 2 d V + 13 n_blocks d^2 for an inner width of 3 d.
+
+        Args:
+            active: count one expert per block instead of all of them (what one token uses).
+            exact: also count router and norms, and a tied matrix once; without `active` this equals the sum over
+                `model.parameters()`.
+
+        Returns:
+            Number of scalar parameters.
+        """
+        d, blocks, experts = self.hidden_size, self.num_hidden_layers, 1 if active else self.num_experts
+        count = 2 * d * self.vocab_size + blocks * (4 * d * d + 3 * d * self.intermediate_size * experts)
+        if exact:
+            norm = d if self.norm_type == "rms_norm" else 2 * d
+            count += (2 * blocks + self.final_norm) * norm
+            count += blocks * d * self.num_experts if self.num_experts > 1 else 0
+            count -= d * self.vocab_size if self.tie_word_embeddings else 0
+        return count
+
+
+SwitchMoeConfig.register_for_auto_class()
+
+__all__ = ["SwitchMoeConfig"]

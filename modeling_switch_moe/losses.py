@@ -1,0 +1,91 @@
+"""Cross-entropy of the language-model head without ever holding the logits of a whole batch.
+
+With V vocabulary entries and T tokens the logits and their gradient are two `[T, V]` matrices in fp32: 3.3 GB for 8192
+tokens of the GPT-2 vocabulary, and on CPU most of the time of a small model's step. Here the rows are taken in chunks,
+and the gradients of each chunk are formed while its logits are at hand, so that nothing of size V is kept per token.
+"""
+
+import torch
+from torch import nn
+
+IGNORE = -100
+CHUNK_BYTES = 2**21  # of fp32 logits: what stays in the caches of a CPU
+
+
+def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
+    """Rows whose fp32 logits fill one chunk; an accelerator gets larger ones (256 MiB), to keep its matmul busy."""
+    size = CHUNK_BYTES if device.type == "cpu" else 128 * CHUNK_BYTES
+    return max(64, size // (4 * vocabulary))
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Sum over targets of -log softmax(hidden @ weight.T)[target].
+
+    Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none), `dtype` of the matmuls. Output: an fp32
+    scalar.
+    The gradients are those of the sum and are formed in the forward pass; the backward pass scales them.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, dtype):
+        with_grad = any(ctx.needs_input_grad[:2])
+        matrix, inputs = weight.to(dtype), hidden.to(dtype)
+        grad_hidden = torch.empty_like(inputs) if with_grad else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_grad else None
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        step = rows_per_chunk(weight.shape[0], hidden.device)
+        for rows, goals, first in zip(
+            inputs.split(step), targets.split(step), range(0, len(inputs), step), strict=True
+        ):
+            logits = (rows @ matrix.t()).float()
+            valid = goals != IGNORE
+            column = goals.where(valid, 0).unsqueeze(1)
+            chosen = logits.gather(1, column).squeeze(1)
+            # Softmax by hand and in place: one exponential per logit serves the loss and the gradient.
+            highest = logits.amax(1, keepdim=True)
+            exponentials = logits.sub_(highest).exp_()
+            mass = exponentials.sum(1)
+            total += torch.where(valid, mass.log() + highest.squeeze(1) - chosen, 0.0).sum()
+            if not with_grad:
+                continue
+            probabilities = exponentials.mul_((valid / mass).unsqueeze(1))
+            grad_logits = probabilities.scatter_add_(1, column, -valid.unsqueeze(1).float()).to(dtype)
+            torch.mm(grad_logits, matrix, out=grad_hidden[first : first + step])
+            accumulate_product(grad_weight, grad_logits, rows)
+        if with_grad:
+            ctx.save_for_backward(grad_hidden, grad_weight)
+            ctx.dtypes = hidden.dtype, weight.dtype
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_total):
+        grad_hidden, grad_weight = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        return (grad_hidden * grad_total).to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), None, None
+
+
+def accumulate_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`total += left.T @ right`, in one operation where the precisions allow."""
+    if total.dtype == left.dtype:
+        total.addmm_(left.t(), right)
+    else:
+        total += left.t() @ right
+
+
+class SwitchMoeHead(nn.Linear):
+    """The language-model head: logits, or, given targets, the summed cross-entropy without the logits.
+
+    Both go through `__call__`, so that what hooks on the module (FSDP's gathering of its weight) acts for both.
+    """
+
+    def forward(self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """`hidden_states [..., d]` to logits `[..., V]`, or with `targets [...]` to a scalar in nats (a sum)."""
+        if targets is None:
+            return super().forward(hidden_states)
+        device = hidden_states.device.type
+        dtype = self.weight.dtype
+        if device != "meta" and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        targets = targets.to(hidden_states.device).reshape(-1)
+        return ChunkedCrossEntropy.apply(hidden_states.flatten(0, -2), self.weight, targets, dtype)

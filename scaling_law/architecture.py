@@ -1,0 +1,180 @@
+"""What a model costs: parameters, FLOPs and key-value cache. The single place of this arithmetic.
+
+Ludziejewski et al. 2025 (arXiv 2502.05172), Appendix "Technical Details":
+
+    N_total = 2 d V + (4 + 9 E) n_blocks d²        N_act = 2 d V + 13 n_blocks d²
+    training 6 N_act D FLOPs, inference 2 N_act D FLOPs, KV cache 2 T n_blocks d elements (multi-head attention)
+
+per block 4 d² of attention and 9 d² for each SwiGLU expert of width 3 d, one active per token; embedding and head are
+untied; router and norms are neglected. The paper's sizes follow n_blocks = n_heads = d / 64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+VOCAB_SIZE = 50257  # GPT-2's tokenizer
+HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
+ATTENTION = 4  # d² units of parameters per block: query, key, value, output
+EXPERT = 9  # d² units per expert: three matrices of d × 3 d
+
+
+def active_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float = VOCAB_SIZE) -> Any:
+    """N_act of models of width d_model (broadcasts; d_model may be fractional). n_blocks None means d_model / 64."""
+    return total_parameters(d_model, 1, n_blocks, vocab_size)
+
+
+def total_parameters(
+    d_model: ArrayLike, experts: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float = VOCAB_SIZE
+) -> Any:
+    """N_total of models with `experts` experts of which one is active (broadcasts like `active_parameters`)."""
+    d, blocks = _width_and_depth(d_model, n_blocks)
+    return 2.0 * d * vocab_size + (ATTENTION + EXPERT * np.asarray(experts, float)) * blocks * d * d
+
+
+def non_embedding_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
+    """Active parameters without embedding and head: 13 n_blocks d²."""
+    d, blocks = _width_and_depth(d_model, n_blocks)
+    return (ATTENTION + EXPERT) * blocks * d * d
+
+
+def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
+    """Elements of the key-value cache of `tokens` tokens with multi-head attention: 2 T n_blocks d."""
+    d, blocks = _width_and_depth(d_model, n_blocks)
+    return 2.0 * np.asarray(tokens, float) * blocks * d
+
+
+def training_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
+    """6 N_act D."""
+    return 6.0 * np.asarray(n_active, float) * np.asarray(tokens, float)
+
+
+def inference_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
+    """2 N_act D."""
+    return 2.0 * np.asarray(n_active, float) * np.asarray(tokens, float)
+
+
+def affordable_tokens(flops: ArrayLike, n_active: ArrayLike, inference_tokens: ArrayLike = 0.0) -> Any:
+    """Training tokens D that 6 N D + 2 N D_inf = F leaves (negative where inference alone exceeds the budget)."""
+    return np.asarray(flops, float) / (6.0 * np.asarray(n_active, float)) - np.asarray(inference_tokens, float) / 3.0
+
+
+def width_of_active(n_active: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
+    """The (fractional) d_model under the d / 64 rule whose N_act is `n_active`; inverse of `active_parameters`."""
+    return solve_width(2.0 * vocab_size, 0.0, (ATTENTION + EXPERT) / HEAD_DIM, n_active)
+
+
+def width_of_total(n_total: ArrayLike, experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
+    """The (fractional) d_model under the d / 64 rule whose N_total is `n_total`."""
+    cubic = (ATTENTION + EXPERT * np.asarray(experts, float)) / HEAD_DIM
+    return solve_width(2.0 * vocab_size, 0.0, cubic, n_total)
+
+
+def solve_width(linear: ArrayLike, quadratic: ArrayLike, cubic: ArrayLike, value: ArrayLike) -> Any:
+    """The d > 0 with linear·d + quadratic·d² + cubic·d³ = value (all ≥ 0, broadcasts).
+
+    Every size here is such a polynomial in d. Newton from the right of the root of a convex increasing function
+    decreases monotonically, so it cannot fail; six or so steps reach machine precision.
+    """
+    a, b, c, target = np.broadcast_arrays(*(np.asarray(v, float) for v in (linear, quadratic, cubic, value)))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        roots = ((a, target / a), (b, np.sqrt(target / b)), (c, np.cbrt(target / c)))
+        d = np.min([np.where(factor > 0, root, np.inf) for factor, root in roots], axis=0)
+        for _ in range(60):
+            step = (d * (a + d * (b + d * c)) - target) / (a + d * (2 * b + 3 * d * c))
+            d = d - step
+            if not np.any(np.abs(step) > 1e-14 * np.abs(d)):
+                break
+    return d if d.ndim else float(d)
+
+
+def _width_and_depth(d_model: ArrayLike, n_blocks: ArrayLike | None) -> tuple[NDArray[Any], NDArray[Any]]:
+    d = np.asarray(d_model, float)
+    return d, (d / HEAD_DIM if n_blocks is None else np.asarray(n_blocks, float))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model that can be built: its width, depth, heads, experts and vocabulary.
+
+    `n_blocks` and `n_heads` left out mean d_model / 64, which must divide. Raises ValueError naming the field.
+    """
+
+    d_model: int
+    experts: int = 1
+    n_blocks: int | None = None
+    n_heads: int | None = None
+    vocab_size: int = VOCAB_SIZE
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "experts", "n_blocks", "n_heads", "vocab_size"):
+            value = getattr(self, name)
+            if value is None:
+                if isinstance(self.d_model, int) and self.d_model % HEAD_DIM:
+                    raise ValueError(f"d_model={self.d_model} is not a multiple of {HEAD_DIM}: give {name} explicitly")
+                value = self.d_model // HEAD_DIM
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+            object.__setattr__(self, name, int(value))
+        if self.d_model % self.heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
+
+    @property
+    def blocks(self) -> int:
+        """n_blocks, known to be an integer."""
+        return int(self.n_blocks or 0)
+
+    @property
+    def heads(self) -> int:
+        """n_heads, known to be an integer."""
+        return int(self.n_heads or 0)
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.heads
+
+    @property
+    def n_active(self) -> int:
+        """Parameters that one token uses, embedding and head included."""
+        return round(active_parameters(self.d_model, self.blocks, self.vocab_size))
+
+    @property
+    def n_total(self) -> int:
+        """All parameters, embedding and head included."""
+        return round(total_parameters(self.d_model, self.experts, self.blocks, self.vocab_size))
+
+    @property
+    def n_active_non_embedding(self) -> int:
+        return round(non_embedding_parameters(self.d_model, self.blocks))
+
+    def training_flops(self, tokens: float) -> float:
+        """FLOPs of training on `tokens` tokens."""
+        return float(training_flops(self.n_active, tokens))
+
+    def inference_flops(self, tokens: float) -> float:
+        """FLOPs of a forward pass over `tokens` tokens."""
+        return float(inference_flops(self.n_active, tokens))
+
+    def kv_cache_elements(self, tokens: float) -> float:
+        """Elements of the key-value cache of `tokens` tokens (over all sequences of the batch)."""
+        return float(kv_cache_elements(self.d_model, tokens, self.blocks))
+
+    def memory_bytes(
+        self, kv_cache_tokens: float = 0, bytes_per_parameter: float = 2, bytes_per_kv: float = 2
+    ) -> float:
+        """Bytes of the weights and of the key-value cache."""
+        return self.n_total * bytes_per_parameter + self.kv_cache_elements(kv_cache_tokens) * bytes_per_kv
+
+    @classmethod
+    def nearest(cls, n_active: float, experts: int = 1, vocab_size: int = VOCAB_SIZE) -> Architecture:
+        """The d / 64 architecture whose active parameters are nearest to `n_active` (on a log scale)."""
+        if not (math.isfinite(n_active) and n_active > 0):
+            raise ValueError(f"n_active={n_active!r} must be positive and finite")
+        below = max(HEAD_DIM, int(width_of_active(n_active, vocab_size) // HEAD_DIM) * HEAD_DIM)
+        candidates = [cls(d, experts=experts, vocab_size=vocab_size) for d in (below, below + HEAD_DIM)]
+        return min(candidates, key=lambda a: abs(math.log(a.n_active / n_active)))

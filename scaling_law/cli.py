@@ -1,0 +1,265 @@
+"""The shell command `scaling-law`: ask a law, find the best model for a budget, fit runs, draw the figures.
+
+Every command takes --json and --help with examples. See `scaling_law.cli_support` for the exit codes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from scaling_law import cli_support as support
+from scaling_law.cli_support import JsonOption, LawOption, clear_errors, show
+from scaling_law.units import format_count, parse_bytes, parse_context, parse_count, parse_experts
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?",
+)
+
+FixOption = typer.Option([], help="Hold a coefficient: --fix e_max=256 (repeatable).")
+OutputOption = typer.Option(None, "--output", "-o", help="Folder for scaling_law.json.")
+FiguresArgument = typer.Argument(Path("figures"), help="Folder to write to.")
+
+
+@app.command()
+def loss(
+    n_active: str = typer.Option(
+        ..., help="Active parameters with embeddings: 1.1B, 3e8 (comma-separated for several)."
+    ),
+    tokens: str = typer.Option(..., help="Training tokens: 20B (comma-separated for several)."),
+    experts: str = typer.Option("1", help="Experts: 8, or 1,2,4, or 1-8."),
+    law: str = LawOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Predict the loss of models, in nats per token.
+
+    Examples:
+
+        scaling-law loss --n-active 1.1B --tokens 20B --experts 1,2,4,8
+
+        scaling-law loss --n-active 1e8,1e9 --tokens 2e10 --law printed --json
+    """
+    with clear_errors():
+        chosen = support.choose_law(law)
+        rows = [
+            _loss_row(chosen, n, d, e)
+            for n in support.count_list(n_active, "--n-active")
+            for d in support.count_list(tokens, "--tokens")
+            for e in parse_experts(experts, "--experts")
+        ]
+    show({"law": repr(chosen), "rows": rows}, as_json, None if as_json else _loss_table(rows, repr(chosen)))
+
+
+def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"n_active": n, "tokens": d, "experts": e, "loss": float(law.loss(n, d, e))}
+    if law.draws is not None:
+        import numpy as np
+
+        row["loss_interval"] = [float(v) for v in np.quantile(law.loss_draws(n, d, e), [0.025, 0.975])]
+    row["warnings"] = law.conditions.warnings(n, d, e) if law.conditions else []
+    return row
+
+
+def _loss_table(rows: list[dict[str, Any]], title: str) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold")
+    with_interval = any("loss_interval" in row for row in rows)
+    for name in ("N_act", "D", "E", "loss", *(["95 %"] if with_interval else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [format_count(row["n_active"]), format_count(row["tokens"]), str(row["experts"]), f"{row['loss']:.4f}"]
+        table.add_row(*cells, *(["{:.4f}…{:.4f}".format(*row["loss_interval"])] if with_interval else []))
+    notes = dict.fromkeys(w for row in rows for w in row["warnings"])
+    return Group(Text(title, style="dim"), table, *(Text(f"⚠ {note}", style="yellow") for note in notes))
+
+
+@app.command()
+def optimal(
+    flops: str = typer.Option(..., help="Compute budget of training (and inference): 1e22."),
+    memory: str | None = typer.Option(None, help="Memory for weights and KV cache: 80GB (decimal) or 80GiB."),
+    max_parameters: str | None = typer.Option(None, help="Limit on total parameters: 7B."),
+    kv_tokens: str = typer.Option("0", help="Tokens in the KV cache: 16k is 16,384."),
+    experts: str = typer.Option("1,2,4,8,16,32", help="Experts to compare: 1,2,4,8 or 1-32."),
+    inference_tokens: str = typer.Option("0", help="Tokens served over the model's life: 100B."),
+    bytes_per_parameter: float = typer.Option(2.0, help="2 for bf16, 1 for fp8, 0.5 for 4 bits."),
+    bytes_per_kv: float = typer.Option(2.0, help="Bytes of a KV cache element."),
+    kv_heads_ratio: float = typer.Option(1.0, help="KV heads / heads (grouped queries)."),
+    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    integral: bool = typer.Option(
+        False, "--integral", help="Only architectures that exist (d_model a multiple of 64)."
+    ),
+    law: str = LawOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """The best model for a budget, for every number of experts, and the best of all.
+
+    Examples:
+
+        scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
+
+        scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
+    """
+    with clear_errors():
+        table = support.choose_joint_law(law).optimal(
+            parse_count(flops, "--flops"),
+            parse_experts(experts, "--experts"),
+            max_memory_bytes=support.optional(memory, parse_bytes, "--memory"),
+            max_parameters=support.optional(max_parameters, parse_count, "--max-parameters"),
+            kv_cache_tokens=parse_context(kv_tokens, "--kv-tokens"),
+            inference_tokens=parse_count(inference_tokens, "--inference-tokens"),
+            bytes_per_parameter=bytes_per_parameter,
+            bytes_per_kv=bytes_per_kv,
+            kv_heads_ratio=kv_heads_ratio,
+            vocab_size=vocab_size,
+            integral=integral,
+        )
+    show(table.to_dict() if as_json else None, as_json, table)
+    if not table.best.trusted:
+        raise typer.Exit(support.NOT_TRUSTED)
+
+
+@app.command()
+def fit(
+    runs: str = typer.Argument(
+        ..., help="Folder, .jsonl, .parquet, .csv, release folder, or org/sweep-runs on the Hub."
+    ),
+    kind: str = typer.Option("joint", "--kind", help="joint, chinchilla or routed."),
+    loss: str = typer.Option("eval_loss", help="The column to fit."),
+    status: str = typer.Option("final", help="Keep runs of this status; 'all' keeps every run."),
+    starts: str = typer.Option("scaled", help="scaled (quick, any scale) or paper (19,683 starts)."),
+    fix: list[str] = FixOption,
+    skip_invalid: bool = typer.Option(False, "--skip-invalid", help="Leave out unusable rows instead of stopping."),
+    bootstrap: int = typer.Option(0, help="Resamples for intervals; 0 for none."),
+    output: Path | None = OutputOption,
+    workers: int = typer.Option(1, help="Processes for --starts paper; 0: one per core."),
+    as_json: bool = JsonOption,
+) -> None:
+    """Fit a law to a table of runs, with an honest status.
+
+    Examples:
+
+        scaling-law fit releases --bootstrap 1000 -o my-law
+
+        scaling-law fit runs.parquet --kind chinchilla --loss train_loss --json
+    """
+    from scaling_law.fitting import fit as fit_law
+    from scaling_law.runs import load_runs
+
+    with clear_errors():
+        table = load_runs(runs, loss, None if status == "all" else status, "skip" if skip_invalid else "raise")
+        result = fit_law(
+            table,
+            kind,  # type: ignore[arg-type]
+            fixed=_assignments(fix),
+            starts=starts,  # type: ignore[arg-type]
+            workers=workers or None,
+            progress=not as_json,
+        )
+        draws = result.bootstrap(bootstrap, progress=not as_json) if bootstrap else None
+        law = draws.law if draws else result.law
+        if output is not None:
+            law.save_pretrained(output)
+    if as_json:
+        intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
+        show(result.to_dict() | {"intervals": intervals, "skipped": list(table.skipped)}, True, None)
+    else:
+        from rich.console import Group
+
+        show(None, False, Group(result.summary(), *([draws.summary()] if draws else [])))
+        for reason in table.skipped:
+            typer.secho(f"skipped {reason}", err=True, fg="yellow")
+    if not result.status.converged:
+        raise typer.Exit(support.NOT_TRUSTED)
+
+
+def _assignments(texts: list[str]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ValueError(f"--fix {text!r} is not of the form name=number")
+    return found
+
+
+@app.command()
+def figures(
+    output: Path = FiguresArgument,
+    flops: str = typer.Option("1e22", help="Budget of the memory-optimal figure."),
+    suffix: str = typer.Option("png", help="png, svg or pdf."),
+    law: str = LawOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Draw a law's figures: isoFLOP profiles and memory-optimal curves.
+
+    Examples:
+
+        scaling-law figures docs/figures
+
+        scaling-law figures out --law my-law --suffix svg --flops 1e21
+    """
+    from scaling_law import figures as draw
+
+    with clear_errors():
+        chosen, budget = support.choose_joint_law(law), parse_count(flops, "--flops")
+        written = [
+            draw.isoflop(chosen, output / f"isoflop.{suffix}"),
+            draw.memory_optimal(chosen, output / f"memory_optimal.{suffix}", budget),
+        ]
+    show({"written": [str(path) for path in written]}, as_json, "\n".join(f"wrote {path}" for path in written))
+
+
+@app.command("learning-rate")
+def learning_rate(
+    d_model: int = typer.Option(..., help="Width; blocks and heads follow as d_model / 64 unless given."),
+    experts: int = typer.Option(1, help="Number of experts."),
+    n_blocks: int | None = typer.Option(None, help="Number of blocks."),
+    n_heads: int | None = typer.Option(None, help="Number of heads."),
+    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    reading: str = typer.Option("code", help="code (what the paper's runs used) or paper (as its text says)."),
+    as_json: bool = JsonOption,
+) -> None:
+    """The peak learning rate of an architecture.
+
+    Examples:
+
+        scaling-law learning-rate --d-model 1024 --experts 8
+
+        scaling-law learning-rate --d-model 512 --reading paper --json
+    """
+    from scaling_law.architecture import Architecture
+    from scaling_law.learning_rate import LearningRateLaw
+
+    with clear_errors():
+        chosen = LearningRateLaw.published(reading)  # type: ignore[arg-type]
+        architecture = Architecture(d_model, experts, n_blocks, n_heads, vocab_size)
+        rate = chosen.learning_rate(architecture)
+    value = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}
+    value |= {
+        "d_model": d_model,
+        "experts": experts,
+        "n_active": architecture.n_active,
+        "n_total": architecture.n_total,
+    }
+    text = f"{rate:.4g}  (reading {chosen.reading!r}: {chosen.source}; N_act {format_count(architecture.n_active)})"
+    show(value, as_json, text)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What a fit returns: the law, its errors, and a status that says plainly how far it can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_law.identifiability import describe_error
+from scaling_law.laws import Law
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from scaling_law.problem import Problem
+    from scaling_law.runs import Runs
+    from scaling_law.uncertainty import Bootstrap
+
+FloatArray = NDArray[np.float64]
+LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
+
+
+@dataclass(frozen=True)
+class FitStatus:
+    """How a fit went.
+
+    `n_agree` of the `n_released` best of `n_starts` starts ended at the best objective. `bounds_hit` and
+    `undetermined` name coefficients; standard errors are those of the logarithm for a, b, c (m, n), of ln(E_start −
+    1) and ln(E_max − E_start), and absolute for the rest.
+    """
+
+    converged: bool
+    n_starts: int
+    n_released: int
+    n_agree: int
+    bounds_hit: tuple[str, ...]
+    condition_number: float
+    standard_errors: Mapping[str, float]
+    undetermined: tuple[str, ...]
+    set_aside: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def determined(self) -> bool:
+        """True if every coefficient is determined by the data and none sits at a bound."""
+        return not self.undetermined and not self.bounds_hit
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        state = "converged" if self.converged else "NOT converged"
+        agreement = f"{self.n_agree} of the {self.n_released} best of {self.n_starts} starts agree"
+        vague = [*self.undetermined, *(name for name in self.bounds_hit if name not in self.undetermined)]
+        rest = f"not determined by the data: {', '.join(vague)}" if vague else "all coefficients determined"
+        return f"{state}, {agreement}; {rest}"
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """The status as sentences, most important first."""
+        found = [] if self.converged else ["The best start did not converge: the optimum is not reached."]
+        found += [f"{warning[0].upper()}{warning[1:]}." for warning in self.warnings]
+        if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
+            found.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
+        if self.set_aside:
+            names = ", ".join(self.set_aside[:10]) + (", …" if len(self.set_aside) > 10 else "")
+            found.append(f"{len(self.set_aside)} runs lie too far off and were set aside: {names}.")
+        if self.bounds_hit:
+            found.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
+        if self.undetermined:
+            each = [f"{name} ({describe_error(name, self.standard_errors[name])})" for name in self.undetermined]
+            found.append(f"Not determined by these runs: {', '.join(each)}.")
+        if self.bounds_hit or self.undetermined:
+            found.append(
+                "Other values of these coefficients fit the runs about as well: judge the law by its predictions "
+                "inside the range of the runs, and bootstrap it before using any answer outside."
+            )
+        return tuple(found)
+
+    def __str__(self) -> str:
+        return self.verdict
+
+
+@dataclass(frozen=True, repr=False)
+class FitResult(Generic[LawT_co]):
+    """A fitted law and its conditions.
+
+    `objective` is the sum of the Huber losses on ln L; `rmse` is in nats per token over the runs fitted, which are
+    those of `used` [n] (positive weight, not set aside).
+    """
+
+    law: LawT_co
+    objective: float
+    rmse: float
+    status: FitStatus
+    runs: Runs
+    problem: Problem
+    theta: FloatArray
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Which of `runs` the law was fitted on."""
+        return self.problem.objective.weight > 0
+
+    @property
+    def residuals(self) -> FloatArray:
+        """Predicted minus observed loss of every run, nats per token, [n]."""
+        return np.asarray(self.law.loss(self.runs.n_active, self.runs.tokens, self.runs.experts) - self.runs.loss)
+
+    def errors_on(self, runs: Runs) -> FloatArray:
+        """Predicted minus observed loss on other runs."""
+        return np.asarray(self.law.loss(runs.n_active, runs.tokens, runs.experts) - runs.loss)
+
+    def rmse_by_experts(self) -> dict[float, float]:
+        """RMSE in nats for each E."""
+        residuals, experts = self.residuals[self.used], self.runs.experts[self.used]
+        return {float(e): float(np.sqrt(np.mean(residuals[experts == e] ** 2))) for e in np.unique(experts)}
+
+    def bias_by_experts(self) -> dict[float, float]:
+        """Mean of predicted minus observed for each E: the joint law should favour none."""
+        residuals, experts = self.residuals[self.used], self.runs.experts[self.used]
+        return {float(e): float(residuals[experts == e].mean()) for e in np.unique(experts)}
+
+    def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
+        """Refit on resampled trunks; see `scaling_law.uncertainty.bootstrap`."""
+        from scaling_law.uncertainty import bootstrap
+
+        return bootstrap(self, n_resamples, seed, progress=progress)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values (infinite standard errors as None)."""
+        status = asdict(self.status) | {"verdict": self.status.verdict, "messages": list(self.status.messages)}
+        status["standard_errors"] = {k: _finite(v) for k, v in self.status.standard_errors.items()}
+        status["condition_number"] = _finite(self.status.condition_number)
+        return {
+            "law": self.law.name,
+            "coefficients": self.law.coefficients,
+            "objective": self.objective,
+            "rmse": self.rmse,
+            "runs": int(self.used.sum()),
+            "source": self.runs.source,
+            "loss": self.runs.loss_name,
+            "settings": self.problem.settings.to_dict(),
+            "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
+            "status": status,
+        }
+
+    def summary(self) -> RenderableType:
+        """Coefficients with standard errors, errors per E, and the status, for rich to print."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        head = Text(f"{self.law.formula}\n", style="bold")
+        head.append(f"{int(self.used.sum())} runs from {self.runs.source}, {self.runs.loss_name}; ", style="not bold")
+        head.append(f"RMSE {self.rmse:.4f} nats, objective {self.objective:.6g}", style="not bold")
+        coefficients = Table(title="Coefficients", title_justify="left")
+        for name in ("", "value", "standard error", ""):
+            coefficients.add_column(name, justify="left" if not name else "right")
+        vague = {*self.status.undetermined, *self.status.bounds_hit}
+        for name, value in self.law.coefficients.items():
+            note = "at a bound" if name in self.status.bounds_hit else ("not determined" if name in vague else "")
+            error = self.status.standard_errors.get(name)
+            shown = "fixed" if name in self.problem.settings.fixed else (describe_error(name, error) if error else "")
+            coefficients.add_row(name, f"{value:.5g}", shown, note, style="yellow" if name in vague else "")
+        per_experts = Table(title="Errors per number of experts (nats)", title_justify="left")
+        for name in ("E", "runs", "RMSE", "mean error"):
+            per_experts.add_column(name, justify="right")
+        bias = self.bias_by_experts()
+        for e, rmse in self.rmse_by_experts().items():
+            per_experts.add_row(
+                f"{e:g}", str(int(np.sum(self.runs.experts[self.used] == e))), f"{rmse:.4f}", f"{bias[e]:+.4f}"
+            )
+        good = self.status.converged and self.status.determined
+        status = Text(self.status.verdict, style="green" if good else "yellow")
+        notes = [Text(f"⚠ {message}", style="yellow") for message in self.status.messages]
+        return Group(head, coefficients, per_experts, status, *notes)
+
+    def __repr__(self) -> str:
+        return f"FitResult({self.law!r}, rmse={self.rmse:.4g}, objective={self.objective:.6g}, {self.status.verdict})"
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,307 @@
+"""The laws: joint (dense and MoE), Chinchilla (one E) and routed (Clark et al.), as frozen objects with one interface.
+
+    JointLaw      L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c      Ludziejewski et al. 2025, Eq. 5
+    ChinchillaLaw L = m N^μ + n D^ν + c                                     Eq. 2, exponents negative
+    RoutedLaw     L = a Ê^δ N^(α + γ ln Ê)                                  Clark et al. 2022, Eq. 3 of the paper
+
+N is the active parameters with embedding and head, D the training tokens, ln natural. Losses are nats per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scaling_law.conditions import Conditions
+from scaling_law.experts import expert_transform, log_expert_transform_gradient
+
+if TYPE_CHECKING:
+    from scaling_law.optimum import ComputeOptimum, OptimalTable
+
+LawT = TypeVar("LawT", bound="Law")
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, repr=False)
+class Law:
+    """What all laws share. `conditions` say what the law was fitted on; `draws` are bootstrap coefficients.
+
+    `draws` has shape [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None.
+    """
+
+    name: ClassVar[str] = ""
+    formula: ClassVar[str] = ""
+
+    conditions: Conditions | None = field(default=None, kw_only=True, compare=False)
+    draws: FloatArray | None = field(default=None, kw_only=True, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, value in self.coefficients.items():
+            number = float(value)
+            if not np.isfinite(number):
+                raise ValueError(f"{name}={value!r} must be finite")
+            object.__setattr__(self, name, number)
+        known = self.coefficients
+        if "e_start" in known and not 1.0 < known["e_start"] < known["e_max"]:
+            raise ValueError(f"e_start={known['e_start']!r}, e_max={known['e_max']!r}: needs 1 < e_start < e_max")
+        if self.draws is not None:
+            draws = np.array(self.draws, float)
+            if draws.ndim != 2 or draws.shape[1] != len(self.coefficients):
+                raise ValueError(f"draws have shape {draws.shape}; [n, {len(self.coefficients)}] is needed")
+            draws.setflags(write=False)
+            object.__setattr__(self, "draws", draws)
+
+    @classmethod
+    def coefficient_names(cls) -> tuple[str, ...]:
+        """The coefficients in the order of the formula (and of `draws` and `jacobian`)."""
+        return tuple(f.name for f in fields(cls) if f.name not in ("conditions", "draws", "experts"))
+
+    @property
+    def coefficients(self) -> dict[str, float]:
+        """Name → value, in the order of the formula."""
+        return {name: getattr(self, name) for name in self.coefficient_names()}
+
+    def loss(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
+        """Predicted loss in nats per token. Arguments broadcast. ValueError for N, D ≤ 0, E < 1 or non-finite."""
+        raise NotImplementedError
+
+    def jacobian(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> FloatArray:
+        """∂L/∂coefficient, of shape [..., n_coefficients], for arguments that broadcast to [...]."""
+        raise NotImplementedError
+
+    def loss_draws(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> FloatArray:
+        """Losses under each of the law's draws, of shape [n_draws, ...]. ValueError if the law has none."""
+        if self.draws is None:
+            raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
+        shape = np.broadcast_shapes(np.shape(n_active), np.shape(tokens), np.shape(experts))
+        columns = self.draws.T.reshape(len(self.coefficients), -1, *([1] * len(shape)))
+        return np.asarray(self._evaluate(columns, *_inputs(n_active, tokens, experts)))
+
+    def _evaluate(self, columns: Any, n: FloatArray, d: FloatArray, e: FloatArray) -> Any:
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
+        from scaling_law.serialization import save_law
+
+        return save_law(self, folder)
+
+    def push_to_hub(self, repo: str, *, token: str | None = None, private: bool = False) -> str:
+        """Upload the law to the Hub model repo `repo` ("owner/name") in one commit; returns the commit's URL."""
+        from scaling_law.serialization import push_law
+
+        return push_law(self, repo, token=token, private=private)
+
+    @classmethod
+    def from_pretrained(cls: type[LawT], source: str | Path, revision: str | None = None) -> LawT:
+        """Read a law from a folder, a scaling_law.json, or a Hub repo. ValueError if it is a law of another kind."""
+        from scaling_law.serialization import load_law
+
+        law = load_law(source, revision)
+        if not isinstance(law, cls):
+            raise ValueError(f"{source}: holds a {type(law).__name__}, not a {cls.__name__}")
+        return law
+
+    def replace(self: LawT, **changes: Any) -> LawT:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def __repr__(self) -> str:
+        width = 6
+        body = ", ".join(f"{name}={value:.{width}g}" for name, value in self.coefficients.items())
+        notes = []
+        if self.conditions is not None:
+            runs = f", {self.conditions.n_runs} runs" if self.conditions.n_runs else ""
+            notes.append(f"{self.conditions.provenance}{runs}")
+        if self.draws is not None:
+            notes.append(f"{len(self.draws)} draws")
+        return f"{type(self).__name__}({body})" + (f"  # {'; '.join(notes)}" if notes else "")
+
+
+@dataclass(frozen=True, repr=False)
+class ChinchillaLaw(Law):
+    """L = m N^μ + n D^ν + c with μ, ν < 0. `experts` says for which number of experts it holds, if one is meant."""
+
+    name: ClassVar[str] = "chinchilla"
+    formula: ClassVar[str] = "L = m·N^μ + n·D^ν + c"
+
+    m: float
+    mu: float
+    n: float
+    nu: float
+    c: float
+    experts: float | None = None
+
+    def loss(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> Any:
+        """Predicted loss; `experts` is not used by this law and may be left out."""
+        return self._evaluate(
+            tuple(self.coefficients.values()), *_inputs(n_active, tokens, 1 if experts is None else experts)
+        )
+
+    def _evaluate(self, columns: Any, n: FloatArray, d: FloatArray, e: FloatArray) -> Any:
+        m, mu, big_n, nu, c = columns
+        return m * n**mu + big_n * d**nu + c
+
+    def jacobian(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> FloatArray:
+        n, d, _ = np.broadcast_arrays(*_inputs(n_active, tokens, 1 if experts is None else experts))
+        x, y = n**self.mu, d**self.nu
+        return np.stack([x, self.m * x * np.log(n), y, self.n * y * np.log(d), np.ones_like(x)], axis=-1)
+
+    def compute_optimal(self, flops: ArrayLike) -> tuple[Any, Any]:
+        """(N_act, D) of the lowest loss with 6 N D = flops, in closed form (Eq. in Section "Compute Optimality").
+
+        With negative exponents G = (μm / νn)^(−1/(μ+ν)): the paper prints it for positive ones.
+        """
+        budget = np.asarray(flops, float) / 6.0
+        if np.any(~np.isfinite(budget)) or np.any(budget <= 0):
+            raise ValueError(f"flops={flops!r} must be positive and finite")
+        return chinchilla_optimum(self.m, self.mu, self.n, self.nu, budget)
+
+
+def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
+    """(N, D) minimising m N^μ + n D^ν with N D = budget; broadcasts. Needs m, n > 0 and μ, ν < 0."""
+    log_g = -np.log(mu * m / (nu * n)) / (mu + nu)
+    log_budget = np.log(budget)
+    log_n = log_g + nu / (mu + nu) * log_budget
+    return np.exp(log_n), np.exp(log_budget - log_n)
+
+
+@dataclass(frozen=True, repr=False)
+class JointLaw(Law):
+    """The joint law of dense and MoE models. `JointLaw.published()` is the paper's."""
+
+    name: ClassVar[str] = "joint"
+    formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"
+
+    a: float
+    alpha: float
+    delta: float
+    gamma: float
+    b: float
+    beta: float
+    omega: float
+    zeta: float
+    e_start: float
+    e_max: float
+    c: float
+
+    @classmethod
+    def published(cls, rounded: bool = False) -> JointLaw:
+        """The paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them."""
+        from scaling_law.published import published_law
+
+        return published_law(rounded)
+
+    def loss(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
+        return self._evaluate(tuple(self.coefficients.values()), *_inputs(n_active, tokens, experts))
+
+    def _evaluate(self, columns: Any, n: FloatArray, d: FloatArray, e: FloatArray) -> Any:
+        m, mu, big_n, nu = joint_to_chinchilla(columns, e)
+        return m * n**mu + big_n * d**nu + columns[10]
+
+    def jacobian(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> FloatArray:
+        n, d, e = np.broadcast_arrays(*_inputs(n_active, tokens, experts))
+        log_e, _, by_start, by_max = log_expert_transform_gradient(e, self.e_start, self.e_max)
+        x, y = np.log(n), np.log(d)
+        size = self.a * np.exp(self.delta * log_e + (self.alpha + self.gamma * log_e) * x)
+        data = self.b * np.exp(self.omega * log_e + (self.beta + self.zeta * log_e) * y)
+        by_log_e = size * (self.delta + self.gamma * x) + data * (self.omega + self.zeta * y)
+        columns = [size / self.a, size * x, size * log_e, size * log_e * x]
+        columns += [data / self.b, data * y, data * log_e, data * log_e * y]
+        columns += [by_log_e * by_start, by_log_e * by_max, np.ones_like(size)]
+        return np.stack(columns, axis=-1)
+
+    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        """(m, μ, n, ν) for each E of `experts`, as arrays of its shape."""
+        return joint_to_chinchilla(tuple(self.coefficients.values()), _experts(experts))
+
+    def to_chinchilla(self, experts: float) -> ChinchillaLaw:
+        """This law for one number of experts, in closed form; its conditions travel along."""
+        m, mu, n, nu = self.chinchilla_coefficients(experts)
+        law = ChinchillaLaw(float(m), float(mu), float(n), float(nu), self.c, experts=float(experts))
+        if self.draws is not None:
+            columns = [*joint_to_chinchilla(self.draws.T, np.asarray(float(experts))), self.draws[:, 10]]
+            law = law.replace(draws=np.stack(columns, axis=-1))
+        return law.replace(conditions=self.conditions)
+
+    def compute_optimal(self, flops: ArrayLike, experts: ArrayLike = (1, 2, 4, 8, 16, 32)) -> ComputeOptimum:
+        """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape."""
+        from scaling_law.optimum import compute_optimal
+
+        return compute_optimal(self, flops, experts)
+
+    def optimal(self, flops: float, experts: ArrayLike = (1, 2, 4, 8, 16, 32), **constraints: Any) -> OptimalTable:
+        """The best model for each E under compute and memory constraints, and the best of all.
+
+        Constraints, all optional: max_parameters (N_total), max_memory_bytes, kv_cache_tokens, bytes_per_parameter=2,
+        bytes_per_kv=2, inference_tokens, integral=False, vocab_size. See `scaling_law.optimum.optimal`.
+        """
+        from scaling_law.optimum import optimal
+
+        return optimal(self, flops, experts, **constraints)
+
+
+def joint_to_chinchilla(columns: Any, experts: FloatArray) -> tuple[Any, Any, Any, Any]:
+    """(m, μ, n, ν) of a joint law's coefficients (in the order of JointLaw) at `experts`; broadcasts."""
+    a, alpha, delta, gamma, b, beta, omega, zeta, e_start, e_max = columns[:10]
+    e_hat = expert_transform(experts, e_start, e_max)
+    log_e = np.log(e_hat)
+    return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
+
+
+@dataclass(frozen=True, repr=False)
+class RoutedLaw(Law):
+    """Clark et al.'s law for runs of one data set size: L = a Ê^δ N^(α + γ ln Ê)."""
+
+    name: ClassVar[str] = "routed"
+    formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê)"
+
+    a: float
+    alpha: float
+    delta: float
+    gamma: float
+    e_start: float
+    e_max: float
+
+    def loss(self, n_active: ArrayLike, tokens: ArrayLike | None = None, experts: ArrayLike = 1) -> Any:
+        """Predicted loss; `tokens` is not used by this law (pass None)."""
+        return self._evaluate(
+            tuple(self.coefficients.values()), *_inputs(n_active, 1.0 if tokens is None else tokens, experts)
+        )
+
+    def _evaluate(self, columns: Any, n: FloatArray, d: FloatArray, e: FloatArray) -> Any:
+        a, alpha, delta, gamma, e_start, e_max = columns
+        e_hat = expert_transform(e, e_start, e_max)
+        return a * e_hat**delta * n ** (alpha + gamma * np.log(e_hat))
+
+    def jacobian(self, n_active: ArrayLike, tokens: ArrayLike | None = None, experts: ArrayLike = 1) -> FloatArray:
+        n, _, e = np.broadcast_arrays(*_inputs(n_active, 1.0 if tokens is None else tokens, experts))
+        log_e, _, by_start, by_max = log_expert_transform_gradient(e, self.e_start, self.e_max)
+        x = np.log(n)
+        size = self.a * np.exp(self.delta * log_e + (self.alpha + self.gamma * log_e) * x)
+        by_log_e = size * (self.delta + self.gamma * x)
+        columns = [size / self.a, size * x, size * log_e, size * log_e * x, by_log_e * by_start, by_log_e * by_max]
+        return np.stack(columns, axis=-1)
+
+
+LAWS: dict[str, type[Law]] = {law.name: law for law in (JointLaw, ChinchillaLaw, RoutedLaw)}
+
+
+def _inputs(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+    n, d = np.asarray(n_active, float), np.asarray(tokens, float)
+    for name, values in (("n_active", n), ("tokens", d)):
+        if not np.all((values > 0) & (values < np.inf)):
+            bad = values[~((values > 0) & (values < np.inf))].flat[0]
+            raise ValueError(f"{name}={bad!r} must be positive and finite")
+    return n, d, _experts(experts)
+
+
+def _experts(experts: ArrayLike) -> FloatArray:
+    e = np.asarray(experts, float)
+    if not np.all((e >= 1) & (e < np.inf)):
+        raise ValueError(f"experts={e[~((e >= 1) & (e < np.inf))].flat[0]!r} must be at least 1 and finite")
+    return e

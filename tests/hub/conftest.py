@@ -1,0 +1,94 @@
+"""Records and small checkpoints that the tests of `hub` share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hub.hub_store import HubStore
+from hub.records import RunRecord
+from hub.store import Store, open_store
+
+from .loopback import TOKEN, LoopbackHub
+from .samples import make_record, write_safetensors
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture
+def record() -> RunRecord:
+    return make_record()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """Makes a folder as training leaves it: what may be released, and what must stay behind."""
+
+    def make(name: str = "checkpoint", weight: float = 1.0) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        write_safetensors(folder / "model.safetensors", [weight] * 16)
+        (folder / "config.json").write_text('{"model_type": "switch_moe", "hidden_size": 64}')
+        (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+        (folder / "modeling_switch_moe.py").write_text("# remote code\n")
+        (folder / "training_args.bin").write_bytes(b"pickled")
+        (folder / "optimizer.pt").write_bytes(b"pickled")
+        (folder / "checkpoints").mkdir()
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Lets huggingface_hub make requests in this test, without Xet and with a cache of its own."""
+    from huggingface_hub import close_session, constants, set_client_factory
+    from huggingface_hub.utils import _http
+
+    from hub import transport
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    # Faults are answered at once: what is waited for is tested by itself.
+    monkeypatch.setattr(transport, "_sleep", lambda seconds: time.sleep(min(seconds, 0.02)))
+    monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda seconds: None, time=time.time))
+    set_client_factory(_http.default_client_factory)
+    yield
+    close_session()
+    set_client_factory(_http.default_client_factory)
+
+
+@pytest.fixture
+def loopback(online: None) -> Iterator[LoopbackHub]:
+    """A Hub of our own on this machine."""
+    with LoopbackHub() as server:
+        yield server
+    assert server.crashes == []
+
+
+def hub_store(server: LoopbackHub, **changes: Any) -> HubStore:
+    """A store on the loopback Hub."""
+    return HubStore("org", **{"endpoint": server.endpoint, "token": TOKEN, "timeout": 10.0, **changes})
+
+
+def hub_cache() -> Path:
+    """The cache that huggingface_hub uses in this test."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+@pytest.fixture(params=["local", "hub"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store of each kind."""
+    if request.param == "local":
+        return open_store(tmp_path / "releases")
+    return hub_store(request.getfixturevalue("loopback"))

@@ -1,0 +1,154 @@
+"""What the loopback Hub remembers: repositories with branches, tags and commits, as git would keep them.
+
+A commit is a full tree (path -> entry) and a parent, so every revision stays readable. Large files are kept by sha256
+beside the repositories, as on the Hub, where an upload and the commit that uses it are two steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from dataclasses import dataclass, field
+
+GITATTRIBUTES = (
+    b"*.safetensors filter=lfs\n*.parquet filter=lfs\n*.png filter=lfs\n*.pt filter=lfs\n*.model filter=lfs\n"
+)
+LFS_SUFFIXES = (".safetensors", ".parquet", ".png", ".pt", ".model")
+LFS_BYTES = 10 * 1024 * 1024
+
+
+class Refused(Exception):
+    """A request that the Hub answers with an error: status, X-Error-Code, message."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.headers = status, message, code, headers
+
+
+@dataclass(frozen=True)
+class Entry:
+    size: int
+    oid: str  # git's blob id: of the content, or of the pointer if the content is large
+    lfs: str | None  # sha256 of large content
+
+
+@dataclass(frozen=True)
+class Commit:
+    id: str
+    parent: str | None
+    title: str
+    message: str
+    tree: dict[str, Entry]
+    number: int
+
+
+@dataclass
+class Repository:
+    kind: str
+    id: str
+    private: bool
+    branches: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, Commit] = field(default_factory=dict)
+
+    def resolve(self, revision: str) -> Commit:
+        name = revision.removeprefix("refs/heads/").removeprefix("refs/tags/")
+        found = self.branches.get(name) or self.tags.get(name) or (revision if revision in self.commits else None)
+        if found is None:
+            raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return self.commits[found]
+
+    def history(self, revision: str) -> list[Commit]:
+        listed = [self.resolve(revision)]
+        while (parent := listed[-1].parent) is not None:
+            listed.append(self.commits[parent])
+        return listed
+
+
+class State:
+    """All repositories, behind one lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.repositories: dict[tuple[str, str], Repository] = {}
+        self.blobs: dict[str, bytes] = {}  # by git blob id
+        self.large: dict[str, bytes] = {}  # by sha256
+        self.collections: dict[str, dict] = {}
+        self._numbers = itertools.count(1)
+
+    def create(self, kind: str, repo_id: str, private: bool) -> Repository:
+        with self.lock:
+            if (kind, repo_id) in self.repositories:
+                raise Refused(409, "You already created this repo")
+            repo = self.repositories[(kind, repo_id)] = Repository(kind, repo_id, private)
+            first = self.commit(repo, "main", {".gitattributes": self.regular(GITATTRIBUTES)}, "initial commit")
+            assert repo.branches == {"main": first.id}
+            return repo
+
+    def repository(self, kind: str, repo_id: str) -> Repository:
+        with self.lock:
+            try:
+                return self.repositories[(kind, repo_id)]
+            except KeyError:
+                raise Refused(404, "Repository not found", "RepoNotFound") from None
+
+    def commit(
+        self, repo: Repository, branch: str, changes: dict[str, Entry | None], title: str, message: str = "",
+        parent: str | None = None,
+    ) -> Commit:  # fmt: skip
+        """Put a commit on a branch; `None` removes a path, and a path that ends in / a folder."""
+        with self.lock:
+            head = repo.branches.get(branch)
+            if repo.commits and head is None:
+                raise Refused(404, f"Invalid rev id: {branch}", "RevisionNotFound")
+            if parent is not None and head is not None and not head.startswith(parent):
+                raise Refused(412, "A commit has happened since. Please refresh and try again.")
+            tree = dict(repo.commits[head].tree) if head else {}
+            for path, entry in changes.items():
+                for old in [path] if not path.endswith("/") else [p for p in tree if p.startswith(path)]:
+                    tree.pop(old, None)
+                if entry is not None:
+                    tree[path] = entry
+            number = next(self._numbers)
+            content = f"{repo.kind}/{repo.id}/{number}/{head}/{sorted(tree.items())}/{title}"
+            made = Commit(hashlib.sha1(content.encode()).hexdigest(), head, title, message, tree, number)
+            repo.commits[made.id] = made
+            repo.branches[branch] = made.id
+            return made
+
+    def branch(self, repo: Repository, name: str, start: str | None) -> None:
+        with self.lock:
+            if name in repo.branches:
+                raise Refused(409, f"Reference already exists: {name}")
+            repo.branches[name] = repo.resolve(start or "main").id
+
+    def regular(self, content: bytes) -> Entry:
+        oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        self.blobs[oid] = content
+        return Entry(len(content), oid, None)
+
+    def pointer(self, sha256: str, size: int) -> Entry:
+        if sha256 not in self.large:
+            raise Refused(400, f"LFS object {sha256} was never uploaded")
+        text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+        return Entry(size, hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest(), sha256)
+
+    def content(self, entry: Entry) -> bytes:
+        return self.large[entry.lfs] if entry.lfs else self.blobs[entry.oid]
+
+    def put(self, kind: str, repo_id: str, branch: str, files: dict[str, bytes]) -> str:
+        """Commit files directly, as another user would; makes repository and branch if needed."""
+        with self.lock:
+            repo = self.repositories.get((kind, repo_id)) or self.create(kind, repo_id, private=False)
+            if branch not in repo.branches:
+                self.branch(repo, branch, repo.history("main")[-1].id)
+            entries: dict[str, Entry | None] = {}
+            for path, content in files.items():
+                if path.endswith(LFS_SUFFIXES):
+                    digest = hashlib.sha256(content).hexdigest()
+                    self.large[digest] = content
+                    entries[path] = self.pointer(digest, len(content))
+                else:
+                    entries[path] = self.regular(content)
+            return self.commit(repo, branch, entries, "put").id

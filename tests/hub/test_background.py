@@ -1,0 +1,65 @@
+"""Pushing in the background: nothing is lost, and no failure stays silent."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from hub import BackgroundPusher, PushErrors, load_index
+from hub.records import RunRecord
+from hub.store import Store
+
+from .conftest import Checkpoint
+from .samples import make_record
+
+
+def test_all_runs_arrive_in_order(store: Store, checkpoint: Checkpoint) -> None:
+    with BackgroundPusher(store, "demo") as pusher:
+        for number in range(4):
+            pusher.submit(checkpoint(f"r{number}", weight=number), make_record(run_id=f"run{number}", seed=number))
+        released = pusher.close()
+    assert [record.run_id for record in released] == [f"run{number}" for number in range(4)]
+    assert pusher.pending() == 0
+    assert load_index(store, "demo") == released
+
+
+def test_a_failure_is_raised_at_the_end_and_the_others_arrive(store: Store, checkpoint: Checkpoint) -> None:
+    broken = checkpoint("broken")
+    (broken / "config.json").unlink()
+    pusher = BackgroundPusher(store, "demo")
+    pusher.submit(broken, make_record(run_id="broken", seed=1))
+    pusher.submit(checkpoint("good"), make_record(run_id="good"))
+    with pytest.raises(PushErrors, match=r"1 of the pushes failed: broken: .*no config\.json") as caught:
+        pusher.close()
+    assert [run_id for run_id, _ in caught.value.failures] == ["broken"]
+    assert [record.run_id for record in load_index(store, "demo")] == ["good"]
+
+
+def test_an_error_of_the_training_is_not_hidden_by_one_of_a_push(store: Store, checkpoint: Checkpoint) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    publish = store.publish
+
+    def slow(*arguments):  # type: ignore[no-untyped-def]
+        started.set()
+        assert go_on.wait(10)
+        return publish(*arguments)
+
+    store.publish = slow  # type: ignore[method-assign]
+    futures: list[Future[RunRecord]] = []
+
+    def training() -> None:
+        with BackgroundPusher(store, "demo") as pusher:
+            futures.append(pusher.submit(checkpoint("a"), make_record(run_id="a")))
+            futures.append(pusher.submit(checkpoint("b", weight=2.0), make_record(run_id="b", seed=1)))
+            assert started.wait(10)
+            threading.Timer(0.1, go_on.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training()
+    running, waiting = futures
+    assert running.result().run_id == "a"
+    assert waiting.cancelled()
+    assert [record.run_id for record in load_index(store, "demo")] == ["a"]

@@ -1,0 +1,108 @@
+"""`python -m hub`: from the shell, with a folder in the place of the Hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hub import load_index, open_store
+from hub.cli import main
+from hub.records import RunRecord
+
+from .conftest import Checkpoint
+from .samples import make_record
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["hub", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    shown = capsys.readouterr()
+    return int(stopped.value.code or 0), shown.out, shown.err
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, checkpoint: Checkpoint) -> Path:
+    for number in range(3):
+        folder = checkpoint(f"sweep-{number}", weight=float(number))
+        make_record(run_id=f"run{number}", seed=number, eval_loss=4.0 + number).save(folder)
+    (tmp_path / "sweep").mkdir()
+    for number in range(3):
+        (tmp_path / f"sweep-{number}").rename(tmp_path / "sweep" / f"run{number}")
+    return tmp_path / "sweep"
+
+
+def test_push_list_and_pull_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "releases"
+    code, out, _ = run(monkeypatch, capsys, "push", sweep, store, "--dry-run")
+    assert code == 0
+    assert "optimizer.pt" in out.replace("\n", "")
+    assert not store.exists()
+
+    code, out, err = run(monkeypatch, capsys, "push", sweep, store)
+    assert code == 0, err
+    assert len(out.split()) == 6
+    assert "demo-d64-E4@tokens001.5M-seed0" in out
+    assert len(load_index(open_store(store), "demo")) == 3
+
+    code, out, _ = run(monkeypatch, capsys, "runs", store)
+    assert (code, out.split()) == (0, ["demo"])
+    code, out, _ = run(monkeypatch, capsys, "runs", store, "demo", "--where", "eval_loss < 5.5", "--json")
+    assert [json.loads(line)["run_id"] for line in out.splitlines()] == ["run0", "run1"]
+    code, out, _ = run(monkeypatch, capsys, "runs", store, "demo")
+    assert "3 runs of demo" in out
+
+    code, out, _ = run(monkeypatch, capsys, "pull", store, "demo", "--to", tmp_path / "got", "--where", "seed=2")
+    assert code == 0
+    assert RunRecord.load(tmp_path / "got" / "demo-d64-E4" / "tokens001.5M-seed2").run_id == "run2"
+
+
+def test_a_store_can_be_pushed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path
+) -> None:
+    assert run(monkeypatch, capsys, "push", sweep, tmp_path / "a")[0] == 0
+    assert run(monkeypatch, capsys, "push", tmp_path / "a", tmp_path / "b")[0] == 0
+    rows = [load_index(open_store(tmp_path / name), "demo") for name in "ab"]
+    assert [row.weights_sha256 for row in rows[0]] == [row.weights_sha256 for row in rows[1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["push", "missing", "store"], "there is no folder missing"),
+        (["push", ".", "store"], "has no run.json"),
+        (["push", ".", "https://hub"], "has no run.json"),
+        (["runs", "store", "demo"], "no dataset 'demo-runs'"),
+        (["runs", "ftp://x", "demo"], "allowed are a folder"),
+        (["pull", "store", "demo", "--to", "x"], "no dataset 'demo-runs'"),
+    ],
+)
+def test_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(monkeypatch, capsys, *arguments)
+    assert code == 1
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("where", ["E", "experts ~ 3", "hardware = 3", "E = eight", "E > 1; D > 2", "__class__ = 1"])
+def test_a_wrong_filter_says_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path, where: str
+) -> None:
+    run(monkeypatch, capsys, "push", sweep, tmp_path / "a")
+    code, _, err = run(monkeypatch, capsys, "runs", tmp_path / "a", "demo", "--where", where)
+    assert code == 1
+    assert "filter term" in err

@@ -1,0 +1,80 @@
+"""Two processes on CPU (gloo): DDP, FSDP2, tensor and expert parallelism give the gradients of one process.
+
+Run by `test_distributed.py` under torchrun; prints one line per case and fails on the first disagreement. The rows of
+the second process repeat one token, so that whole experts get nothing there.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers.distributed import DistributedConfig
+
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    fields = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_experts": 4}
+    # The balance loss is not a sum over tokens: it is off where a batch is split between processes.
+    return SwitchMoeForCausalLM(SwitchMoeConfig(**fields, **changes)).train()
+
+
+SPLIT = {"capacity_factor": None, "router_aux_loss_coef": 0.0}
+
+
+def gradients(model, ids, **options):
+    model.zero_grad()
+    model(ids, labels=ids, use_cache=False, **options).loss.backward()
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        found[name.removeprefix("module.")] = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    return found
+
+
+def compare(case, found, expected):
+    for name, gradient in expected.items():
+        error = (found[name] - gradient).abs().max().item()
+        assert error <= 1e-6, f"{case}: {name} differs by {error:.1e}"
+    if dist.get_rank() == 0:
+        print(f"ok {case}", flush=True)
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    ids = torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(5))
+    ids[2:] = 7
+    mine = ids[2 * rank : 2 * rank + 2]
+    expected = gradients(build(**SPLIT), ids)
+
+    model = torch.nn.parallel.DistributedDataParallel(build(**SPLIT))
+    for output_logits in (True, False):
+        compare(f"DDP, output_logits={output_logits}", gradients(model, mine, output_logits=output_logits), expected)
+
+    mesh = init_device_mesh("cpu", (2,))
+    model = build(**SPLIT)
+    for part in (*model.model.layers, model.lm_head, model):
+        fully_shard(part, mesh=mesh)
+    for output_logits in (True, False):
+        compare(f"FSDP2, output_logits={output_logits}", gradients(model, mine, output_logits=output_logits), expected)
+
+    if rank == 0:
+        build().save_pretrained(folder)
+    dist.barrier()
+    whole = build()
+    expected, logits = gradients(whole, ids), whole.eval()(ids).logits
+    for case, sizes in {"TP": {"tp_size": 2}, "EP": {"tp_size": 2, "ep_size": 2}}.items():
+        model = SwitchMoeForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(**sizes)).eval()
+        torch.testing.assert_close(model(ids).logits, logits, rtol=0, atol=1e-5)
+        compare(case, gradients(model.train(), ids), expected)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,154 @@
+"""Configuration: clear errors, parameter counts (the paper's listing, the instantiated model), initialisation."""
+
+import math
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+
+# The paper's experiments listing: (heads, blocks, d_model, active as printed) -> {experts: total as printed}.
+LISTING = {
+    (8, 8, 512, "79M"): {1: "79M", 2: "98M", 4: "135M", 8: "211M", 16: "362M", 32: "664M"},
+    (9, 9, 576, "97M"): {8: "285M"},
+    (10, 10, 640, "118M"): {1: "118M", 2: "154M", 4: "228M", 8: "376M", 16: "671M", 32: "1.3B"},
+    (11, 11, 704, "142M"): {4: "289M"},
+    (12, 12, 768, "169M"): {1: "169M", 2: "233M", 4: "360M", 8: "615M", 16: "1.1B", 32: "2.1B"},
+    (13, 13, 832, "201M"): {2: "282M"},
+    (16, 16, 1024, "321M"): {1: "321M", 2: "472M", 4: "774M", 8: "1.4B", 16: "2.6B", 32: "5.0B"},
+    (18, 18, 1152, "426M"): {4: "1.1B"},
+    (10, 16, 1280, "469M"): {1: "469M", 2: "705M", 4: "1.2B", 8: "2.1B"},
+    (20, 20, 1280, "555M"): {1: "555M", 2: "850M"},
+    (11, 21, 1408, "683M"): {1: "683M", 2: "1.1B", 4: "1.8B", 8: "3.3B"},
+    (22, 22, 1408, "709M"): {1: "709M", 2: "1.1B", 4: "1.9B"},
+    (24, 24, 1536, "890M"): {1: "890M"},
+    (26, 26, 1664, "1.1B"): {1: "1.1B", 2: "1.8B", 4: "3.0B"},
+    (28, 28, 1792, "1.3B"): {1: "1.3B", 2: "2.2B", 4: "3.8B"},
+    (30, 30, 1920, "1.6B"): {1: "1.6B", 2: "2.6B"},
+    (36, 36, 2304, "2.7B"): {1: "2.7B"},
+}
+CASES = [(*shape, experts, total) for shape, totals in LISTING.items() for experts, total in totals.items()]
+
+
+def as_printed(count):
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+
+
+def test_the_listing_has_51_configurations():
+    assert len(CASES) == 51
+
+
+@pytest.mark.parametrize(("heads", "blocks", "width", "active", "experts", "total"), CASES)
+def test_counts_of_the_papers_listing(heads, blocks, width, active, experts, total):
+    config = SwitchMoeConfig(
+        hidden_size=width, num_hidden_layers=blocks, num_attention_heads=heads, num_experts=experts
+    )
+    assert as_printed(config.num_parameters()) == total
+    assert as_printed(config.num_parameters(active=True)) == active
+    assert config.num_parameters() == 2 * width * 50257 + (4 + 9 * experts) * blocks * width**2
+    with torch.device("meta"):
+        model = SwitchMoeForCausalLM(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == config.num_parameters(exact=True)
+    counted = sum(p.numel() for name, p in model.named_parameters() if "norm" not in name and "router" not in name)
+    assert counted == config.num_parameters()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_type": "rms_norm"},
+        {"final_norm": True},
+        {"tie_word_embeddings": True},
+        {"num_experts": 1, "final_norm": True, "norm_type": "rms_norm", "intermediate_size": 50},
+    ],
+)
+def test_exact_count_of_other_configurations(make_config, changes):
+    config = make_config(**changes)
+    model = SwitchMoeForCausalLM(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == config.num_parameters(exact=True)
+    experts = config.num_experts
+    per_expert = 3 * config.hidden_size * config.intermediate_size * config.num_hidden_layers
+    for exact in (True, False):
+        inactive = config.num_parameters(exact=exact) - config.num_parameters(active=True, exact=exact)
+        assert inactive == (experts - 1) * per_expert
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 0}, "num_experts=0 must be an integer of at least 1"),
+        ({"num_experts": "8"}, "num_experts.*expected int"),
+        ({"num_experts": True}, "num_experts.*expected int"),
+        ({"hidden_size": 100, "num_attention_heads": 3}, "num_attention_heads=3 must divide hidden_size=100"),
+        ({"hidden_size": 9, "num_attention_heads": 3}, "=3 must be even"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"hidden_size": 0}, "hidden_size=0"),
+        ({"intermediate_size": 0}, "intermediate_size=0"),
+        ({"capacity_factor": 0}, "capacity_factor=0 must be"),
+        ({"capacity_factor": -1.0}, "capacity_factor=-1.0 must be"),
+        ({"capacity_factor": math.nan}, "capacity_factor=nan must be"),
+        ({"attention_precision": "float8"}, "attention_precision.*'float32', 'compute'"),
+        ({"norm_type": "batch_norm"}, "norm_type.*'layer_norm', 'rms_norm'"),
+        ({"initialization": "xavier"}, "initialization.*'paper', 'normal'"),
+        ({"router_z_loss_coef": -0.1}, "router_z_loss_coef=-0.1"),
+        ({"vocab_size": 50256, "eos_token_id": 50256}, "eos_token_id=50256 must lie in the vocabulary, 0 to 50255"),
+        ({"eos_token_id": [1, 99999]}, "eos_token_id=99999"),
+        ({"attention_dropout": 1.0}, "attention_dropout=1.0"),
+    ],
+)
+def test_bad_values_are_named(changes, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        SwitchMoeConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"num_expert": 4}, "did you mean 'num_experts'"), ({"num_experts_per_tok": 2}, "num_experts_per_tok must be 1")],
+)
+def test_misspelt_fields_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        SwitchMoeConfig(**changes)
+
+
+def test_defaults_are_the_papers_runs():
+    config = SwitchMoeConfig()
+    assert config.intermediate_size == 3 * config.hidden_size
+    assert config.rope_parameters == {"rope_theta": 10000.0, "rope_type": "default"}
+    assert (config.capacity_factor, config.router_aux_loss_coef, config.router_z_loss_coef) == (1.0, 0.01, 0.001)
+    assert (config.norm_type, config.final_norm, config.tie_word_embeddings) == ("layer_norm", False, False)
+
+
+def test_paper_initialisation(make_config):
+    """Moments of a truncated normal of std sqrt(0.1 / fan_in) cut at +-0.2; fan_in counts all experts for `down`."""
+    config = make_config(hidden_size=128, vocab_size=4000, num_experts=8)
+    weights = dict(SwitchMoeForCausalLM(config).named_parameters())
+    block = "model.layers.1."
+    expected = {
+        "model.embed_tokens.weight": 0.1124,  # std 0.316 cut at 0.63 sigma
+        block + "self_attn.q_proj.weight": math.sqrt(0.1 / 128),
+        block + "self_attn.o_proj.weight": math.sqrt(0.1 / 128),
+        block + "mlp.router.weight": math.sqrt(0.1 / 128),
+        block + "mlp.experts.gate_up_proj": math.sqrt(0.1 / 128),
+        block + "mlp.experts.down_proj": math.sqrt(0.1 / (8 * 3 * 128)),
+        "lm_head.weight": math.sqrt(0.1 / 128),
+    }
+    for name, std in expected.items():
+        weight = weights[name]
+        tolerance = 4 / math.sqrt(weight.numel())
+        assert weight.std().item() == pytest.approx(std, rel=tolerance), name
+        assert abs(weight.mean().item()) < 4 * std / math.sqrt(weight.numel()), name
+        assert weight.abs().max() <= 0.2, name
+    assert weights["model.embed_tokens.weight"].abs().max() > 0.199
+    assert (weights[block + "input_layernorm.weight"] == 1).all()
+    assert (weights[block + "input_layernorm.bias"] == 0).all()
+    dense = dict(SwitchMoeForCausalLM(make_config(hidden_size=128, num_experts=1)).named_parameters())
+    std = dense[block + "mlp.down_proj.weight"].std().item()
+    assert std == pytest.approx(math.sqrt(0.1 / 384), rel=0.03)
+
+
+def test_normal_initialisation(make_config):
+    model = SwitchMoeForCausalLM(make_config(hidden_size=128, initialization="normal", initializer_range=0.05))
+    for name, weight in model.named_parameters():
+        if "norm" not in name:
+            assert weight.std().item() == pytest.approx(0.05, rel=0.2), name

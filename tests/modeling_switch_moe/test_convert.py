@@ -1,0 +1,205 @@
+"""Conversion of the training code's checkpoints, against a forward pass written for that layout."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from modeling_switch_moe.convert import ConversionError, convert, convert_to_folder
+
+BLOCK = "encoder.blocks.block_{}.block."
+ATTENTION, FEED_FORWARD = "residual_attention.layer.", "residual_feedforward.layer."
+EXPERTS = FEED_FORWARD + "feedforward.expert_inner_function."
+
+
+def theirs(experts, width=48, heads=3, blocks=2, vocab=37, length=16):
+    """A state dict in the layout of the runs, with weights large enough for every part to matter."""
+    generator = torch.Generator().manual_seed(experts)
+
+    def random(*shape, scale=1.0):
+        return scale * torch.randn(*shape, generator=generator)
+
+    head_dim, inner = width // heads, 3 * width
+    angles = torch.arange(length)[:, None] * (1 / 10000) ** (torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.cat([angles, angles], 1)
+    state = {"embedding_layer.layers.0.weight": random(vocab, width), "head.weight": random(vocab, width)}
+    for i in range(blocks):
+        state |= {
+            BLOCK.format(i) + name: tensor
+            for name, tensor in {
+                ATTENTION + "pre_norm.weight": 1 + random(width, scale=0.1),
+                ATTENTION + "pre_norm.bias": random(width, scale=0.1),
+                ATTENTION + "attention.input_projection.weight": random(3 * width, width, scale=0.3),
+                ATTENTION + "attention.output_projection.weight": random(width, width, scale=0.2),
+                ATTENTION + "attention.rope.sin": angles.sin(),
+                ATTENTION + "attention.rope.cos": angles.cos(),
+                FEED_FORWARD + "pre_norm.weight": 1 + random(width, scale=0.1),
+                FEED_FORWARD + "pre_norm.bias": random(width, scale=0.1),
+                FEED_FORWARD + "feedforward.gating.gate": random(width, experts, scale=0.5),
+                EXPERTS + "gate_weight": random(experts, width, inner, scale=0.3),
+                EXPERTS + "lin1_weight": random(experts, width, inner, scale=0.3),
+                EXPERTS + "lin2_weight": random(experts, inner, width, scale=0.3),
+            }.items()
+        }
+    return state
+
+
+def layer_norm(x, block, name):
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
+    return (x - mean) / torch.sqrt(variance + 1e-5) * block[name + "weight"] + block[name + "bias"]
+
+
+def their_attention(x, block):
+    """One row `x [S, d]`; rows of the fused projection are q, k, v of head 0, then of head 1, ..."""
+    fused = block[ATTENTION + "attention.input_projection.weight"]
+    sin, cos = (block[ATTENTION + "attention.rope." + kind][: len(x)] for kind in ("sin", "cos"))
+    head_dim, outputs = sin.shape[1], []
+    for head in range(x.shape[1] // head_dim):
+        rows = fused[3 * head_dim * head : 3 * head_dim * (head + 1)]
+        query, key, value = (x @ part.T for part in rows.split(head_dim))
+        query, key = (
+            t * cos + torch.cat([-t[:, head_dim // 2 :], t[:, : head_dim // 2]], 1) * sin for t in (query, key)
+        )
+        scores = query @ key.T / math.sqrt(head_dim)
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -math.inf)
+        outputs.append(torch.softmax(scores, 1) @ value)
+    return torch.cat(outputs, 1) @ block[ATTENTION + "attention.output_projection.weight"].T
+
+
+def their_switch(x, block):
+    probabilities = torch.softmax(x @ block[FEED_FORWARD + "feedforward.gating.gate"], -1)
+    outputs = []
+    for token, probability in zip(x, probabilities, strict=True):
+        expert = int(probability.argmax())
+        gate, up, down = (block[f"{EXPERTS}{name}_weight"][expert] for name in ("gate", "lin1", "lin2"))
+        outputs.append(probability[expert] * ((torch.nn.functional.silu(token @ gate) * (token @ up)) @ down))
+    return torch.stack(outputs)
+
+
+def their_forward(state, ids):
+    state = {name: tensor.double() for name, tensor in state.items()}
+    logits = []
+    for row in ids:
+        x = state["embedding_layer.layers.0.weight"][row]
+        for i in range(2):
+            block = {name: state[BLOCK.format(i) + name] for name in names_of_a_block(state)}
+            x = x + their_attention(layer_norm(x, block, ATTENTION + "pre_norm."), block)
+            x = x + their_switch(layer_norm(x, block, FEED_FORWARD + "pre_norm."), block)
+        logits.append(x @ state["head.weight"].T)
+    return torch.stack(logits)
+
+
+def names_of_a_block(state):
+    return [name.removeprefix(BLOCK.format(0)) for name in state if name.startswith(BLOCK.format(0))]
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 37, (2, 16), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize(("experts", "heads"), [(1, 3), (2, 3), (4, 2), (8, 1)])
+def test_logits_of_the_converted_model(tmp_path, ids, experts, heads):
+    state = theirs(experts, heads=heads)
+    torch.save(
+        {"model": state, "optimizer": {"state": {}}, "step": 7629, "logger": {"run_id": "x"}}, tmp_path / "a.pt"
+    )
+    convert_to_folder(tmp_path / "a.pt", tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
+    assert (model.config.num_experts, model.config.num_attention_heads) == (experts, heads)
+    expected = their_forward(state, ids)
+    assert expected.std() > 1
+    torch.testing.assert_close(model(ids).logits.double(), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+def test_every_way_to_save_gives_the_same_model(tmp_path, ids):
+    state = theirs(4)
+    prefixed = {
+        "module._orig_mod." + name.replace(".layer.", ".layer._fsdp_wrapped_module."): t for name, t in state.items()
+    }
+    without_rope = {name: tensor for name, tensor in state.items() if ".rope." not in name}
+    torch.save({"model": state, "step": 3, "args_override": None}, tmp_path / "whole.pt")
+    torch.save(state, tmp_path / "bare.pt")
+    torch.save(prefixed, tmp_path / "wrapped.pt")
+    torch.save(without_rope, tmp_path / "rope.pt")
+    torch.save(state, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    expected = convert(tmp_path / "whole.pt")(ids).logits
+    for name, options in {"bare": {}, "wrapped": {}, "legacy": {}, "rope": {"num_attention_heads": 3}}.items():
+        assert torch.equal(convert(tmp_path / f"{name}.pt", **options)(ids).logits, expected), name
+
+
+def test_bf16_keeps_the_router_fp32(tmp_path):
+    torch.save(theirs(4), tmp_path / "a.pt")
+    convert_to_folder(tmp_path / "a.pt", tmp_path / "out", dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.dtype == torch.bfloat16
+    gate = theirs(4)[BLOCK.format(0) + FEED_FORWARD + "feedforward.gating.gate"]
+    assert torch.equal(model.model.layers[0].mlp.router.weight, gate.T)
+
+
+def broken(change):
+    state = theirs(4)
+    change(state)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("head.weight"), "missing: head.weight"),
+        (lambda s: s.pop(BLOCK.format(1) + EXPERTS + "lin2_weight"), r"missing: encoder.*block_1.*lin2_weight"),
+        (lambda s: s.update({"final_norm.weight": torch.ones(48)}), "not understood: final_norm.weight"),
+        (lambda s: s.update({BLOCK.format(0) + "extra.bias": torch.ones(1)}), "not understood: .*block_0.*extra.bias"),
+        (lambda s: [s.pop(n) for n in list(s) if "block_0" in n], "missing: .*block_0"),
+        (lambda s: s.update({"head.weight": torch.ones(37, 47)}), r"head.weight is \(37, 47\) and not \(37, 48\)"),
+        (
+            lambda s: s.update({BLOCK.format(1) + EXPERTS + "lin1_weight": torch.ones(2, 48, 144)}),
+            r"block_1.*lin1_weight is \(2, 48, 144\) and not \(4, 48, 144\)",
+        ),
+        (lambda s: [s.pop(n) for n in list(s) if ".rope." in n], "pass num_attention_heads"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path, change, message):
+    torch.save(broken(change), tmp_path / "a.pt")
+    with pytest.raises(ConversionError, match=message):
+        convert_to_folder(tmp_path / "a.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_no_checkpoints(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.pt"):
+        convert(tmp_path / "nothing.pt")
+    (tmp_path / "text.pt").write_text("no tensors here")
+    with pytest.raises(ConversionError, match=r"text\.pt cannot be read"):
+        convert(tmp_path / "text.pt")
+    torch.save({"model": {}}, tmp_path / "empty.pt")
+    with pytest.raises(ConversionError, match="neither a state dict"):
+        convert(tmp_path / "empty.pt")
+
+
+class Payload:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_nothing_in_the_file_is_executed(tmp_path, capsys):
+    torch.save({"model": theirs(4), "logger": Payload()}, tmp_path / "a.pt")
+    with pytest.raises(ConversionError, match="cannot be read as a checkpoint of tensors"):
+        convert(tmp_path / "a.pt")
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_command_line(tmp_path):
+    torch.save(theirs(4), tmp_path / "a.pt")
+    command = [sys.executable, "-m", "modeling_switch_moe.convert", tmp_path / "a.pt", tmp_path / "out"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "E = 4" in result.stdout
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_experts"] == 4
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 1
+    assert "exists and is not an empty folder" in again.stderr

@@ -1,0 +1,209 @@
+"""The fast model against the token-by-token reference: logits, losses, dropped tokens, gradients."""
+
+import functools
+
+import pytest
+import torch
+
+from modeling_switch_moe.routing import expert_capacity, route
+from tests.modeling_switch_moe.reference import IMPLEMENTATIONS, cross_entropy, run
+
+CLOSE = {"rtol": 0, "atol": 1e-5}
+
+
+def assert_gradients_close(gradients, expected):
+    """Within 1e-5 of each tensor's largest entry: gradients here are small, an absolute bound would say little."""
+    largest = max(gradient.abs().max().item() for gradient in expected.values())
+    for name, gradient in gradients.items():
+        scale = expected[name].abs().max().item()
+        error = (gradient - expected[name]).abs().max().item()
+        assert error <= 1e-5 * scale + 1e-7 * largest, f"{name}: error {error:.1e} at scale {scale:.1e}"
+
+
+def assert_equals_reference(model, tokens, training, attention_mask=None):
+    """Compare everything, gradients of the whole training loss included; returns the reference's result (in fp64)."""
+    model.train(training)
+    labels = tokens if attention_mask is None else tokens.masked_fill(attention_mask == 0, -100)
+    output = model(tokens, attention_mask=attention_mask, labels=labels)
+    weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
+    expected = run(weights, model.config, tokens, training, attention_mask)
+    real = torch.ones_like(tokens).bool() if attention_mask is None else attention_mask.bool()
+    close = functools.partial(torch.testing.assert_close, check_dtype=False, **CLOSE)
+    close(output.logits[real], expected.logits[real])
+    close(output.balance_loss, expected.balance_loss)
+    close(output.z_loss, expected.z_loss)
+    lm_loss = cross_entropy(expected.logits, labels)
+    close(output.lm_loss, lm_loss)
+    loss = lm_loss
+    if training:
+        loss = loss + 0.01 * expected.balance_loss + 0.001 * expected.z_loss
+    close(output.loss, loss)
+    assert output.routing.tokens_per_expert.tolist() == expected.counts
+    assert output.routing.dropped_tokens.tolist() == [len(dropped) for dropped in expected.dropped]
+    output.loss.backward()
+    loss.backward()
+    assert_gradients_close(
+        {name: p.grad for name, p in model.named_parameters()}, {n: w.grad for n, w in weights.items()}
+    )
+    return expected
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_training_with_dropped_tokens(make_model, tokens, implementation):
+    model = make_model()
+    model.set_experts_implementation(implementation)
+    expected = assert_equals_reference(model, tokens, training=True)
+    assert all(expected.dropped), "the case must drop tokens in every block"
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_evaluation_is_dropless(make_model, tokens, implementation):
+    model = make_model()
+    model.set_experts_implementation(implementation)
+    expected = assert_equals_reference(model, tokens, training=False)
+    assert expected.dropped == [[], []]
+    assert max(expected.counts[0]) > tokens.numel() / 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_experts": 1},
+        {"num_experts": 8, "capacity_factor": 1.5},
+        {"capacity_factor": None},
+        {"norm_type": "rms_norm", "final_norm": True},
+        {"num_attention_heads": 4, "intermediate_size": 40, "final_norm": True},
+    ],
+)
+def test_training_of_other_configurations(make_model, tokens, changes):
+    assert_equals_reference(make_model(**changes), tokens, training=True)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("training", [True, False])
+def test_padding_takes_no_part(make_model, tokens, training, implementation):
+    mask = torch.ones_like(tokens)
+    mask[0, 7:], mask[2, 3:] = 0, 0
+    model = make_model()
+    model.set_experts_implementation(implementation)
+    assert_equals_reference(model, tokens, training, mask)
+
+
+@pytest.mark.parametrize("sharpen", [8.0, 30.0])
+def test_implementations_agree_when_experts_get_nothing(make_model, sharpen):
+    """Wider than the reference can go; the repeated token of one row sends all of its positions to one expert."""
+    model = make_model(sharpen=sharpen, num_experts=8).train()
+    some, one = torch.randint(0, 61, (4, 40)), torch.full((4, 40), 7)
+    for ids in (some, one):
+        gradients = {}
+        for implementation in ("eager", "sorted", "capacity", "grouped_mm", "batched_mm"):
+            model.set_experts_implementation(implementation)
+            model.zero_grad()
+            output = model(ids, labels=ids)
+            (output.loss + output.logits.square().sum()).backward()
+            gradients[implementation] = {n: p.grad.clone() for n, p in model.named_parameters()}
+            assert_gradients_close(gradients[implementation], gradients["eager"])
+    assert (output.routing.tokens_per_expert == 0).any()
+
+
+def test_first_come_first_kept():
+    """Five tokens for expert 0, three for expert 1, capacity floor(8/2) = 4: only the fifth of expert 0 is dropped."""
+    experts = torch.tensor([0, 1, 0, 0, 1, 0, 0, 1])
+    logits = torch.nn.functional.one_hot(experts, 2).float()
+    routing, statistics = route(logits, capacity_factor=1.0)
+    assert routing.expert.tolist() == experts.tolist()
+    assert (routing.gate == 0).nonzero().flatten().tolist() == [6]
+    assert statistics.dropped_tokens == 1
+    assert statistics.tokens_per_expert.tolist() == [5, 3]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "factor", "capacity"), [(10, 4, 1.0, 2), (10, 4, 1.5, 3), (7, 2, 9.0, 7)]
+)
+def test_capacity_is_floored_and_never_above_all(tokens, experts, factor, capacity):
+    assert expert_capacity(tokens, experts, factor) == capacity
+    assert expert_capacity(torch.tensor(tokens), experts, factor) == capacity
+
+
+def test_balance_loss_is_one_when_balanced_and_e_when_collapsed():
+    balanced = 50 * torch.nn.functional.one_hot(torch.arange(8) % 4, 4).float()
+    collapsed = 50 * torch.nn.functional.one_hot(torch.zeros(8, dtype=torch.long), 4).float()
+    assert route(balanced)[1].balance_loss.item() == pytest.approx(1.0)
+    assert route(collapsed)[1].balance_loss.item() == pytest.approx(4.0)
+    assert route(torch.zeros(8, 4))[1].router_entropy.item() == pytest.approx(torch.tensor(4.0).log().item())
+
+
+def test_router_learns_from_the_language_model_loss(make_model, tokens):
+    """Top-1 with renormalised weights would leave this gradient at zero."""
+    model = make_model(sharpen=1.0, router_aux_loss_coef=0.0, router_z_loss_coef=0.0).train()
+    model(tokens, labels=tokens).loss.backward()
+    for layer in model.model.layers:
+        assert layer.mlp.router.weight.grad.norm() > 1e-3 * layer.mlp.experts.down_proj.grad.norm()
+
+
+def test_micro_batches_add_up_to_the_batch(make_model):
+    """Dropless: with num_items_in_batch k micro-batches give the cross-entropy gradient of one large batch, and the
+    router losses are averaged over micro-batches (their value on equal micro-batches is that of one)."""
+    ids = torch.randint(0, 61, (4, 10))
+    for coefficients in ({"router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.01}, {}):
+        model = make_model(capacity_factor=None, **coefficients).train()
+        batch = ids if coefficients else ids[:1].expand(4, -1)
+        model(batch, labels=batch).loss.backward()
+        whole = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        for row in batch.split(1):
+            model(row, labels=row, num_items_in_batch=torch.tensor(4 * 9)).loss.backward()
+        for parameter, expected in zip(model.parameters(), whole, strict=True):
+            torch.testing.assert_close(parameter.grad, expected, **CLOSE)
+
+
+def test_shift_labels_are_targets_as_they_stand(make_model, tokens):
+    model = make_model().train()
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    aligned = model(inputs, shift_labels=targets)
+    shifted = torch.cat([torch.full_like(targets[:, :1], -100), targets], 1)[:, :-1]
+    assert shifted.shape == inputs.shape
+    by_hand = torch.nn.functional.cross_entropy(aligned.logits.flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(aligned.lm_loss, by_hand)
+    expected = by_hand + 0.01 * aligned.balance_loss + 0.001 * aligned.z_loss
+    torch.testing.assert_close(aligned.loss, expected)
+    with_count = model(inputs, shift_labels=targets, num_items_in_batch=targets.numel())
+    torch.testing.assert_close(with_count.loss, expected)
+
+
+@pytest.mark.parametrize("kind", ["labels", "shift_labels", "num_items", "autocast", "evaluation"])
+def test_loss_in_chunks_equals_the_loss_from_logits(make_model, tokens, monkeypatch, kind):
+    monkeypatch.setattr("modeling_switch_moe.losses.rows_per_chunk", lambda *_: 7)
+    model = make_model().train(kind != "evaluation")
+    targets = tokens.clone()
+    targets[1, 2:9] = -100
+    arguments = {"shift_labels": targets} if kind == "shift_labels" else {"labels": targets}
+    if kind == "num_items":
+        arguments["num_items_in_batch"] = torch.tensor(100)
+    results = []
+    for output_logits in (True, False):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
+            output = model(tokens, output_logits=output_logits, **arguments)
+        output.loss.backward()
+        results.append((output, {name: p.grad.clone() for name, p in model.named_parameters()}))
+    (whole, expected), (chunked, gradients) = results
+    assert chunked.logits is None
+    if kind == "autocast":
+        torch.testing.assert_close(chunked.loss, whole.loss, rtol=1e-3, atol=0)
+        for name, gradient in gradients.items():
+            assert torch.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.99, name
+    else:
+        torch.testing.assert_close(chunked.loss, whole.loss)
+        assert_gradients_close(gradients, expected)
+
+
+def test_loss_in_chunks_without_gradients(make_model, tokens):
+    model = make_model().eval()
+    with torch.no_grad():
+        chunked, whole = model(tokens, labels=tokens, output_logits=False), model(tokens, labels=tokens)
+    torch.testing.assert_close(chunked.loss, whole.loss)
+    model.resize_token_embeddings(64)
+    torch.testing.assert_close(
+        model(tokens, labels=tokens, output_logits=False).loss, model(tokens, labels=tokens).loss
+    )

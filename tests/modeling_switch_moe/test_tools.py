@@ -1,0 +1,152 @@
+"""The tools around transformers: torch.compile, torch.export, Trainer, pipelines, PEFT, quantisation."""
+
+import pytest
+import tokenizers
+import torch
+from transformers import BitsAndBytesConfig, PreTrainedTokenizerFast, Trainer, TrainingArguments, pipeline
+
+from modeling_switch_moe import SwitchMoeForCausalLM
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+def test_compiled_evaluation_has_no_graph_breaks(make_model, tokens, experts):
+    model = make_model(num_experts=experts).eval()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        expected = model(tokens, labels=tokens)
+        actual = compiled(tokens, labels=tokens)
+    torch.testing.assert_close(actual.logits, expected.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual.loss, expected.loss)
+    assert torch.equal(actual.routing.tokens_per_expert, expected.routing.tokens_per_expert)
+
+
+@pytest.mark.parametrize(
+    ("changes", "output_logits"),
+    [({}, False), ({"capacity_factor": None}, True), ({"num_experts": 1}, False)],
+)
+def test_compiled_training_step_has_no_graph_breaks(make_model, tokens, changes, output_logits):
+    model = make_model(**changes).train()
+    options = {"labels": tokens, "use_cache": False, "output_logits": output_logits}
+    expected = model(tokens, **options)
+    expected.loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    actual = torch.compile(model, fullgraph=True, backend="aot_eager")(tokens, **options)
+    actual.loss.backward()
+    torch.testing.assert_close(actual.loss, expected.loss)
+    assert torch.equal(actual.routing.dropped_tokens, expected.routing.dropped_tokens)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_compiled_model_saves_under_plain_names(make_model, tokens, tmp_path):
+    model = make_model().eval()
+    compiled = torch.compile(model, backend="eager")
+    compiled(tokens)
+    compiled.save_pretrained(tmp_path)
+    loaded = SwitchMoeForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_with_free_batch_and_length(make_model, tokens, strict):
+    model = make_model().eval()
+    shapes = {"input_ids": {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=64)}}
+    with torch.no_grad():
+        program = torch.export.export(
+            model, (tokens,), {"use_cache": False}, dynamic_shapes=shapes | {"use_cache": None}, strict=strict
+        )
+        other = torch.randint(0, 61, (5, 20))
+        actual = program.module()(other, use_cache=False).logits
+    torch.testing.assert_close(actual, model(other).logits, rtol=0, atol=1e-5)
+
+
+class TestTrainer:
+    def train(self, model, folder, batch, accumulation):
+        rows = torch.randint(0, 61, (32, 12), generator=torch.Generator().manual_seed(3)).tolist()
+        data = [{"input_ids": row, "labels": row} for row in rows]
+        arguments = TrainingArguments(
+            str(folder),
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            max_steps=4,
+            logging_steps=1,
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            seed=0,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data)
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        return before, losses, trainer.evaluate()["eval_loss"]
+
+    def test_it_trains(self, make_model, tmp_path):
+        before, losses, after = self.train(make_model(), tmp_path, 8, 1)
+        assert len(losses) == 4
+        assert after < before - 0.01
+
+    def test_accumulation_does_not_multiply_the_router_losses(self, make_model, tmp_path):
+        """z-loss is a mean over tokens: four micro-batches must report and train like one batch."""
+        options = {"capacity_factor": None, "router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.5}
+        one, four = make_model(**options), make_model(**options)
+        _, whole, _ = self.train(one, tmp_path / "one", 8, 1)
+        _, accumulated, _ = self.train(four, tmp_path / "four", 2, 4)
+        assert accumulated == pytest.approx(whole, abs=2e-4)
+
+
+def test_text_generation_pipeline(make_model):
+    words = {word: number for number, word in enumerate(["<end>", *map(str, range(60))])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<end>", eos_token="<end>")
+    generate = pipeline("text-generation", model=make_model().eval(), tokenizer=fast, device="cpu")
+    results = generate(["1 2 3", "4"], max_new_tokens=5, do_sample=False, batch_size=2)
+    alone = generate("4", max_new_tokens=5, do_sample=False)
+    assert results[1] == alone
+    assert results[0][0]["generated_text"].startswith("1 2 3")
+
+
+def test_lora_on_attention_and_experts(make_model, tokens):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], target_parameters=["experts.gate_up_proj", "experts.down_proj"]
+    )
+    model = peft.get_peft_model(make_model(), settings)
+    model.train()
+    model(tokens, labels=tokens).loss.backward()
+    trained = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    assert all("lora" in name for name in trained)
+    assert all(g.abs().max() > 0 for name, g in trained.items() if "lora_B" in name)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    expected = model.eval()(tokens).logits
+    torch.testing.assert_close(model.merge_and_unload()(tokens).logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_loading_leaves_the_router_alone(make_model, tokens, tmp_path, bits):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    model = make_model(hidden_size=64, num_experts=4).eval()
+    model.save_pretrained(tmp_path)
+    settings = BitsAndBytesConfig(load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    loaded = SwitchMoeForCausalLM.from_pretrained(tmp_path, quantization_config=settings, device_map="cpu")
+    for layer, original in zip(loaded.model.layers, model.model.layers, strict=True):
+        assert torch.equal(layer.mlp.router.weight, original.mlp.router.weight)
+        assert layer.mlp.router.weight.dtype == torch.float32
+        assert isinstance(layer.self_attn.q_proj, (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt))
+    similarity = torch.cosine_similarity(
+        loaded(tokens).logits.float().flatten(), model(tokens).logits.flatten(), dim=0
+    )
+    assert similarity > 0.9

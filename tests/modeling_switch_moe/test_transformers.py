@@ -1,0 +1,334 @@
+"""The model as a transformers model: saving, loading, generation, caches, outputs, checkpointing, bad input."""
+
+import copy
+import json
+import re
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, SwitchMoeModel
+
+
+def state_equal(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_save_and_load(make_model, tokens, tmp_path, experts, dtype):
+    model = make_model(num_experts=experts).to(dtype).eval()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=True)
+    assert type(loaded) is SwitchMoeForCausalLM
+    assert loaded.dtype == dtype
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert type(base) is SwitchMoeModel
+    assert torch.equal(base(tokens).last_hidden_state, model.model(tokens).last_hidden_state)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is SwitchMoeConfig
+    assert config.to_diff_dict().keys() == model.config.to_diff_dict().keys()
+
+
+def test_bf16_loading_keeps_the_router_in_fp32(make_model, tmp_path):
+    make_model().save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    dtypes = {name: parameter.dtype for name, parameter in loaded.named_parameters()}
+    for name, dtype in dtypes.items():
+        assert dtype == (torch.float32 if "router" in name else torch.bfloat16), name
+
+
+def test_sharded_saving(make_model, tokens, tmp_path):
+    model = make_model().eval()
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, model(tokens).logits)
+    mapped = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu", low_cpu_mem_usage=True)
+    assert torch.equal(mapped(tokens).logits, model(tokens).logits)
+
+
+def test_missing_weights_are_initialised_by_the_preset(make_model, tmp_path):
+    make_model(hidden_size=128).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp" not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    block = loaded.model.layers[1].mlp
+    assert block.experts.down_proj.std().item() == pytest.approx((0.1 / (4 * 384)) ** 0.5, rel=0.03)
+    assert block.experts.gate_up_proj.std().item() == pytest.approx((0.1 / 128) ** 0.5, rel=0.03)
+    assert block.router.weight.std().item() == pytest.approx((0.1 / 128) ** 0.5, rel=0.2)
+    untouched = loaded.model.layers[0].mlp.experts.down_proj
+    assert torch.equal(untouched, kept["model.layers.0.mlp.experts.down_proj"])
+    assert (loaded.model.rotary_emb.inv_freq == loaded.model.rotary_emb.original_inv_freq).all()
+    assert loaded.model.rotary_emb.inv_freq[0] == 1
+
+
+@pytest.mark.parametrize(("saved", "asked"), [(4, 8), (1, 4), (4, 1)])
+def test_a_checkpoint_of_other_experts_is_refused(make_model, make_config, tmp_path, saved, asked):
+    make_model(num_experts=saved).save_pretrained(tmp_path)
+    with pytest.raises((RuntimeError, ValueError), match=r"num_experts|size mismatch|ignore_mismatched_sizes"):
+        SwitchMoeForCausalLM.from_pretrained(tmp_path, config=make_config(num_experts=asked))
+
+
+def test_a_checkpoint_of_other_width_is_refused(make_model, make_config, tmp_path):
+    make_model().save_pretrained(tmp_path)
+    with pytest.raises((RuntimeError, ValueError), match=r"size mismatch|ignore_mismatched_sizes"):
+        SwitchMoeForCausalLM.from_pretrained(tmp_path, config=make_config(hidden_size=64))
+
+
+def test_a_saved_configuration_with_bad_values_is_refused(make_model, tmp_path):
+    make_model().save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_experts": -4}))
+    with pytest.raises(StrictDataclassError, match="num_experts=-4"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("experts", [1, 4])
+def test_cached_generation_equals_the_full_forward(make_model, tokens, attention, experts):
+    model = make_model(num_experts=experts).eval()
+    model.set_attn_implementation(attention)
+    for cache in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+        out = model.generate(
+            tokens, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_logits=True, **cache
+        )
+        full = model(out.sequences).logits[:, tokens.shape[1] - 1 : -1]
+        torch.testing.assert_close(torch.stack(out.logits, 1), full, rtol=0, atol=2e-5)
+        assert torch.equal(full.argmax(-1), out.sequences[:, tokens.shape[1] :])
+
+
+def test_beam_search_and_sampling(make_model, tokens):
+    model = make_model().eval()
+    beams = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False, num_return_sequences=2)
+    assert beams.shape == (6, 17)
+    without_cache = model.generate(
+        tokens, max_new_tokens=5, num_beams=3, do_sample=False, num_return_sequences=2, use_cache=False
+    )
+    assert torch.equal(beams, without_cache)
+    torch.manual_seed(3)
+    first = model.generate(tokens, max_new_tokens=5, do_sample=True)
+    torch.manual_seed(3)
+    assert torch.equal(first, model.generate(tokens, max_new_tokens=5, do_sample=True))
+
+
+def test_assisted_decoding_gives_the_greedy_tokens(make_model, tokens):
+    model, assistant = make_model().eval(), make_model(seed=1, num_experts=2).eval()
+    row = tokens[:1]
+    greedy = model.generate(row, max_new_tokens=8, do_sample=False)
+    assert torch.equal(greedy, model.generate(row, max_new_tokens=8, do_sample=False, assistant_model=assistant))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_left_padding_changes_nothing(make_model, tokens, attention):
+    model = make_model(pad_token_id=0).eval()
+    model.set_attn_implementation(attention)
+    short = tokens[:1, :7]
+    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), short], 1)
+    batch = torch.cat([padded, tokens[1:]])
+    mask = torch.ones_like(batch)
+    mask[0, :5] = 0
+    alone = model.generate(short, max_new_tokens=6, do_sample=False)[:, 7:]
+    together = model.generate(batch, attention_mask=mask, max_new_tokens=6, do_sample=False)[:1, 12:]
+    assert torch.equal(alone, together)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(batch, attention_mask=mask, position_ids=positions).logits[:1, 5:]
+    torch.testing.assert_close(logits, model(short).logits, rtol=0, atol=1e-5)
+
+
+def test_log_likelihood_with_right_padding_equals_the_unpadded_one(make_model, tokens):
+    model = make_model().eval()
+    padded = torch.cat([tokens, torch.zeros(3, 6, dtype=torch.long)], 1)
+    mask = torch.cat([torch.ones_like(tokens), torch.zeros(3, 6, dtype=torch.long)], 1)
+    labels = padded.masked_fill(mask == 0, -100)
+    with_padding, without = model(padded, attention_mask=mask, labels=labels), model(tokens, labels=tokens)
+    torch.testing.assert_close(with_padding.logits[:, :12], without.logits, rtol=0, atol=1e-5)
+    for name in ("loss", "balance_loss", "z_loss"):
+        torch.testing.assert_close(with_padding[name], without[name])
+    assert torch.equal(with_padding.routing.tokens_per_expert, without.routing.tokens_per_expert)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("flex_attention", marks=pytest.mark.slow)])
+@torch.no_grad()  # flex attention has no backward on CPU
+def test_attention_implementations_agree(make_model, tokens, attention):
+    model = make_model().eval()
+    mask = torch.ones_like(tokens)
+    mask[1, 8:] = 0
+    model.set_attn_implementation("eager")
+    expected = model(tokens, attention_mask=mask).logits[mask.bool()]
+    model.set_attn_implementation(attention)
+    actual = model(tokens, attention_mask=mask).logits[mask.bool()]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_recorded_outputs(make_model, tokens):
+    model = make_model().eval()
+    model.set_attn_implementation("eager")
+    output = model(tokens, output_hidden_states=True, output_attentions=True, output_router_logits=True)
+    assert [h.shape for h in output.hidden_states] == [(3, 12, 32)] * 3
+    assert [a.shape for a in output.attentions] == [(3, 2, 12, 12)] * 2
+    assert [r.shape for r in output.router_logits] == [(36, 4)] * 2
+    assert all(r.dtype == torch.float32 for r in output.router_logits)
+    torch.testing.assert_close(output.attentions[0].sum(-1), torch.ones(3, 2, 12))
+    assert torch.equal(model.lm_head(output.hidden_states[-1]), output.logits)
+    assert output.routing is None
+    plain = model(tokens)
+    assert (plain.router_logits, plain.hidden_states, plain.attentions, plain.loss) == (None,) * 4
+    assert torch.equal(model(tokens, logits_to_keep=2).logits, plain.logits[:, -2:])
+    assert isinstance(model(tokens, return_dict=False), tuple)
+
+
+def test_losses_count_only_in_training(make_model, tokens):
+    model = make_model()
+    evaluated = model.eval()(tokens, labels=tokens)
+    assert torch.equal(evaluated.loss, evaluated.lm_loss)
+    assert evaluated.balance_loss > 0
+    trained = model.train()(tokens, labels=tokens)
+    torch.testing.assert_close(
+        trained.loss, trained.lm_loss + 0.01 * trained.balance_loss + 0.001 * trained.z_loss, rtol=1e-6, atol=0
+    )
+    assert not trained.routing.router_entropy.requires_grad
+    dense = make_model(num_experts=1).train()(tokens, labels=tokens)
+    assert torch.equal(dense.loss, dense.lm_loss)
+    assert dense.routing.tokens_per_expert.tolist() == [[36], [36]]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("experts", [1, 4])
+def test_gradient_checkpointing(make_model, tokens, reentrant, experts):
+    model = make_model(num_experts=experts).train()
+    plain = model(tokens, labels=tokens)
+    plain.loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    output = model(tokens, labels=tokens)
+    output.loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-7, msg=name)
+    assert torch.equal(output.routing.tokens_per_expert, plain.routing.tokens_per_expert)
+    assert torch.equal(output.balance_loss, plain.balance_loss)
+
+
+def test_resize_token_embeddings(make_model, tokens):
+    model = make_model().eval()
+    before = model(tokens).logits
+    model.resize_token_embeddings(70)
+    after = model(tokens).logits
+    assert (model.config.vocab_size, after.shape[-1]) == (70, 70)
+    assert torch.equal(after[..., :61], before)
+    model(torch.full((1, 2), 69), labels=torch.full((1, 2), 69))
+
+
+def test_tied_embeddings(make_model, tokens, tmp_path):
+    model = make_model(tie_word_embeddings=True).eval()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, model(tokens).logits)
+
+
+def test_fp32_islands_under_autocast_and_bf16_weights(make_model, tokens):
+    """Router and attention see fp32 although everything around them is bf16; "compute" leaves attention in bf16."""
+    model = make_model().eval()
+    for weights, precision, expected in (
+        (torch.float32, "float32", torch.float32),
+        (torch.float32, "compute", torch.bfloat16),
+        (torch.bfloat16, "float32", torch.float32),
+        (torch.bfloat16, "compute", torch.bfloat16),
+    ):
+        cast = copy.deepcopy(model).to(weights)
+        cast.config.attention_precision = precision
+        cast.set_attn_implementation("eager")
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=weights == torch.float32):
+            output = cast(tokens, output_attentions=True, output_router_logits=True, use_cache=True)
+        assert {a.dtype for a in output.attentions} == {expected}
+        assert {r.dtype for r in output.router_logits} == {torch.float32}
+        assert output.past_key_values.layers[0].keys.dtype == expected
+        assert torch.cosine_similarity(output.logits.float().flatten(), model(tokens).logits.flatten(), dim=0) > 0.97
+
+
+@pytest.mark.parametrize("implementation", ["auto", "sorted", "capacity", "grouped_mm", "batched_mm", "eager"])
+def test_training_under_autocast(make_model, tokens, implementation):
+    model = make_model().train()
+    model(tokens, labels=tokens).loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.set_experts_implementation(implementation)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(tokens, labels=tokens)
+    output.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.dtype == torch.float32
+        similarity = torch.cosine_similarity(parameter.grad.flatten(), expected[name].flatten(), dim=0)
+        assert similarity > 0.8, name
+
+
+class TestBadInput:
+    def test_token_outside_the_vocabulary(self, make_model):
+        model = make_model()
+        for bad in (61, -1):
+            with pytest.raises(ValueError, match=f"input_ids holds {bad}.*0 to 60"):
+                model(torch.tensor([[1, bad]]))
+
+    @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
+    def test_empty_batch(self, make_model, shape):
+        with pytest.raises(ValueError, match=re.escape(f"no tokens: its shape is {shape}")):
+            make_model()(torch.zeros(shape, dtype=torch.long))
+
+    def test_both_or_no_inputs(self, make_model, tokens):
+        model = make_model()
+        with pytest.raises(ValueError, match="exactly one"):
+            model()
+        with pytest.raises(ValueError, match="exactly one"):
+            model(tokens, inputs_embeds=torch.zeros(3, 12, 32))
+
+    @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+    @pytest.mark.parametrize("training", [True, False])
+    def test_rows_of_padding_alone(self, make_model, tokens, attention, training):
+        model = make_model().train(training)
+        model.set_attn_implementation(attention)
+        mask = torch.ones_like(tokens)
+        mask[1] = 0
+        labels = tokens.masked_fill(mask == 0, -100)
+        output = model(tokens, attention_mask=mask, labels=labels)
+        without = model(tokens[[0, 2]], labels=tokens[[0, 2]])
+        torch.testing.assert_close(output.loss, without.loss)
+        output.loss.backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+
+    def test_padding_alone_measures_zero(self, make_model, tokens):
+        output = make_model().train()(tokens, attention_mask=torch.zeros_like(tokens))
+        assert (output.balance_loss, output.z_loss) == (0, 0)
+        assert output.routing.tokens_per_expert.sum() == 0
+
+    def test_longer_than_the_configuration_warns_and_runs(self, make_model, caplog):
+        import logging
+
+        logging.getLogger("transformers").propagate = True
+        model = make_model(max_position_embeddings=8).eval()
+        with caplog.at_level("WARNING"):
+            output = model(torch.zeros(1, 11, dtype=torch.long))
+        assert "11 tokens, more than max_position_embeddings=8" in caplog.text
+        assert output.logits.isfinite().all()
+
+    @pytest.mark.parametrize("implementation", ["sorted", "capacity", "grouped_mm", "batched_mm", "eager"])
+    @pytest.mark.parametrize("training", [True, False])
+    def test_nan_is_not_routed_silently(self, make_model, tokens, implementation, training):
+        """A NaN reaches loss and losses, whatever the router does with it."""
+        model = make_model().train(training)
+        model.set_experts_implementation(implementation)
+        with torch.no_grad():
+            model.model.layers[0].mlp.router.weight[2, 3] = float("nan")
+        output = model(tokens, labels=tokens)
+        assert output.loss.isnan()
+        assert output.z_loss.isnan()
+        assert output.balance_loss.isnan()
+
+    def test_unknown_experts_implementation(self, make_model):
+        with pytest.raises(ValueError, match="'fastest' is not supported; allowed are eager"):
+            make_model().set_experts_implementation("fastest")

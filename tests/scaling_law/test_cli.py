@@ -1,0 +1,106 @@
+"""The shell: answers as tables and JSON, examples in every help, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scaling_law.cli import app
+
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+@pytest.fixture
+def shell():
+    runner = CliRunner()
+    return lambda *words: runner.invoke(app, [str(w) for w in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
+
+
+@pytest.fixture
+def runs_file(tmp_path, paper_runs):
+    path = tmp_path / "runs.jsonl"
+    frame = paper_runs.to_pandas().rename(columns={"loss": "eval_loss"})
+    frame.to_json(path, orient="records", lines=True, double_precision=15)
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(shell, command):
+    result = shell(command, "--help")
+    assert result.exit_code == 0
+    assert f"scaling-law {command}" in result.output
+    assert "--json" in result.output
+
+
+def test_loss(shell, published):
+    result = shell("loss", "--n-active", "1.1B", "--tokens", "20B", "--experts", "1,4", "--json")
+    rows = json.loads(result.output)["rows"]
+    assert [row["loss"] for row in rows] == published.loss(1.1e9, 2e10, [1, 4]).tolist()
+    assert "2.5648" in shell("loss", "--n-active", "1.1B", "--tokens", "20B").output
+
+
+def test_optimal(shell):
+    words = ("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k")
+    data = json.loads(shell(*words, "--json").output)
+    assert data["best"]["experts"] == 16
+    assert data["constraints"]["kv_cache_tokens"] == 16384
+    assert data["best"]["memory_bytes"] == pytest.approx(80e9)
+    assert "best" in shell(*words).output
+    integral = json.loads(shell(*words, "--integral", "--experts", "1-3", "--json").output)
+    assert [row["architecture"]["experts"] for row in integral["rows"]] == [1, 2, 3]
+
+
+def test_fit_saves_a_law_that_other_commands_take(shell, runs_file, tmp_path):
+    words = ("fit", runs_file, "--bootstrap", 20, "-o", tmp_path / "law")
+    result = shell(*words, "--json")
+    assert result.exit_code == 0
+    data = json.loads(result.output)
+    assert data["rmse"] == pytest.approx(0.0059, abs=2e-4)
+    assert data["intervals"]["alpha"][0] < data["coefficients"]["alpha"] < data["intervals"]["alpha"][1]
+    assert "Coefficients" in shell(*words).output
+    again = json.loads(shell("optimal", "--law", tmp_path / "law", "--flops", "1e20", "--json").output)
+    assert again["rows"][0]["loss_interval"]
+    held = json.loads(shell("fit", runs_file, "--fix", "e_max=256", "--json").output)
+    assert held["coefficients"]["e_max"] == 256
+
+
+def test_figures(shell, tmp_path):
+    data = json.loads(shell("figures", tmp_path / "out", "--suffix", "svg", "--json").output)
+    for path in data["written"]:
+        assert "<svg" in Path(path).read_text()[:1000]
+
+
+def test_learning_rate(shell):
+    assert "0.001699" in shell("learning-rate", "--d-model", 512).output
+    data = json.loads(shell("learning-rate", "--d-model", 512, "--reading", "paper", "--json").output)
+    assert data["learning_rate"] == pytest.approx(4.18e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("loss", "--n-active", "big", "--tokens", "1B"), "--n-active='big'"),
+        (("loss", "--n-active", "1B", "--tokens", "1B", "--experts", "0"), "--experts='0'"),
+        (("optimal", "--flops", "1e22", "--memory", "80XB"), "--memory='80XB'"),
+        (("optimal", "--flops", "1e22", "--memory", "1MB"), "nothing fits"),
+        (("optimal", "--flops", "1e22", "--law", "nowhere"), "nowhere"),
+        (("fit", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("fit", "nowhere.jsonl", "--fix", "e_max"), "nowhere.jsonl"),
+        (("learning-rate", "--d-model", 100), "d_model=100"),
+        (("learning-rate", "--d-model", 128, "--reading", "other"), "reading='other'"),
+        (("figures", "out", "--suffix", "bmp"), "suffix"),
+    ],
+)
+def test_wrong_questions_exit_with_2(shell, words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = shell(*words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_untrusted_answers_exit_with_3(shell):
+    result = shell("optimal", "--flops", "5e22", "--max-parameters", "200M")
+    assert result.exit_code == 3
+    assert "do not act" in result.output

@@ -1,0 +1,53 @@
+"""A query must start quickly and import none of the heavy libraries."""
+
+import subprocess
+import sys
+
+QUERY = """
+import sys, time
+began = time.perf_counter()
+import scaling_law
+law = scaling_law.JointLaw.published()
+table = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384, integral=True)
+law.loss(1e9, 2e10, 8), law.compute_optimal(1e21)
+took = time.perf_counter() - began
+heavy = {"torch", "transformers", "pydantic", "pandas", "matplotlib", "scipy", "rich", "typer", "hub", "datasets"}
+print(took, table.best.experts, sorted(heavy & set(sys.modules)))
+"""
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split(
+        maxsplit=2
+    )
+
+
+def test_query_imports_numpy_only_and_is_quick():
+    results = [run(QUERY) for _ in range(3)]
+    for _, best, heavy in results:
+        assert float(best) == 16
+        assert heavy.strip() == "[]"
+    assert min(float(took) for took, _, _ in results) < 0.5
+
+
+def test_fit_imports_no_learning_library():
+    code = """
+import sys, numpy as np, scaling_law
+from scaling_law.listing import published_design
+d = published_design()
+law = scaling_law.JointLaw.published()
+runs = scaling_law.Runs.from_columns(*d[:3], law.loss(*d[:3]), d.trunk)
+result = scaling_law.fit(runs, starts=[law])
+result.bootstrap(2)
+print(sorted({"torch", "transformers", "pandas", "matplotlib"} & set(sys.modules)))
+"""
+    assert run(code) == ["[]"]
+
+
+def test_every_public_name_resolves():
+    import scaling_law
+
+    for name in scaling_law.__all__:
+        assert getattr(scaling_law, name).__name__ == name
+        assert name in dir(scaling_law)
+    assert not hasattr(scaling_law, "no_such_name")

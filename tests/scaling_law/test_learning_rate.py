@@ -1,0 +1,54 @@
+"""Both readings of the published learning-rate law, and its fit."""
+
+import numpy as np
+import pytest
+
+from scaling_law import Architecture, LearningRateLaw, fit_learning_rate
+from scaling_law.learning_rate import best_of_grid
+
+
+@pytest.mark.parametrize(
+    ("d_model", "paper", "code"), [(512, 4.18e-3, 1.70e-3), (1024, 7.75e-4, 5.43e-4), (1664, 2.38e-4, 2.00e-4)]
+)
+def test_readings(d_model, paper, code):
+    for reading, expected in (("paper", paper), ("code", code)):
+        rate = LearningRateLaw.published(reading).learning_rate(Architecture(d_model))
+        assert rate == pytest.approx(expected, rel=3e-3)
+
+
+def test_more_experts_need_a_lower_rate():
+    law = LearningRateLaw.published()
+    rates = [law.learning_rate(Architecture(512, e)) for e in (1, 16)]
+    assert rates[1] / rates[0] == pytest.approx(16**-0.25)
+
+
+def test_fit_recovers_a_law():
+    law = LearningRateLaw.published()
+    sizes, experts = np.meshgrid([2e7, 1e8, 5e8], [1, 8])
+    rates = law.at(sizes, experts)
+    fitted = fit_learning_rate(sizes.ravel(), experts.ravel(), rates.ravel())
+    assert (fitted.intercept, fitted.slope_n, fitted.slope_e) == pytest.approx(
+        (law.intercept, law.slope_n, law.slope_e), rel=1e-9
+    )
+    assert fitted.rmse == pytest.approx(0, abs=1e-12)
+    without = fit_learning_rate(sizes.ravel(), experts.ravel(), rates.ravel(), with_experts=False)
+    assert without.slope_e == 0
+    # without E the rate is half-way between those of the two E, so wrong by 8^(1/8) on both, more at E = 32
+    assert without.rmse == pytest.approx(np.log(8) / 8, rel=1e-9)
+
+
+def test_fit_refuses_what_determines_nothing():
+    with pytest.raises(ValueError, match="too few different"):
+        fit_learning_rate([1e8, 2e8, 3e8], [4, 4, 4], [1e-3, 8e-4, 7e-4])
+    with pytest.raises(ValueError, match="learning_rates"):
+        fit_learning_rate([1e8, 2e8], [1, 2], [1e-3, -1])
+    with pytest.raises(ValueError, match="reading='text'"):
+        LearningRateLaw(1.0, 1.0, 1.0, "text")
+
+
+def test_best_of_grid_interpolates():
+    rates = np.geomspace(1e-4, 1e-2, 7)
+    losses = 3 + 0.1 * (np.log(rates) - np.log(1.3e-3)) ** 2
+    assert best_of_grid(rates, losses) == pytest.approx(1.3e-3, rel=1e-9)
+    assert best_of_grid([1e-4, 1e-3], [3.0, 2.0]) == pytest.approx(1e-3)
+    assert best_of_grid([1e-4, 1e-3, 1e-2], [3.0, 2.0, np.inf]) == pytest.approx(1e-3)
