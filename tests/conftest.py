@@ -1,6 +1,7 @@
-"""Settings for every test: nothing leaves the machine, and results do not depend on the number of cores."""
+"""Settings for every test (nothing leaves the machine), and the fixtures of a run that takes a second."""
 
 import os
+import random
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -12,3 +13,81 @@ os.environ.update(
     MPLBACKEND="agg",
 )
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from training.arguments import from_dict
+from training.text import TextSource
+from training.tokenizer import train_tokenizer
+
+WORDS = ("model", "expert", "token", "router", "loss", "data", "law", "scale", "train", "dense", "budget", "memory")
+
+
+def make_documents(count: int, seed: int) -> list[str]:
+    """Sentences with a little structure, so that a model can learn something."""
+    generator = random.Random(seed)
+    return [
+        " ".join(generator.choice(WORDS[i % 3 :: 3]) for i in range(generator.randint(30, 120))) + "."
+        for _ in range(count)
+    ]
+
+
+def write_dataset(folder, documents_by_split: dict[str, list[str]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, documents in documents_by_split.items():
+        columns = {"text": documents, "id": [f"<urn:uuid:{split}-{i}>" for i in range(len(documents))]}
+        pq.write_table(pa.table(columns), folder / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "corpus"
+    write_dataset(folder, {"train": make_documents(300, 0), "validation": make_documents(40, 1)})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(TextSource(str(corpus)).documents(), 300, folder, progress=False)
+    return folder
+
+
+@pytest.fixture
+def tiny(corpus, tokenizer_folder, tmp_path):
+    """A function: arguments of a tiny run, with changes such as {"model.experts": 1}."""
+
+    def build(**changes):
+        values = {
+            "run": {
+                "output_dir": str(tmp_path / "run"),
+                "sweep": "tiny",
+                "precision": "fp32",
+                "micro_batch_sequences": 2,
+                "eval_sequences": 8,
+                "log_steps": 1,
+                "progress": False,
+            },
+            "model": {"d_model": 64, "experts": 4},
+            "data": {
+                "dataset": str(corpus),
+                "validation_split": "validation",
+                "tokenizer": str(tokenizer_folder),
+                "sequence_length": 32,
+                "cache_dir": str(tmp_path / "cache"),
+            },
+            "schedule": {
+                "tokens": [1280, 2560],
+                "warmup_tokens": 256,
+                "batch_ramp": ["0:2", "512:4"],
+            },
+            "optimizer": {"learning_rate": 0.01},
+        }
+        for name, value in changes.items():
+            section, _, field = name.replace("__", ".").partition(".")
+            values[section][field] = value
+        return from_dict(values)
+
+    return build

@@ -86,6 +86,15 @@ class Demo:
             sample = self.use(sweep, released)
         self.console.print(demo_report.summary(self.seconds, corpus, released, fitted, answer, sample, self.folder))
 
+    # The names of these two folders are what the run records call the data set and the tokenizer.
+    @property
+    def _corpus(self) -> Path:
+        return self.folder / "installed-documentation"
+
+    @property
+    def _tokenizer(self) -> Path:
+        return self.folder / f"byte-level-bpe-{self.settings.vocab_size}"
+
     @contextmanager
     def _step(self, name: str, what: str) -> Iterator[None]:
         self.console.rule(f"[bold]{name}[/] — {what}", align="left")
@@ -97,7 +106,7 @@ class Demo:
     def corpus(self) -> CorpusReport:
         """Build the corpus, or take the one that is there, also when packages were installed since: the tokenizer, the
         runs and the release that lie beside it were made from it."""
-        folder = self.folder / "corpus"
+        folder = self._corpus
         if (folder / documentation_corpus.MANIFEST).exists():
             report = CorpusReport.load(folder)
             self.console.print(f"The corpus is there already: {report.total.documents:,} documents.")
@@ -108,14 +117,14 @@ class Demo:
 
     def tokenizer(self, corpus: CorpusReport) -> None:
         """Train the tokenizer, unless it is there."""
-        folder, marker = self.folder / "tokenizer", self.folder / "tokenizer" / "trained.json"
+        folder, marker = self._tokenizer, self._tokenizer / "trained.json"
         recipe = {"corpus": corpus.fingerprint, "vocab_size": self.settings.vocab_size}
         if not marker.exists() or json.loads(marker.read_text())["recipe"] != recipe:
-            source = TextSource(str(self.folder / "corpus"))
+            source = TextSource(str(self._corpus))
             train_tokenizer(source.documents(), self.settings.vocab_size, folder, progress=False)
             files.write_json(marker, {"recipe": recipe})
         tokenizer = load_tokenizer(str(folder))
-        text = next(TextSource(str(self.folder / "corpus"), split="validation").documents())[:5000]
+        text = next(TextSource(str(self._corpus), split="validation").documents())[:5000]
         ids = tokenizer(text)["input_ids"]
         self.console.print(
             f"{len(tokenizer):,} tokens, {len(text.encode()) / len(ids):.2f} bytes per token of held-out text: "
@@ -132,8 +141,8 @@ class Demo:
         text = (resources.files("training") / "configs" / self.settings.sweep_file).read_text(encoding="utf-8")
         values = yaml.safe_load(text)
         values["base"]["data"] |= {
-            "dataset": str(self.folder / "corpus"),
-            "tokenizer": str(self.folder / "tokenizer"),
+            "dataset": str(self._corpus),
+            "tokenizer": str(self._tokenizer),
             "cache_dir": str(self.folder / "tokens"),
         }
         sweep = Sweep.from_dict(values, self.folder / "runs")

@@ -177,7 +177,7 @@ def summary(
         f"[bold]Look at[/]  {here}/figures/*.png, {here}/hub (a release as it lies on the Hub)\n"
         f"[bold]Load[/]     AutoModelForCausalLM.from_pretrained({str(sample.folder)!r})\n"
         f"[bold]Refit[/]    scaling-law fit {here}/hub/datasets/{sample.record.sweep}-runs/main\n"
-        "[bold]Ask[/]      scaling-law optimal 1e22 --max-memory 80GB --kv-cache-tokens 16k"
+        "[bold]Ask[/]      scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
     )
     return Panel(Group(rows, "", next_steps), title="[bold]The loop, closed[/]", border_style="green", padding=(1, 2))
 

@@ -205,7 +205,7 @@ def test_the_same_folder_with_another_configuration_is_refused(finished, tiny):
 
 
 def test_other_tokens_under_the_same_configuration_are_refused(finished, tiny, corpus, tmp_path):
-    from .conftest import make_documents, write_dataset
+    from tests.conftest import make_documents, write_dataset
 
     arguments, _ = finished
     changed = tmp_path / "changed"

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from tests.conftest import make_documents, write_dataset
 from training import tokens
 from training.text import TextSource
 from training.tokenizer import END_OF_TEXT, fingerprint, load_tokenizer, train_tokenizer
 from training.tokens import CorruptCacheError, prepare
-
-from .conftest import make_documents, write_dataset
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,84 @@
+"""Sweeps: what a file expands to, what is refused, and that a failed run does not stop the rest."""
+
+import copy
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hub import RunRecord
+from training import sweep as sweep_module
+from training.arguments import ConfigurationError
+from training.sweep import Sweep, run_sweep
+
+
+@pytest.fixture
+def values(tiny):
+    """A sweep of two sizes with two branches each."""
+    sections = tiny().to_dict()
+    return {
+        "sweep": "tiny",
+        "base": sections,
+        "grid": {"model.d_model": [64, 128], "model.experts": [1, 4]},
+        "overrides": [{"where": {"model.d_model": 128}, "set": {"schedule.tokens": [1280]}}],
+    }
+
+
+def test_a_grid_is_every_combination_with_its_overrides(values, tmp_path):
+    sweep = Sweep.from_dict(values, tmp_path)
+    assert [run.name for run in sweep.runs] == ["d64-E1-seed0", "d64-E4-seed0", "d128-E1-seed0", "d128-E4-seed0"]
+    assert [run.arguments.schedule.tokens for run in sweep.runs] == [[1280, 2560]] * 2 + [[1280]] * 2
+    assert sweep.runs[1].arguments.run.output_dir == str(tmp_path / "d64-E4-seed0")
+
+
+def test_the_plan_counts_what_sharing_a_trunk_saves(values, tmp_path):
+    run = Sweep.from_dict(values, tmp_path).runs[0]
+    assert run.separate_tokens == 1280 + 2560
+    assert run.target_tokens == 2048 + (1280 - 1024) + (2560 - 2048)  # trunk to 0.8 of the longest, and both decays
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gird": {}}, r"no such keys \['gird'\]"),
+        ({"grid": {"model.d_model": []}}, "the grid is empty"),
+        ({"grid": {"model.d_model": 64}}, "give a list of values"),
+        ({"grid": {"model.experts": [0]}}, "model.experts: 0; it must be greater than 0"),
+        ({"grid": {"model.expert": [1]}}, "did you mean model.experts"),
+        ({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}, "two runs have the same name"),
+    ],
+)
+def test_a_sweep_that_cannot_be_run_is_refused(values, tmp_path, change, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Sweep.from_dict({**copy.deepcopy(values), **change}, tmp_path)
+
+
+def test_a_missing_file_is_one_line_and_exit_status_2(tmp_path):
+    result = CliRunner().invoke(sweep_module.app, ["plan", str(tmp_path / "none.yaml")])
+    assert result.exit_code == 2
+    assert "error: sweep file" in result.output
+
+
+def test_the_plan_is_shown(values, tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump({**values, "output_dir": str(tmp_path)}))
+    result = CliRunner().invoke(sweep_module.app, ["plan", str(path)])
+    assert result.exit_code == 0
+    assert "d128-E4-seed0" in result.output
+    assert "save" in result.output
+
+
+@pytest.mark.slow
+def test_a_sweep_is_worked_off_and_a_failed_run_does_not_stop_the_rest(values, tmp_path):
+    values["overrides"].append(
+        {"where": {"model.d_model": 128, "model.experts": 4}, "set": {"data.tokenizer": str(tmp_path / "missing")}}
+    )
+    sweep = Sweep.from_dict(values, tmp_path / "sweep")
+    outcome = run_sweep(sweep, workers=2)
+    assert sorted(outcome.finished) == ["d128-E1-seed0", "d64-E1-seed0", "d64-E4-seed0"]
+    status, log = outcome.failed["d128-E4-seed0"]
+    assert status != 0
+    assert "missing" in log.read_text()
+    records = [RunRecord.load(folder) for run in sweep.runs for folder in run.finished()]
+    assert len(records) == 5
+    assert [run.trained_tokens() for run in sweep.runs[:3]] == [run.target_tokens for run in sweep.runs[:3]]
