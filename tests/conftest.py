@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from training.arguments import from_dict
+from training.configuration import from_dict
 from training.text import TextSource
 from training.tokenizer import train_tokenizer
 

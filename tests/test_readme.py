@@ -66,7 +66,7 @@ def test_the_python_blocks_run_in_their_order(demo_output, capsys):
 
 
 def test_the_training_command_is_a_configuration_that_can_be_used():
-    from training.arguments import parse_command_line
+    from training.configuration import parse_command_line
 
     (command,) = [line for _, code in BLOCKS for line in code.replace("\\\n", " ").splitlines() if "train.py" in line]
     words = shlex.split(command)

@@ -1,25 +1,19 @@
-"""The configuration of a run: dataclasses, one per section, read from YAML and from flags.
+"""The configuration of a run: one dataclass per section, the defaults being the paper's recipe.
 
-    accelerate launch train.py --config run.yaml --model.experts 8 --schedule.tokens 1B 2B
-
-Values from the YAML file and from flags take the same way through transformers' `HfArgumentParser`, flags winning.
-Whatever is wrong is reported at once, before any work is done. The paper's names are used here (d_model, experts, …);
-`SwitchMoeConfig` has transformers' names.
+The paper's names are used here (d_model, experts, …); `SwitchMoeConfig` has transformers' names. Values are read and
+checked in `configuration`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import yaml
 
-from hub.records import NAME_PATTERN
 from scaling_law.units import parse_count
 
 from .schedule import BatchRamp, RampStage, Schedule
@@ -179,15 +173,6 @@ class TrainingArguments:
         write_bytes(path, yaml.safe_dump(self.to_dict(), sort_keys=False).encode())
 
 
-SECTIONS = {
-    "run": RunArguments,
-    "model": ModelArguments,
-    "data": DataArguments,
-    "schedule": ScheduleArguments,
-    "optimizer": OptimizerArguments,
-}
-
-
 def _plain(value):
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
@@ -196,212 +181,10 @@ def _plain(value):
     return int(value) if isinstance(value, Count) else value
 
 
-def parse_command_line(argv: list[str]) -> TrainingArguments:
-    """`--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
-
-    Raises:
-        ConfigurationError: with one line per problem.
-    """
-    parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    parser.add_argument("-h", "--help", action="store_true")
-    known, rest = parser.parse_known_args(argv)
-    if known.help:
-        print(_help())
-        raise SystemExit(0)
-    return from_dict(_read_yaml(known.config) if known.config else {}, rest)
-
-
-def _read_yaml(path: str) -> dict:
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"--config: {path!r} does not exist") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"--config: {path!r} is not YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"--config: {path!r} holds {type(values).__name__}, not sections {list(SECTIONS)}")
-    return values
-
-
-def from_dict(values: dict, flags: list[str] = ()) -> TrainingArguments:
-    """Arguments from nested sections, with `--section.field value` flags winning over them.
-
-    Raises:
-        ConfigurationError: with one line per problem.
-    """
-    problems: list[str] = []
-    words: dict[str, dict[str, list[str]]] = {section: {} for section in SECTIONS}
-    for section, fields in values.items():
-        if section in SECTIONS and isinstance(fields, dict):
-            for name, value in fields.items():
-                _take(words, problems, f"{section}.{name}", _as_words(value))
-        elif section in SECTIONS:
-            problems.append(f"{section}: holds {fields!r}; it is a section with fields of its own")
-        else:
-            problems.append(_unknown(section, list(SECTIONS)))
-    for name, value in _flags(flags, problems):
-        _take(words, problems, name, value)
-    sections = {}
-    if not problems:
-        sections = {name: _parse_section(name, words[name], problems) for name in SECTIONS}
-    if not problems:
-        arguments = TrainingArguments(**sections)
-        problems = list(_problems(arguments))
-    if problems:
-        raise ConfigurationError("the configuration cannot be used:\n  " + "\n  ".join(problems))
-    return arguments
-
-
-def _as_words(value) -> list[str] | None:
-    """A YAML value as command-line words; None where it asks for the default."""
-    if value is None:
-        return None
-    return [str(item) for item in value] if isinstance(value, list) else [str(value)]
-
-
-def _flags(flags: list[str], problems: list[str]):
-    name, words = None, []
-    for word in flags:
-        if word.startswith("--"):
-            if name:
-                yield name, words
-            name, _, value = word[2:].partition("=")
-            words = [value] if value else []
-        elif name:
-            words.append(word)
-        else:
-            problems.append(f"{word!r}: expected a flag such as --model.experts 8")
-    if name:
-        yield name, words
-
-
-def _take(words, problems, name: str, value: list[str] | None) -> None:
-    known = [f"{s}.{f.name}" for s, cls in SECTIONS.items() for f in dataclasses.fields(cls)]
-    if name not in known:
-        problems.append(_unknown(name, known))
-        return
-    section, _, field_name = name.partition(".")
-    if value is None:
-        words[section].pop(field_name, None)
-    else:
-        words[section][field_name] = value
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"{name}: no such key" + (f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}")
-
-
-def _parse_section(section: str, words: dict[str, list[str]], problems: list[str]):
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser(SECTIONS[section], allow_abbrev=False, exit_on_error=False)
-    lists = {f.name for f in dataclasses.fields(SECTIONS[section]) if "list" in str(f.type)}
-    empty = [name for name, values in words.items() if not values and name in lists]
-    argv = [part for name, values in words.items() if name not in empty for part in (f"--{name}", *values)]
-    try:
-        parsed, *extra = parser.parse_args_into_dataclasses(
-            argv, look_for_args_file=False, return_remaining_strings=True
-        )
-    except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
-        # argparse names an option by all its spellings: --d_model/--d-model
-        name = (getattr(error, "argument_name", None) or "--?").split("/")[0].removeprefix("--")
-        problems.append(f"{section}.{name}: {getattr(error, 'message', error)}")
-        return None
-    if extra := [word for words_left in extra for word in words_left]:
-        problems.append(f"{section}: one value too many, {' '.join(map(repr, extra))}")
-    for name in empty:  # argparse has no way to write an empty list
-        setattr(parsed, name, [])
-    return parsed
-
-
-def _problems(a: TrainingArguments):
-    """What single fields and their combinations break; one line each."""
-    m, d, s, o, r = a.model, a.data, a.schedule, a.optimizer, a.run
-    positive = {
-        "run.micro_batch_sequences": r.micro_batch_sequences,
-        "run.log_steps": r.log_steps,
-        "run.eval_sequences": r.eval_sequences,
-        "run.checkpoint_seconds": r.checkpoint_seconds,
-        "run.max_skipped_steps": r.max_skipped_steps,
-        "model.experts": m.experts,
-        "model.d_model": m.d_model,
-        "data.sequence_length": d.sequence_length,
-        "optimizer.epsilon": o.epsilon,
-        **{f"schedule.tokens[{i}]": tokens for i, tokens in enumerate(s.tokens)},
-    }
-    positive |= {k: v for k, v in {"model.n_blocks": m.n_blocks, "model.n_heads": m.n_heads}.items() if v is not None}
-    positive |= {} if o.learning_rate is None else {"optimizer.learning_rate": o.learning_rate}
-    positive |= {} if d.train_tokens is None else {"data.train_tokens": d.train_tokens}
-    yield from (f"{name}: {value}; it must be greater than 0" for name, value in positive.items() if not value > 0)
-    not_negative = {
-        "model.capacity_factor": m.capacity_factor,
-        "model.balance_loss": m.balance_loss,
-        "model.z_loss": m.z_loss,
-        "optimizer.weight_decay": o.weight_decay,
-        "optimizer.gradient_clip": o.gradient_clip,
-    }
-    yield from (f"{name}: {value}; it must be 0 or more" for name, value in not_negative.items() if not value >= 0)
-    fractions = {
-        "run.train_loss_window": r.train_loss_window,
-        "schedule.decay_fraction": s.decay_fraction,
-        "optimizer.beta1": o.beta1,
-        "optimizer.beta2": o.beta2,
-    }
-    yield from (
-        f"{name}: {value}; it must lie between 0 and 1" for name, value in fractions.items() if not 0 < value < 1
-    )
-    if d.validation_split is None and not 0 < d.held_out_per_mille < 1000:
-        yield f"data.held_out_per_mille: {d.held_out_per_mille}; it must lie between 0 and 1000"
-    if not r.output_dir:
-        yield "run.output_dir: is empty; name a folder for this run"
-    if not re.match(NAME_PATTERN, r.sweep) or len(r.sweep) > 32:
-        yield f"run.sweep: {r.sweep!r}; at most 32 letters, digits, '.', '_' and '-': it names repositories"
-    if not s.tokens:
-        yield "schedule.tokens: is empty; give at least one token count"
-    yield from _architecture_problems(m)
-    yield from _schedule_problems(a)
-
-
-def _architecture_problems(m: ModelArguments):
-    if m.d_model <= 0:
-        return
-    if m.d_model % 64 and (m.n_blocks is None or m.n_heads is None):
-        yield f"model.d_model: {m.d_model} is not a multiple of 64; give n_blocks and n_heads, or a multiple"
-    elif (heads := m.n_heads or m.d_model // 64) > 0:
-        if m.d_model % heads:
-            yield f"model.d_model: {m.d_model} is not divisible by n_heads {heads}"
-        elif m.d_model // heads % 2:
-            yield f"model.n_heads: {heads} gives heads of {m.d_model // heads} dimensions; rotary embedding needs even"
-
-
-def _schedule_problems(a: TrainingArguments):
-    try:
-        ramp = a.batch_ramp()
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        yield f"schedule.batch_ramp: {error}"
-        return
-    for stage in ramp.stages:
-        if a.run.micro_batch_sequences > 0 and stage.sequences % a.run.micro_batch_sequences:
-            yield (
-                f"run.micro_batch_sequences: {a.run.micro_batch_sequences} does not divide the batch of "
-                f"{stage.sequences} sequences from {stage.from_tokens} tokens on"
-            )
-    if 0 < a.schedule.decay_fraction < 1:
-        for tokens in a.schedule.tokens:
-            try:
-                a.schedule_at(1.0).branch(tokens)
-            except ValueError as error:
-                yield str(error)
-
-
-def _help() -> str:
-    lines = ["usage: accelerate launch train.py --config FILE.yaml [--section.field value ...]"]
-    for section, cls in SECTIONS.items():
-        lines += ["", f"{section}:"]
-        for f in dataclasses.fields(cls):
-            default = f.default_factory() if callable(f.default_factory) else f.default
-            shown = " ".join(map(str, default)) if isinstance(default, list) else default
-            lines.append(f"  --{section}.{f.name:<24} {f.metadata.get('help', '')} [{'' if shown is None else shown}]")
-    return "\n".join(lines)
+SECTIONS = {
+    "run": RunArguments,
+    "model": ModelArguments,
+    "data": DataArguments,
+    "schedule": ScheduleArguments,
+    "optimizer": OptimizerArguments,
+}

@@ -207,7 +207,7 @@ class Demo:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         from .evaluation import evaluate
-        from .run import held_out
+        from .inputs import held_out
 
         best = min(released, key=lambda record: record.eval_loss)
         folder = self.folder / "hub" / "models" / best.repo / best.branch

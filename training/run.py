@@ -17,35 +17,30 @@ import logging
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+from filelock import FileLock, Timeout
 
 from hub.names import final_branch_name
 from hub.records import RunRecord
 
 from . import checkpoint, files, results
-from .arguments import ConfigurationError, TrainingArguments, parse_command_line
+from .arguments import ConfigurationError, TrainingArguments
 from .checkpoint import Progress
+from .configuration import parse_command_line
 from .data import TrainingData
-from .evaluation import HeldOut, evaluate
+from .evaluation import evaluate
+from .inputs import check_inputs, held_out, train_cache
 from .loop import Diverged, Interrupted, Session, train
 from .model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
 from .schedule import Branch
 from .step_log import StepLog
-from .text import TextSource
 from .tokenizer import fingerprint, load_tokenizer
-from .tokens import TokenCache, prepare
 
 logger = logging.getLogger(__name__)
-
-# What may differ when a run goes on: it does not change the numbers.
-_FREE = {
-    "run": {"output_dir", "checkpoint_seconds", "log_steps", "progress", "trackers"},
-    "schedule": {"tokens"},
-    "data": {"cache_dir"},
-}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,67 +53,6 @@ def main(argv: list[str] | None = None) -> int:
     except (ConfigurationError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def check_inputs(arguments: TrainingArguments) -> None:
-    """Everything that can be found wrong before torch is asked to do anything.
-
-    Raises:
-        ConfigurationError: the output folder holds a run of another configuration.
-        FileNotFoundError: the data set is a local path that is not there.
-    """
-    from .text import check_dataset_exists
-
-    check_dataset_exists(arguments.data.dataset)
-    path = Path(arguments.run.output_dir) / "config.yaml"
-    if not path.exists():
-        return
-    before, now = yaml.safe_load(path.read_text()), arguments.to_dict()
-    problems = [
-        f"{section}.{name}: {now[section][name]!r}, but {path} has {before.get(section, {}).get(name)!r}"
-        for section in now
-        for name in now[section]
-        if name not in _FREE.get(section, ()) and before.get(section, {}).get(name) != now[section][name]
-    ]
-    if problems:
-        hint = "choose another run.output_dir, or the configuration that is there:\n  "
-        raise ConfigurationError("the output folder holds another run; " + hint + "\n  ".join(problems))
-
-
-def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
-    """(training, held-out) text."""
-    d = arguments.data
-    buckets = 0 if d.validation_split else d.held_out_per_mille
-
-    def source(split: str, held_out: bool) -> TextSource:
-        return TextSource(d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out)
-
-    return source(d.split, False), source(d.validation_split or d.split, True)
-
-
-def train_cache(arguments: TrainingArguments, tokenizer) -> TokenCache:
-    """The tokens to train on, prepared if need be.
-
-    Raises:
-        ConfigurationError: a split or column that is not there, or no text.
-    """
-    return _prepare(arguments, text_sources(arguments)[0], tokenizer, arguments.data.train_tokens)
-
-
-def held_out(arguments: TrainingArguments, tokenizer) -> HeldOut:
-    """The held-out sequences of the evaluation. Raises as `train_cache` does."""
-    length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    # Half as much again as the evaluation reads, so that a fixed shuffle has something to choose from.
-    tokens = int(1.5 * sequences * length) + length
-    cache = _prepare(arguments, text_sources(arguments)[1], tokenizer, tokens)
-    return HeldOut.from_cache(cache, length, sequences)
-
-
-def _prepare(arguments: TrainingArguments, source: TextSource, tokenizer, max_tokens: int | None) -> TokenCache:
-    try:
-        return prepare(source, tokenizer, arguments.data.cache_dir, max_tokens, arguments.run.progress)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
 
 
 @dataclass
@@ -218,37 +152,57 @@ class Run:
         """Train what is missing; returns the exit status of the command.
 
         Raises:
-            ConfigurationError: the folder holds a run on other tokens.
+            ConfigurationError: the folder holds a run on other tokens, or another process is training in it.
         """
-        self._check_data()
-        if self.accelerator.is_main_process:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.arguments.save(self.folder / "config.yaml")
-            files.write_json(self.folder / "data.json", self._data_identity())
-        if self.arguments.run.trackers:
-            self.accelerator.init_trackers(self.arguments.run.sweep, config=_flat(self.arguments.to_dict()))
-        self.stop.install()
-        self._announce()
-        diverged = False
-        try:
-            pending = [branch for branch in self.branches if self._finished(branch) is None]
-            if pending:
-                try:
-                    self._train_trunk(pending)
-                except Diverged as error:
-                    logger.error("the trunk diverged: %s", error)
-                    diverged = True
-                    trunk_end = checkpoint.steps(self._trunk)[-1:] or [0]
-                    pending = [branch for branch in pending if branch.decay_step <= trunk_end[0]]
-            for branch in pending:
-                diverged |= not self._train_branch(branch)
-        except Interrupted as error:
-            logger.warning("%s", error)
-            return 128 + self.stop.number
-        finally:
-            self.accelerator.wait_for_everyone()
+        with self._alone():
+            self._check_data()
+            if self.accelerator.is_main_process:
+                self.arguments.save(self.folder / "config.yaml")
+                files.write_json(self.folder / "data.json", self._data_identity())
+            if self.arguments.run.trackers:
+                self.accelerator.init_trackers(self.arguments.run.sweep, config=_flat(self.arguments.to_dict()))
+            self.stop.install()
+            self._announce()
+            try:
+                status = 0 if self._train() else 1
+            except Interrupted as error:
+                logger.warning("%s", error)
+                status = 128 + self.stop.number
+            self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
             self.accelerator.end_training()
-        return 1 if diverged else 0
+        return status
+
+    def _train(self) -> bool:
+        """The trunk, then every branch that is not finished; returns whether nothing diverged."""
+        pending = [branch for branch in self.branches if self._finished(branch) is None]
+        fine = True
+        try:
+            self._train_trunk(pending)
+        except Diverged as error:
+            logger.error("the trunk diverged: %s", error)
+            fine = False
+            reached = max(checkpoint.steps(self._trunk), default=-1)
+            pending = [branch for branch in pending if branch.decay_step <= reached]
+        for branch in pending:
+            fine &= self._train_branch(branch)
+        return fine
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the run's folder; the lock goes with the process, however it ends."""
+        if not self.accelerator.is_main_process:
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigurationError(f"run.output_dir: another process is training in {self.folder}") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _data_identity(self) -> dict:
         return {"dataset": self.context.dataset, "tokenizer": self.context.tokenizer}
@@ -269,10 +223,10 @@ class Run:
 
     def _train_trunk(self, pending: list[Branch]) -> None:
         """Bring the trunk to every branch point that a pending branch needs and that has no intact checkpoint."""
-        self._trunk.mkdir(parents=True, exist_ok=True)
         missing = [b.decay_step for b in pending if not self._intact(b.decay_step)]
         if not missing:
             return
+        self._trunk.mkdir(parents=True, exist_ok=True)
         start = checkpoint.newest_intact(self._trunk, at_most=missing[0])
         progress = checkpoint.load(start, self.accelerator) if start else Progress()
         points = sorted({b.decay_step for b in self.branches if b.decay_step >= progress.step})

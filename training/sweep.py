@@ -29,7 +29,8 @@ import typer
 import yaml
 
 from . import launch
-from .arguments import ConfigurationError, TrainingArguments, from_dict
+from .arguments import ConfigurationError, TrainingArguments
+from .configuration import from_dict
 
 app = typer.Typer(help="Plan, run and look at a sweep of training runs.", no_args_is_help=True)
 

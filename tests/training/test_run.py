@@ -14,8 +14,9 @@ from hub.records import RunRecord
 from training import checkpoint
 from training.arguments import ConfigurationError
 from training.evaluation import evaluate
+from training.inputs import check_inputs, held_out
 from training.loop import train_step
-from training.run import Run, check_inputs, held_out
+from training.run import Run
 
 
 def finish(arguments) -> dict[str, RunRecord]:
@@ -216,6 +217,13 @@ def test_other_tokens_under_the_same_configuration_are_refused(finished, tiny, c
     check_inputs(other)
     with pytest.raises(ConfigurationError, match="was trained on other tokens"):
         Run(other).execute()
+
+
+def test_two_processes_do_not_train_in_one_folder(tiny):
+    run = Run(tiny())
+    with run._alone(), pytest.raises(ConfigurationError, match="another process is training in"):
+        Run(tiny()).execute()
+    assert run.execute() == 0
 
 
 def test_a_missing_dataset_is_said_before_anything_is_made(tiny, tmp_path):

@@ -8,7 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.arguments import SECTIONS, ConfigurationError, Count, from_dict, parse_command_line
+from training.arguments import SECTIONS, ConfigurationError, Count
+from training.configuration import from_dict, parse_command_line
 
 
 @pytest.mark.parametrize(
