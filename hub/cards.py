@@ -210,8 +210,9 @@ imported it is not needed. In a local store, give the branch's folder in the pla
 
 
 def _index_example(repo: str | None) -> str:
-    if repo is None or not re.fullmatch(r"[A-Za-z0-9._/-]+", repo):
-        return "`runs.jsonl` has one record per line, `runs.parquet` one per row."
+    if repo is None or not _DATASET_ID.fullmatch(repo):  # a local store: a folder in the place of the data set
+        forms = f"`runs.jsonl` has one record per line, `{PARQUET_NAME}` one per row"
+        return f"{forms}; `scaling_law.load_runs(folder)` reads either."
     return f"""```python
 from datasets import load_dataset
 

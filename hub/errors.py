@@ -46,10 +46,11 @@ class AccessError(HubError, PermissionError):
 class UnavailableError(HubError, ConnectionError):
     """The store cannot be reached: offline, timed out, or still failing after all retries.
 
-    `retry_after` are the seconds that the server asks to wait, if it does.
+    `retry_after` are the seconds that the server asks to wait, if it does; `passing`: trying again may help.
     """
 
     retry_after: float | None = None
+    passing: bool = True
 
 
 def contains_token(text: str) -> bool:

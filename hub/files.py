@@ -7,6 +7,7 @@ access tokens before anything is sent.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -135,6 +136,14 @@ def parse_safetensors_header(prefix: bytes, read: object, size: int, name: str) 
         return {key: tuple(int(extent) for extent in value["shape"]) for key, value in tensors.items()}
     except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise FilesError(f"{name} is not a safetensors file: {error}") from None
+
+
+def content_hash(content: Content, *, large: bool) -> str:
+    """The hash (hex) by which the Hub knows a file: sha256 if it is a large file, else git's id of the blob."""
+    if large:
+        return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else atomic.sha256_of(content)
+    data = content if isinstance(content, bytes) else content.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def same_weights(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> bool:

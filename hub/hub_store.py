@@ -4,33 +4,35 @@ What is done here that `huggingface_hub` leaves to its caller:
 
 * A revision is one `create_commit` on a branch made from the repository's first commit, so that no file of `main` lies
   beside ours, with `parent_commit`, so that two writers of one branch cannot mix.
-* After a commit the tree is read back and every file compared (`hub.transport` has the retries).
+* After a commit every file is read back at that commit and its hash compared (`hub.transport` has the retries).
 * A commit whose response was lost may have landed: the branch is read before anything is sent again.
 * The index is changed with `parent_commit` and a new attempt on 412, so that parallel writers lose no row.
 * Reading resolves the revision once and uses the commit from there on; offline, the cache answers.
 
-Calls of the API per run: create branch, preupload, commit, tree. Per repository, once: create, list commits.
+Calls of the API per run: create branch, preupload, commit; once for a new repository: create it. What is read back
+comes from the downloads' headers, which the Hub counts apart and allows ten times as often.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .atomic import sha256_of, write_bytes
+from .atomic import write_bytes
 from .errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
-from .files import ALLOW_PATTERNS, Content, is_allowed, same_weights, weights_of
+from .files import ALLOW_PATTERNS, Content, content_hash, is_allowed, same_weights, weights_of
 from .store import MAX_READ_BYTES, Kind, Publication, Store, StoredFile, Update, checked_name
 from .transport import DEFAULT_TIMEOUT_SECONDS, Transport
 
 logger = logging.getLogger(__name__)
 
 _OWN_FILES = frozenset({".gitattributes"})  # what the Hub itself puts into a new repository
+_SHA256_DIGITS = 64
 _UPDATE_ATTEMPTS = 30
 _ATTEMPTS_WITH_CACHE = 2  # who has the file already is not kept waiting for a network that is down
 
@@ -146,7 +148,7 @@ class HubStore(Store):
                 lambda force=fresh: hf_hub_download(repo_id, path, force_download=force, **where)  # type: ignore[misc]
             )
             content = _bounded(Path(local), max_bytes, repo_id)
-            actual = _expected_hash(content, lfs=found.lfs is not None)
+            actual = content_hash(content, large=found.lfs is not None)
             if actual == expected:
                 return content
         raise IntegrityError(f"{path} of {repo_id} was received with hash {actual}, the Hub says {expected}")
@@ -163,8 +165,12 @@ class HubStore(Store):
         head = known.branches.get(branch)
         if head is None:
             head = self._start_branch(repo, branch, known)
-        if head != self._base(repo, known):
-            return self._published_before(repo, branch, head, weights)
+        if head != known.base:  # there is something on it, or the first commit was not asked for yet
+            there = self._weights_at(repo, head)
+            if same_weights(there, weights):
+                return Publication(self.repo_id(repo), branch, head, written=False)
+            if head != self._base(repo, known):
+                raise self._other_weights(repo, branch, there)
         commit = self._commit_release(repo, branch, files, weights, message, known)
         known.branches[branch] = commit
         return Publication(self.repo_id(repo), branch, commit, written=True)
@@ -186,7 +192,7 @@ class HubStore(Store):
                 sent = sent or isinstance(error, UnavailableError)
                 self.transport.pause(attempt, error)
                 continue
-            self._verify(kind, repo, commit, changed, exactly=False)
+            self._verify(kind, repo, commit, changed)
             return Publication(repo_id, "main", commit, written=True)
         raise ConflictError(f"{repo_id}: other writers were faster, or the Hub failed, {_UPDATE_ATTEMPTS} times")
 
@@ -232,17 +238,21 @@ class HubStore(Store):
             self.transport.call(lambda: self._api.create_repo(repo_id, repo_type=kind, private=self.private or None))
         except ConflictError:
             return _Repository(self.branches(kind, repo) if kind == "model" else {})
-        return _Repository({}, base_files=())
+        if kind == "dataset":
+            return _Repository({})
+        try:  # in a repository that was just made, main is the first commit
+            return _Repository({}, base=self._head_of(kind, repo, ".gitattributes", "main").commit_hash)
+        except NotFoundError:
+            return _Repository({})
 
     def _base(self, repo: str, known: _Repository) -> str:
         """The repository's first commit, which holds nothing of any run; every branch starts from it."""
         if known.base is None:
             repo_id = self.repo_id(repo)
-            known.base = self.transport.call(lambda: self._api.list_repo_commits(repo_id))[-1].commit_id
-            if known.branches:
-                # Only a squashed history has files in its first commit; a release removes them from its branch.
-                tree = self._tree("model", repo, known.base)
-                known.base_files = tuple(path for path in tree if path not in _OWN_FILES)
+            base = self.transport.call(lambda: self._api.list_repo_commits(repo_id))[-1].commit_id
+            # Only a squashed history has files in its first commit; a release removes them from its branch.
+            known.base_files = tuple(path for path in self._tree("model", repo, base) if path not in _OWN_FILES)
+            known.base = base
         return known.base
 
     def _start_branch(self, repo: str, branch: str, known: _Repository) -> str:
@@ -254,15 +264,15 @@ class HubStore(Store):
             known.branches.update(self.branches("model", repo))
         return known.branches.setdefault(branch, base)
 
-    def _published_before(self, repo: str, branch: str, head: str, weights: Mapping[str, str]) -> Publication:
-        there = weights_of({path: item.sha256 for path, item in self.files("model", repo, head).items()})
-        if not same_weights(there, weights):
-            shown = ", ".join(f"{name} {(digest or 'unknown')[:12]}" for name, digest in sorted(there.items()))
-            raise ConflictError(
-                f"{self.repo_id(repo)} has a branch {branch!r} with other weights ({shown or 'none'}); "
-                f"push under another branch or remove it first"
-            )
-        return Publication(self.repo_id(repo), branch, head, written=False)
+    def _weights_at(self, repo: str, revision: str) -> dict[str, str | None]:
+        return weights_of({path: item.sha256 for path, item in self.files("model", repo, revision).items()})
+
+    def _other_weights(self, repo: str, branch: str, there: Mapping[str, str | None]) -> ConflictError:
+        shown = ", ".join(f"{name} {(digest or 'unknown')[:12]}" for name, digest in sorted(there.items())) or "none"
+        return ConflictError(
+            f"{self.repo_id(repo)} has a branch {branch!r} with other weights ({shown}); "
+            f"push under another branch or remove it first"
+        )
 
     # -- commits
 
@@ -288,8 +298,11 @@ class HubStore(Store):
                     self.transport.pause(attempt, error)
                     continue
                 # The commit landed and its response was lost, or another writer was faster.
-                commit = self._published_before(repo, branch, head, weights).commit
-            self._verify("model", repo, commit, files, exactly=True)
+                there = self._weights_at(repo, head)
+                if not same_weights(there, weights):
+                    raise self._other_weights(repo, branch, there) from None
+                commit = head
+            self._verify("model", repo, commit, files)
             return commit
         raise UnavailableError(
             f"{self.repo_id(repo)}: no commit to {branch} in {self.transport.attempts} attempts: {last}"
@@ -323,20 +336,34 @@ class HubStore(Store):
         )
         return str(info.oid)
 
-    def _verify(self, kind: Kind, repo: str, commit: str, files: Mapping[str, Content], *, exactly: bool) -> None:
-        """Read the commit's tree back and compare every file's size and hash with what was sent."""
-        tree = self._tree(kind, repo, commit)
-        problems = []
-        for name, content in files.items():
-            item = tree.get(name)
-            if item is None:
-                problems.append(f"{name} is missing")
-            elif (item.lfs.sha256 if item.lfs else item.blob_id) != _expected_hash(content, lfs=bool(item.lfs)):
-                problems.append(f"{name} has other content")
-        foreign = sorted(set(tree) - set(files) - _OWN_FILES) if exactly else []
-        problems += [f"{name} was never sent" for name in foreign]
+    def _verify(self, kind: Kind, repo: str, commit: str, files: Mapping[str, Content]) -> None:
+        """Read back what lies at the commit, and compare every file's hash with what was sent.
+
+        The hashes come with the headers of a download, which costs no call of the API. That nothing else lies there
+        follows from the commit's parent, whose files are known.
+        """
+
+        def problem(name: str) -> str | None:
+            try:
+                found = self._head_of(kind, repo, name, commit)
+            except NotFoundError:
+                return f"{name} is missing"
+            large = len(found.etag or "") == _SHA256_DIGITS  # a sha256 for a large file, else git's id of the blob
+            same = found.etag == content_hash(files[name], large=large) and found.commit_hash == commit
+            return None if same else f"{name} has other content"
+
+        with ThreadPoolExecutor(min(8, len(files)), thread_name_prefix="hub-verify") as pool:
+            problems = [text for text in pool.map(problem, files) if text]
         if problems:
             raise IntegrityError(f"{self.repo_id(repo)} at {commit}: {', '.join(problems[:10])}")
+
+    def _head_of(self, kind: Kind, repo: str, path: str, revision: str) -> Any:
+        """What the Hub says of a file in the headers of its download: commit_hash, etag, size."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        access = self.transport.access
+        url = hf_hub_url(self.repo_id(repo), path, repo_type=kind, revision=revision, endpoint=access["endpoint"])
+        return self.transport.call(lambda: get_hf_file_metadata(url, token=access["token"]))
 
     def _tree(self, kind: Kind, repo: str, revision: str) -> dict[str, Any]:
         repo_id = self.repo_id(repo)
@@ -371,13 +398,3 @@ def _bounded(path: Path, max_bytes: int, repo_id: str) -> bytes:
     if path.stat().st_size > max_bytes:
         raise IntegrityError(f"{path.name} of {repo_id} is larger than {max_bytes:,} bytes")
     return path.read_bytes()
-
-
-def _git_blob_id(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _expected_hash(content: Content, *, lfs: bool) -> str:
-    if lfs:
-        return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_of(content)
-    return _git_blob_id(content if isinstance(content, bytes) else content.read_bytes())

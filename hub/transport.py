@@ -72,7 +72,7 @@ class Transport:
         import tenacity
 
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(UnavailableError),
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, UnavailableError) and error.passing),
             stop=tenacity.stop_after_attempt(attempts or self.attempts),
             wait=lambda state: self.wait(
                 state.attempt_number - 1, state.outcome.exception() if state.outcome else None
@@ -173,7 +173,9 @@ def _translated(error: Exception) -> HubError | None:
     text = redacted(" ".join(str(error).split()))[:600]
     if status is None:
         if names & _NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
-            return UnavailableError(f"the Hub cannot be reached: {text or type(error).__name__}")
+            unreachable = UnavailableError(f"the Hub cannot be reached: {text or type(error).__name__}")
+            unreachable.passing = "OfflineModeIsEnabled" not in names
+            return unreachable
         if "NotASafetensorsRepoError" in names or "RepositoryNotFoundError" in names or "EntryNotFoundError" in names:
             return NotFoundError(text)
         return FilesError(text) if "HFValidationError" in names else None

@@ -206,6 +206,8 @@ class Demo:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        import modeling_switch_moe  # noqa: F401 (registers the architecture; else its code in the release is needed)
+
         from .evaluation import evaluate
         from .inputs import held_out
 

@@ -73,6 +73,7 @@ def test_a_sweep_card_is_valid_and_complete() -> None:
     assert "## The law" in text
     assert "![law](law.png)" in text
     assert "0 rows" in sweep_card([])
+    assert "load_dataset" not in sweep_card(runs, repo="demo-runs")  # in a folder there is no such data set
 
 
 def test_a_long_sweep_is_cut_with_a_note() -> None:

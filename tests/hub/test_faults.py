@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,25 @@ def test_eight_parallel_pushers(loopback: LoopbackHub, checkpoint: Checkpoint) -
     assert {record.branch: record.commit for record in listed} == {
         b: c for b, c in repo.branches.items() if b != "main"
     }
+
+
+def test_threads_set_the_timeout_once(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second change of the client would close the one that another thread has begun to use."""
+    import huggingface_hub
+
+    original, changes = huggingface_hub.set_client_factory, []
+
+    def slow(factory: object) -> None:
+        changes.append(factory)
+        time.sleep(0.05)
+        original(factory)
+
+    monkeypatch.setattr(huggingface_hub, "set_client_factory", slow)
+    with ThreadPoolExecutor(8) as pool:
+        made = pool.map(lambda _: Transport(None, None, timeout=3.0, attempts=1, longest_wait=1.0), range(8))
+        assert len(list(made)) == 8
+    assert len(changes) == 1
+    assert huggingface_hub.get_session().timeout.read == 3.0
 
 
 def test_the_wait_follows_retry_after_and_else_grows_with_jitter(online: None) -> None:

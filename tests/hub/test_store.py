@@ -217,15 +217,17 @@ from hub.records import RunRecord
 copy, copied = atomic.copy_file, []
 def stop(source, destination):
     copied.append(source)
-    if len(copied) == int(sys.argv[3]):
+    if str(len(copied)) == sys.argv[3]:
         os._exit(9)
     return copy(source, destination)
 atomic.copy_file = stop
+if sys.argv[3] == "rename":
+    os.rename = lambda *_: os._exit(9)
 push_run(open_store(sys.argv[1]), sys.argv[2], RunRecord.load(sys.argv[2]))
 """
     local = open_store(tmp_path / "releases")
-    for count in (1, 2, 4):
-        arguments = [str(tmp_path / "releases"), str(folder), str(count)]
+    for moment in ("1", "4", "rename"):
+        arguments = [str(tmp_path / "releases"), str(folder), moment]
         assert subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode == 9
         assert local.branches("model", "demo-d64-E4") == {}
     assert push_run(local, folder, record).commit
