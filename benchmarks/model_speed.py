@@ -53,7 +53,7 @@ def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
     return SwitchMoeForCausalLM(config)
 
 
-def peer(name: str, shape: argparse.Namespace, experts: int, implementation: str) -> torch.nn.Module:
+def peer(name: str, shape: argparse.Namespace, experts: int) -> torch.nn.Module:
     config_class, model_class = PEERS[name]
     config = config_class(
         vocab_size=shape.vocab,
@@ -68,9 +68,7 @@ def peer(name: str, shape: argparse.Namespace, experts: int, implementation: str
         output_router_logits=True,  # else their router losses are not computed at all
         pad_token_id=None,
     )
-    model = model_class(config)
-    model.set_experts_implementation(implementation)
-    return model
+    return model_class(config)
 
 
 def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: str, **options) -> Callable:
@@ -89,8 +87,10 @@ def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: 
     return run
 
 
-def decoding_step(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Callable:
-    """One new token per row after a prompt of `length` tokens."""
+def decoding_step(
+    model: torch.nn.Module, shape: argparse.Namespace, precision: str, implementation: str | None = None
+) -> Callable:
+    """One new token per row after a prompt of `length` tokens, which the model reads with its own default."""
     model.eval()
     ids = torch.randint(0, shape.vocab, (shape.batch, shape.length), device=model.device)
     cache = DynamicCache(config=model.config)
@@ -100,6 +100,8 @@ def decoding_step(model: torch.nn.Module, shape: argparse.Namespace, precision: 
         with autocast(model.device.type, precision):
             if cache.get_seq_length() == 0:
                 model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                if implementation is not None:
+                    model.set_experts_implementation(implementation)
             model(ids[:, :1], past_key_values=cache, use_cache=True)
 
     return run
@@ -142,7 +144,8 @@ def training_contenders(shape: argparse.Namespace, precision: str) -> list[Conte
         race.append(Contender("ours, dropless", experts, training_step(dropless, shape, precision)))
         for name in PEERS:
             for implementation in ("eager", "grouped_mm"):  # batched_mm would gather the weights for every token
-                model = peer(name, shape, experts, implementation).to(shape.device)
+                model = peer(name, shape, experts).to(shape.device)
+                model.set_experts_implementation(implementation)
                 race.append(Contender(f"{name}, {implementation}", experts, training_step(model, shape, precision)))
     return race
 
@@ -155,8 +158,8 @@ def decoding_contenders(shape: argparse.Namespace, precision: str) -> list[Conte
             continue
         for name in PEERS:
             for implementation in ("eager", "grouped_mm", "batched_mm"):
-                model = peer(name, shape, experts, implementation).to(shape.device)
-                race.append(Contender(f"{name}, {implementation}", experts, decoding_step(model, shape, precision)))
+                run = decoding_step(peer(name, shape, experts).to(shape.device), shape, precision, implementation)
+                race.append(Contender(f"{name}, {implementation}", experts, run))
     return race
 
 

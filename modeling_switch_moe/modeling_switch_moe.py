@@ -12,7 +12,6 @@ Shapes: B rows, S positions, T = B * S tokens, H heads of width D, E experts, V 
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,79 +26,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple, logging
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.generic import maybe_autocast, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_switch_moe import SwitchMoeConfig
 from .experts import SWITCH_EXPERTS
 from .losses import IGNORE, SwitchMoeHead
+from .outputs import RoutingStatistics, SwitchMoeCausalLMOutputWithPast, SwitchMoeModelOutputWithPast
 from .routing import LayerStatistics, dense_statistics, route
 
 logger = logging.get_logger(__name__)
-
-
-@dataclass
-class RoutingStatistics(ModelOutput):
-    """Routing of one forward call, per block. Detached, on the model's device, nothing waits for them.
-
-    Attributes:
-        tokens_per_expert: `[L, E]` int64, real tokens choosing each expert, before dropping.
-        dropped_tokens: `[L]` int64, tokens over capacity (0 outside training).
-        router_entropy: `[L]` float32, mean entropy of the router's distribution, nats per token.
-    """
-
-    tokens_per_expert: torch.LongTensor | None = None
-    dropped_tokens: torch.LongTensor | None = None
-    router_entropy: torch.FloatTensor | None = None
-
-
-@dataclass
-class SwitchMoeModelOutputWithPast(ModelOutput):
-    """Output of [`SwitchMoeModel`].
-
-    Attributes:
-        last_hidden_state: `[B, S, hidden_size]`.
-        balance_loss, z_loss: scalars, summed over blocks, not scaled by their coefficients; in training or on demand.
-        routing: [`RoutingStatistics`], at the same times.
-        past_key_values, hidden_states, attentions, router_logits: as everywhere in transformers; `router_logits` is
-            one float32 `[T, E]` per block, empty for a dense model.
-    """
-
-    last_hidden_state: torch.FloatTensor | None = None
-    past_key_values: Cache | None = None
-    hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    attentions: tuple[torch.FloatTensor, ...] | None = None
-    router_logits: tuple[torch.FloatTensor, ...] | None = None
-    balance_loss: torch.FloatTensor | None = None
-    z_loss: torch.FloatTensor | None = None
-    routing: RoutingStatistics | None = None
-
-
-@dataclass
-class SwitchMoeCausalLMOutputWithPast(ModelOutput):
-    """Output of [`SwitchMoeForCausalLM`].
-
-    Attributes:
-        loss: scalar. In training lm_loss + router_aux_loss_coef * balance_loss + router_z_loss_coef * z_loss; in
-            evaluation lm_loss alone.
-        lm_loss: scalar, cross-entropy in nats per target.
-        balance_loss, z_loss: scalars, summed over blocks, not scaled by their coefficients.
-        logits: `[B, S, V]`.
-        routing: [`RoutingStatistics`].
-        past_key_values, hidden_states, attentions, router_logits: as everywhere in transformers.
-    """
-
-    loss: torch.FloatTensor | None = None
-    logits: torch.FloatTensor | None = None
-    past_key_values: Cache | None = None
-    hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    attentions: tuple[torch.FloatTensor, ...] | None = None
-    router_logits: tuple[torch.FloatTensor, ...] | None = None
-    lm_loss: torch.FloatTensor | None = None
-    balance_loss: torch.FloatTensor | None = None
-    z_loss: torch.FloatTensor | None = None
-    routing: RoutingStatistics | None = None
 
 
 def make_norm(config: SwitchMoeConfig) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from scaling_law import cli_reports
 from scaling_law import cli_support as support
 from scaling_law.cli_support import JsonOption, LawOption, clear_errors, show
 from scaling_law.units import format_count, parse_bytes, parse_context, parse_count, parse_experts
@@ -196,12 +197,12 @@ def _assignments(texts: list[str]) -> dict[str, float]:
 @app.command()
 def figures(
     output: Path = FiguresArgument,
-    flops: str = typer.Option("1e22", help="Budget of the memory-optimal figure."),
+    flops: str | None = typer.Option(None, help="Only the memory-optimal figure, for this budget."),
     suffix: str = typer.Option("png", help="png, svg or pdf."),
     law: str = LawOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Draw a law's figures: isoFLOP profiles and memory-optimal curves.
+    """Draw every figure of the paper that follows from a law; with --flops only the memory-optimal one.
 
     Examples:
 
@@ -209,14 +210,16 @@ def figures(
 
         scaling-law figures out --law my-law --suffix svg --flops 1e21
     """
-    from scaling_law import figures as draw
+    from scaling_law.figures import memory_optimal
+    from scaling_law.paper_figures import draw_all
 
     with clear_errors():
-        chosen, budget = support.choose_joint_law(law), parse_count(flops, "--flops")
-        written = [
-            draw.isoflop(chosen, output / f"isoflop.{suffix}"),
-            draw.memory_optimal(chosen, output / f"memory_optimal.{suffix}", budget),
-        ]
+        chosen = support.choose_joint_law(law)
+        if flops is None:
+            written = draw_all(chosen, output, suffix)
+        else:
+            budget = parse_count(flops, "--flops")
+            written = [memory_optimal(chosen, output / f"memory_optimal_{budget:.3g}.{suffix}", budget)]
     show({"written": [str(path) for path in written]}, as_json, "\n".join(f"wrote {path}" for path in written))
 
 
@@ -254,6 +257,10 @@ def learning_rate(
     }
     text = f"{rate:.4g}  (reading {chosen.reading!r}: {chosen.source}; N_act {format_count(architecture.n_active)})"
     show(value, as_json, text)
+
+
+for command in (cli_reports.tables, cli_reports.plan, cli_reports.reach):
+    app.command()(command)
 
 
 def main() -> None:

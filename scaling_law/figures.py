@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.architecture import total_parameters
+from scaling_law.architecture import active_parameters, affordable_tokens, total_parameters
 from scaling_law.laws import JointLaw
 from scaling_law.optimum import Constraints, optimal_widths
 from scaling_law.units import format_count
@@ -55,11 +55,13 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 
 def colour_of(experts: float, among: ArrayLike = EXPERTS) -> Any:
-    """One colour for each E, dark for dense to bright for sparse, the same in all figures."""
+    """One colour for each E, the same in all figures: near-black for dense, then blue (few experts) to red (many)."""
     from matplotlib import colormaps
 
-    position = np.log2(max(experts, 1.0)) / max(np.log2(np.max(among)), 1e-9)
-    return colormaps["viridis"](0.88 * min(max(position, 0.0), 1.0))
+    if experts <= 1:
+        return (0.12, 0.12, 0.12, 1.0)
+    position = (np.log2(experts) - 1.0) / max(np.log2(np.max(among)) - 1.0, 1.0)
+    return colormaps["turbo"](0.1 + 0.78 * min(max(position, 0.0), 1.0))
 
 
 def predicted_against_observed(result: FitResult, path: str | Path) -> Path:
@@ -144,10 +146,10 @@ def draw_memory_optimal(
         ax.plot(memory[end], losses[end, i], "o", color=colour, markersize=4)
     reached = losses[np.arange(len(best)), best]
     ax.set(xscale="log", xlim=(memory[0], memory[-1]), ylim=(reached.min() - 0.01, reached[0] + 0.02))
-    what = "parameters" if not kv_cache_tokens else f"parameters + KV cache of {format_count(kv_cache_tokens)} tokens"
-    ax.set(xlabel=f"memory limit ({what}, elements)", ylabel="loss (nats per token)")
+    ax.set(xlabel="memory limit (elements)", ylabel="loss (nats per token)")
+    what = "parameters" + (f" + KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else "")
     note = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
-    ax.set_title(f"{flops:.0e} FLOPs{note}".replace("e+", "e"))
+    ax.set_title(f"{flops:.0e} FLOPs{note}\n{what}".replace("e+", "e"), fontsize=10)
     return memory[edges]
 
 
@@ -168,17 +170,12 @@ def memory_curves(
     largest = float(total_parameters(free.d_model, columns).max()) * 1.3
     smallest = float(total_parameters(free.d_model, columns).min()) / 12
     memory = np.geomspace(smallest, largest, points)
-    losses = np.full((points, len(columns)), np.inf)
-    for i, limit in enumerate(memory):
-        constraints = Constraints(
-            max_memory_bytes=float(limit),
-            kv_cache_tokens=kv_cache_tokens,
-            bytes_per_parameter=1,
-            bytes_per_kv=1,
-            inference_tokens=inference_tokens,
-        )
-        found = optimal_widths(law, flops, columns, constraints)
-        trusted = ~law.conditions.beyond_guard(found.n_active, found.tokens) if law.conditions else True
-        losses[i] = np.where(trusted & np.isfinite(found.loss), found.loss, np.inf)
+    elements: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "bytes_per_parameter": 1.0, "bytes_per_kv": 1.0}
+    limits = np.array([Constraints(max_memory_bytes=float(m), **elements).width_limit(columns) for m in memory])
+    n_active = active_parameters(np.minimum(free.d_model, limits))
+    tokens = affordable_tokens(flops, n_active, inference_tokens)
+    losses = law.loss(n_active, tokens, columns)
+    if law.conditions is not None:
+        losses = np.where(law.conditions.beyond_guard(n_active, tokens), np.inf, losses)
     kept = np.isfinite(losses).any(axis=1)
     return memory[kept], losses[kept]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from scaling_law.problem import Problem
     from scaling_law.runs import Runs
+    from scaling_law.solver import Solutions
     from scaling_law.uncertainty import Bootstrap
 
 FloatArray = NDArray[np.float64]
@@ -88,7 +89,7 @@ class FitResult(Generic[LawT_co]):
     """A fitted law and its conditions.
 
     `objective` is the sum of the Huber losses on ln L; `rmse` is in nats per token over the runs fitted, which are
-    those of `used` [n] (positive weight, not set aside).
+    those of `used` [n] (positive weight, not set aside). `finalists` are all starts that were finished.
     """
 
     law: LawT_co
@@ -98,6 +99,7 @@ class FitResult(Generic[LawT_co]):
     runs: Runs
     problem: Problem
     theta: FloatArray
+    finalists: Solutions
 
     @property
     def used(self) -> NDArray[np.bool_]:

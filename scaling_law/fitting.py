@@ -92,7 +92,8 @@ def fit(
             break
         problem.objective.weight = weight
         final = problem.solve(final.theta, max_iterations=1000, tolerance=1e-12).sorted()
-    return _result(table, problem, final, n_starts, problems, (given > 0) & (problem.objective.weight == 0))
+    aside = (given > 0) & (problem.objective.weight == 0)
+    return describe(table, problem, final, 0, n_starts, problems, aside)
 
 
 def find_outliers(problem: Problem, theta: FloatArray, weight: FloatArray) -> NDArray[np.bool_]:
@@ -104,20 +105,27 @@ def find_outliers(problem: Problem, theta: FloatArray, weight: FloatArray) -> ND
     return far if far.sum() <= OUTLIER_PART * used.sum() else np.zeros_like(far)
 
 
-def _result(
-    runs: Runs, problem: Problem, final: Solutions, n_starts: int, warnings: list[str], aside: NDArray[np.bool_]
+def describe(
+    runs: Runs,
+    problem: Problem,
+    final: Solutions,
+    chosen: int,
+    n_starts: int,
+    warnings: Sequence[str],
+    aside: NDArray[np.bool_],
 ) -> FitResult:
-    theta, best = final.theta[0], float(final.cost[0])
+    """The result whose law is the finished start number `chosen` (they are sorted: 0 is the lowest objective)."""
+    theta, best = final.theta[chosen], float(final.cost[chosen])
     objective, settings = problem.objective, problem.settings
     held = problem.lower == problem.upper
     span = 1e-9 * np.maximum(1.0, np.abs(theta))
     at_bound = ~held & ((theta <= problem.lower + span) | (theta >= problem.upper - span))
     seen = examine(objective, theta, ~held & ~at_bound)
     status = FitStatus(
-        converged=bool(final.converged[0]),
+        converged=bool(final.converged[chosen]),
         n_starts=n_starts,
         n_released=len(final.cost),
-        n_agree=int(np.sum(final.cost <= best * (1.0 + AGREEMENT) + 10.0 * problem.floor)),
+        n_agree=int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor)),
         bounds_hit=tuple(name for name, hit in zip(objective.names, at_bound, strict=True) if hit),
         condition_number=seen.condition_number,
         standard_errors=seen.standard_errors,
@@ -136,4 +144,4 @@ def _result(
         ranges=used.ranges(),
         status=status.verdict,
     )
-    return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta)
+    return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)

@@ -24,7 +24,7 @@ RESOLUTION = {
     **dict.fromkeys(("delta", "omega"), 0.5),
     **dict.fromkeys(("gamma", "zeta"), 0.03),
     **dict.fromkeys(("a", "b", "m", "n"), 1.0),
-    **dict.fromkeys(("c", "e_start", "e_max"), 1.0),
+    **dict.fromkeys(("c", "e_start", "e_max"), 0.7),
 }
 RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
 

@@ -215,9 +215,9 @@ def _unconstrained(coefficients: Any, budget: FloatArray, inference_tokens: floa
         low, high = np.where(slope < 0, x, low), np.where(slope < 0, high, x)
         step = x - slope / np.maximum(curvature, 1e-300)
         new = np.where((step > low) & (step < high), step, 0.5 * (low + high))
-        if np.all(np.abs(new - x) < 1e-13 * np.abs(x)):
+        moved, x = np.abs(new - x), new
+        if np.all(moved < 1e-12 * np.abs(x)):
             break
-        x = new
     return np.asarray(np.exp(x))
 
 

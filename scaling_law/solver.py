@@ -106,7 +106,7 @@ class _State:
             at.cost.copy(),
             gradient,
             curvature,
-            np.full(count, 1e-2),
+            np.full(count, 1e-1),
             np.full(count, 2.0),
             np.zeros(count, int),
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.laws import Law
+from scaling_law.laws import JointLaw, Law
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -142,3 +142,48 @@ def _shown(steps: range, progress: bool) -> Any:
     from rich.progress import track
 
     return track(steps, description="bootstrap")
+
+
+@dataclass(frozen=True)
+class OptimumUncertainty:
+    """The optimum under each draw of a law; arrays [n_draws, E], NaN where a draw has no optimum.
+
+    `best_share` says for each E in what part of the draws it is the best (ties go to the smaller E).
+    """
+
+    experts: FloatArray
+    n_active: FloatArray
+    tokens: FloatArray
+    loss: FloatArray
+    best_share: FloatArray
+
+    def interval(self, quantity: Literal["n_active", "tokens", "loss"], level: float = 0.95) -> tuple[Any, Any]:
+        """(low, high), one for each E."""
+        if quantity not in ("n_active", "tokens", "loss"):
+            raise ValueError(f"quantity={quantity!r} must be 'n_active', 'tokens' or 'loss'")
+        values = getattr(self, quantity)
+        return _interval(values[np.isfinite(values).all(axis=1)], level)
+
+
+def optimum_uncertainty(
+    law: JointLaw, flops: float, experts: ArrayLike = (1, 2, 4, 8, 16, 32), **limits: Any
+) -> OptimumUncertainty:
+    """The constrained optimum of every draw of `law` (which must have draws); `limits` as in `optimum.Constraints`."""
+    from scaling_law.optimum import Constraints, optimal_widths
+
+    if law.draws is None:
+        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
+    columns, constraints = np.atleast_1d(np.asarray(experts, float)), Constraints(**limits)
+    shape = (len(law.draws), len(columns))
+    n_active, tokens, loss = (np.full(shape, np.nan) for _ in range(3))
+    for i, draw in enumerate(law.draws):
+        try:
+            found = optimal_widths(type(law)(*draw), flops, columns, constraints)
+        except ValueError:  # a draw whose loss does not fall with both N and D has no optimum
+            continue
+        n_active[i], tokens[i] = found.n_active, found.tokens
+        loss[i] = np.where(np.isfinite(found.loss), found.loss, np.nan)
+    known = np.isfinite(loss).any(axis=1)
+    best = np.nanargmin(loss[known], axis=1) if known.any() else np.zeros(0, int)
+    share = np.bincount(best, minlength=len(columns)) / max(len(law.draws), 1)
+    return OptimumUncertainty(columns, n_active, tokens, loss, share)

@@ -53,7 +53,8 @@ def evaluate(model, held_out: HeldOut, batch_sequences: int, device: torch.devic
     total = torch.zeros((), dtype=torch.float64, device=device)
     for start in range(rank * batch_sequences, len(held_out.sequences), world_size * batch_sequences):
         inputs, targets = to_inputs_and_targets(held_out.sequences[start : start + batch_sequences], device)
-        total += model(input_ids=inputs, labels=targets, shift_labels=targets).lm_loss.double() * targets.numel()
+        out = model(input_ids=inputs, shift_labels=targets, use_cache=False, output_logits=False)
+        total += out.lm_loss.double() * targets.numel()
     model.train(was_training)
     if reduce is not None:
         total = reduce(total)

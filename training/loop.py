@@ -122,8 +122,13 @@ def train_step(session: Session, step: int, rate: float) -> tuple[StepResult, bo
         # counter that goes wrong when the number of micro-batches changes along the batch ramp.)
         with nullcontext() if j == own[-1] else accelerator.no_sync(session.model):
             with accelerator.autocast():
+                # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
                 out = session.model(
-                    input_ids=inputs, labels=targets, shift_labels=targets, num_items_in_batch=tokens, use_cache=False
+                    input_ids=inputs,
+                    shift_labels=targets,
+                    num_items_in_batch=tokens,
+                    use_cache=False,
+                    output_logits=False,
                 )
             auxiliary = session.balance_loss * out.balance_loss + session.z_loss * out.z_loss
             # The gradient is averaged over processes, so a process's part of a mean is multiplied by their number.

@@ -45,7 +45,8 @@ logger = logging.getLogger(__name__)
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit status: 0 done, 1 diverged, 2 bad configuration, 128 + n stopped by signal n."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    logging.getLogger("training").setLevel(logging.INFO)
     try:
         arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
         check_inputs(arguments)

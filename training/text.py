@@ -50,6 +50,7 @@ class TextSource:
 
         Raises:
             FileNotFoundError: see `check_dataset_exists`.
+            ValueError: no such data set on the Hub, or no way to ask it.
         """
         if not self.is_local:
             return {"dataset": self.dataset, "revision": self.revision or _newest_commit(self.dataset)}
@@ -83,9 +84,14 @@ class TextSource:
 
     def _open(self):
         import datasets
+        import huggingface_hub
 
         check_dataset_exists(self.dataset)
         name, options = self._loader()
+        if not self.is_local:
+            # The listing that huggingface_hub 2.4 caches after resolving one glob lacks the folders that the glob did
+            # not touch, and a second load in the same process then finds no data files.
+            huggingface_hub.HfFileSystem.clear_instance_cache()
         try:
             rows = datasets.load_dataset(name, split=self.split, streaming=True, **options)
         except ValueError as error:
@@ -107,8 +113,15 @@ class TextSource:
 
 def _newest_commit(dataset: str) -> str:
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    return HfApi().dataset_info(dataset).sha
+    try:
+        return HfApi().dataset_info(dataset).sha
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        raise ValueError(
+            f"data.revision: the Hub cannot be asked for the newest commit of {dataset!r} ({error}); check "
+            "data.dataset, or name a commit that is in the cache"
+        ) from error
 
 
 def is_local_path(dataset: str) -> bool:

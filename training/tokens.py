@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +115,8 @@ def prepare(
     from filelock import FileLock
 
     dataset = source.identify()
+    if not source.is_local:
+        source = replace(source, revision=dataset["revision"])  # what is read is what is recorded
     recipe = {
         "format": FORMAT,
         "source": {**asdict(source), **dataset},

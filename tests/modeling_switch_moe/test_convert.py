@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
+import typer
 from transformers import AutoModelForCausalLM
 
-from modeling_switch_moe.convert import ConversionError, convert, convert_to_folder
+from modeling_switch_moe.convert import ConversionError, convert, convert_to_folder, main
 
 BLOCK = "encoder.blocks.block_{}.block."
 ATTENTION, FEED_FORWARD = "residual_attention.layer.", "residual_feedforward.layer."
@@ -193,13 +194,15 @@ def test_nothing_in_the_file_is_executed(tmp_path, capsys):
     assert "executed" not in capsys.readouterr().out
 
 
-def test_command_line(tmp_path):
+def test_command_line(tmp_path, capsys):
     torch.save(theirs(4), tmp_path / "a.pt")
     command = [sys.executable, "-m", "modeling_switch_moe.convert", tmp_path / "a.pt", tmp_path / "out"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "E = 4" in result.stdout
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_experts"] == 4
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 1
-    assert "exists and is not an empty folder" in again.stderr
+    with pytest.raises(typer.Exit):
+        main(tmp_path / "a.pt", tmp_path / "out")
+    assert "exists and is not an empty folder" in capsys.readouterr().err
+    with pytest.raises(typer.BadParameter, match="'int4' is not one of"):
+        main(tmp_path / "a.pt", tmp_path / "new", dtype="int4")

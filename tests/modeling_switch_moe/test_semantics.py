@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+from modeling_switch_moe import SwitchMoeForCausalLM
 from modeling_switch_moe.routing import expert_capacity, route
 from tests.modeling_switch_moe.reference import IMPLEMENTATIONS, cross_entropy, run
 
@@ -207,3 +208,20 @@ def test_loss_in_chunks_without_gradients(make_model, tokens):
     torch.testing.assert_close(
         model(tokens, labels=tokens, output_logits=False).loss, model(tokens, labels=tokens).loss
     )
+
+
+@pytest.mark.parametrize(("training", "capacity_factor"), [(True, 1.0), (True, None), (False, 1.0)])
+def test_nothing_waits_for_the_device(make_config, training, capacity_factor):
+    """On the meta device reading a value raises: what runs there, backward and statistics included, never waits."""
+    with torch.device("meta"):
+        model = SwitchMoeForCausalLM(make_config(capacity_factor=capacity_factor)).train(training)
+        model.set_attn_implementation("eager")  # for sdpa transformers looks into the padding mask
+        if capacity_factor is None or not training:
+            model.set_experts_implementation("batched_mm")  # grouped_mm has no meta kernel for fp32
+        tokens = torch.zeros(3, 12, dtype=torch.long)
+        output = model(tokens, attention_mask=torch.ones_like(tokens), labels=tokens, use_cache=False)
+        output.loss.backward()
+    assert output.routing.tokens_per_expert.shape == (2, 4)
+    assert model.model.layers[0].mlp.router.weight.grad.shape == (4, 32)
+    with pytest.raises(RuntimeError):
+        output.loss.item()

@@ -66,9 +66,31 @@ def test_fit_saves_a_law_that_other_commands_take(shell, runs_file, tmp_path):
 
 
 def test_figures(shell, tmp_path):
-    data = json.loads(shell("figures", tmp_path / "out", "--suffix", "svg", "--json").output)
+    data = json.loads(shell("figures", tmp_path / "out", "--suffix", "svg", "--flops", "1e21", "--json").output)
+    assert len(data["written"]) == 1
     for path in data["written"]:
         assert "<svg" in Path(path).read_text()[:1000]
+
+
+def test_tables(shell):
+    data = json.loads(shell("tables", "--json").output)
+    assert {t["name"]: t["agreeing"] for t in data}["compute_optimal"] == 29
+    assert "differs" in shell("tables", "optimal_experts", "--differing").output
+
+
+def test_plan(shell, tmp_path):
+    words = ("plan", "--flops", "1e20", "--experts", "8", "-o", tmp_path / "new" / "run.yaml")
+    data = json.loads(shell(*words, "--json").output)
+    assert data["architecture"]["experts"] == 8
+    assert "accelerate launch train.py" in shell(*words).output
+    assert (tmp_path / "new" / "run.yaml").read_text().startswith("# ")
+
+
+def test_reach(shell):
+    rows = json.loads(shell("reach", "--loss", "1.9", "--memory", "24GB", "--json").output)["rows"]
+    assert rows[0]["flops"] > 1e24
+    assert rows[-1]["flops"] is None
+    assert "GB" in shell("reach", "--loss", "2.2", "--flops", "1e22").output
 
 
 def test_learning_rate(shell):
@@ -87,6 +109,9 @@ def test_learning_rate(shell):
         (("optimal", "--flops", "1e22", "--law", "nowhere"), "nowhere"),
         (("fit", "nowhere.jsonl"), "nowhere.jsonl"),
         (("fit", "nowhere.jsonl", "--fix", "e_max"), "nowhere.jsonl"),
+        (("reach", "--loss", "2", "--flops", "1e22", "--memory", "1GB"), "give one of them"),
+        (("tables", "figures"), "'figures' is not one of"),
+        (("plan", "--flops", "1e20", "--mfu", "0"), "mfu=0"),
         (("learning-rate", "--d-model", 100), "d_model=100"),
         (("learning-rate", "--d-model", 128, "--reading", "other"), "reading='other'"),
         (("figures", "out", "--suffix", "bmp"), "suffix"),

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from scaling_law import figures
+from scaling_law import figures, paper_figures
 
 
 def test_files(published, paper_fit, tmp_path):
-    for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")):
+    for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
         for path in (
             figures.predicted_against_observed(paper_fit, tmp_path / f"fit{suffix}"),
             figures.isoflop(published, tmp_path / f"iso{suffix}"),
@@ -40,3 +40,12 @@ def test_small_models_are_guarded(published):
     memory, losses = figures.memory_curves(published, 5e22, figures.EXPERTS)
     assert memory[0] > 1e9
     assert np.argmin(losses[0]) == 0
+
+
+def test_every_figure_of_the_paper(published, paper_fit, tmp_path):
+    written = paper_figures.draw_all(published, tmp_path, "svg")
+    assert len(written) == len(set(written)) == 8
+    written.append(paper_figures.loss_curves(paper_fit, tmp_path / "curves.svg", 4))
+    assert all(path.stat().st_size > 10_000 for path in written)
+    with pytest.raises(ValueError, match="experts=3: no runs"):
+        paper_figures.loss_curves(paper_fit, tmp_path / "curves.svg", 3)

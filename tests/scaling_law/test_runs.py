@@ -131,3 +131,25 @@ def test_runs_are_frozen_columns():
     assert repr(runs) == "Runs(6 runs of 3 trunks, E in {2}, eval_loss, from rows)"
     overall = runs.ranges()[0]
     assert (overall.experts, overall.runs, overall.tokens) == (None, 6, (1e6, 6e6))
+
+
+def test_records_of_the_hub_package(tmp_path):
+    """The index that a sweep releases is what a fit reads: as records, as files, as a release folder."""
+    from hub import RunRecord, open_store, push_index, write_records
+    from tests.hub.samples import record_fields
+
+    def record(i, loss):
+        a = Architecture(128, experts=2, vocab_size=1024)
+        sizes = {"d_model": 128, "n_blocks": 2, "n_heads": 2, "experts": 2, "vocab_size": 1024}
+        names = {"run_id": f"run{i}", "parent_run_id": None, "branch_point_tokens": None, "sweep": "tiny"}
+        counts = {"n_active": a.n_active, "n_total": a.n_total, "tokens": 1_000_000 * (i + 1), "eval_loss": loss}
+        status = {"status": "final" if loss else "diverged"}
+        return RunRecord.model_validate(record_fields(**sizes, **names, **counts, **status))
+
+    records = [record(0, 5.0), record(1, 4.5), record(2, None)]
+    write_records(records, tmp_path / "plain")
+    push_index(open_store(str(tmp_path / "release")), "tiny", records)
+    for source in (records, tmp_path / "plain", tmp_path / "plain" / "runs.parquet", tmp_path / "release"):
+        runs = load_runs(source)
+        assert runs.run_id == ("run0", "run1")
+        assert runs.loss.tolist() == [5.0, 4.5]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs, fit
-from scaling_law.uncertainty import cluster_counts
+from scaling_law.profiles import profile_interval, profile_objective
+from scaling_law.uncertainty import cluster_counts, optimum_uncertainty
 from tests.scaling_law.synthetic import synthetic_runs, tiny_runs
 
 
@@ -92,3 +93,41 @@ def test_refusals(paper_fit, drawn, published):
     one = Runs.from_columns(runs.n_active, runs.tokens, runs.experts, runs.loss, np.zeros(len(runs)))
     with pytest.raises(ValueError, match="two independent trunks"):
         fit(one, starts=[published]).bootstrap(5)
+
+
+def test_optima_have_intervals(drawn, published):
+    found = optimum_uncertainty(drawn.law, 1e20, [1, 4, 16])
+    low, high = found.interval("n_active", 0.99)
+    truth = published.compute_optimal(1e20, [1, 4, 16]).n_active
+    assert np.all((low < truth) & (truth < high))
+    assert found.best_share.sum() == pytest.approx(1.0, abs=0.05)
+    assert found.best_share[2] > 0.9
+    limited = optimum_uncertainty(drawn.law, 1e22, [1, 16], max_memory_bytes=80e9)
+    assert np.ptp(limited.n_active[:, 1]) < 1e-3 * limited.n_active[0, 1]  # the memory decides, not the law
+    with pytest.raises(ValueError, match="quantity"):
+        found.interval("d_model")
+    with pytest.raises(ValueError, match="no draws"):
+        optimum_uncertainty(published, 1e20)
+
+
+def test_profile_intervals(paper_fit, published):
+    for name in ("alpha", "e_max", "c"):
+        found = profile_interval(paper_fit, name)
+        assert found.low < paper_fit.law.coefficients[name] < found.high
+        assert found.low < published.coefficients[name] < found.high
+        if name != "e_max":  # its low end is reached by following the profile only
+            ends = [profile_objective(paper_fit, name, end) for end in (found.low, found.high)]
+            assert ends[0] == pytest.approx(ends[1], rel=1e-3)
+            assert ends[0] > paper_fit.objective
+    narrow = profile_interval(paper_fit, "c", level=0.5)
+    assert narrow.high - narrow.low < found.high - found.low
+    assert profile_objective(paper_fit, "c", -1.0) == np.inf
+    with pytest.raises(ValueError, match="coefficient='kappa'"):
+        profile_interval(paper_fit, "kappa")
+    with pytest.raises(ValueError, match="level=2"):
+        profile_interval(paper_fit, "c", 2)
+
+
+def test_unbounded_profiles_are_open():
+    """A tiny sweep sets no upper limit on E_max."""
+    assert profile_interval(fit(tiny_runs()), "e_max").high > 1e4

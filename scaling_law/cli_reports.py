@@ -1,0 +1,142 @@
+"""The commands of `scaling-law` that report: the paper's tables, a plan for a run, and questions asked backwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from scaling_law import cli_support as support
+from scaling_law.cli_support import JsonOption, LawOption, clear_errors, show
+from scaling_law.units import format_bytes, parse_bytes, parse_context, parse_count, parse_experts
+
+PlanOutput = typer.Option(None, "--output", "-o", help="Write the YAML for train.py to this file.")
+
+
+def tables(
+    name: str | None = typer.Argument(None, help="One table; without it all. Wrong names list those there are."),
+    differing: bool = typer.Option(False, "--differing", help="Show only cells that differ from print."),
+    law: str = LawOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Every table of the paper: printed value, ours, difference.
+
+    Examples:
+
+        scaling-law tables
+
+        scaling-law tables compute_optimal --law printed --differing
+
+        scaling-law tables optimal_experts --json
+    """
+    from rich.console import Group
+
+    from scaling_law.tables import all_tables, find
+
+    with clear_errors():
+        chosen = all_tables(support.choose_joint_law(law))
+        chosen = [find(chosen, name)] if name else chosen
+    show([t.to_dict() for t in chosen] if as_json else None, as_json, Group(*(t.render(differing) for t in chosen)))
+
+
+def plan(
+    flops: str = typer.Option(..., help="Compute budget: 1e21."),
+    memory: str | None = typer.Option(None, help="Memory for bf16 weights and KV cache at inference: 24GB, 80GiB."),
+    max_parameters: str | None = typer.Option(None, help="Limit on total parameters: 7B."),
+    kv_tokens: str = typer.Option("0", help="Tokens in the KV cache: 16k is 16,384."),
+    inference_tokens: str = typer.Option("0", help="Tokens served over the model's life: 100B."),
+    experts: str = typer.Option("1,2,4,8,16,32", help="Experts to choose from: 8, or 1,2,4, or 1-32."),
+    branches: int = typer.Option(1, help="Measurements from one trunk: the full run, half, a quarter, …"),
+    gpu_tflops: float = typer.Option(989.0, help="Peak TFLOP/s of one GPU (989: H100, bf16)."),
+    mfu: float = typer.Option(0.4, help="Part of the peak that training uses."),
+    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    sweep: str = typer.Option("run", help="Name of the sweep the run belongs to."),
+    output: Path | None = PlanOutput,
+    law: str = LawOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
+
+    Examples:
+
+        scaling-law plan --flops 1e20 --memory 24GB --kv-tokens 16k -o run.yaml
+
+        scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
+    """
+    from scaling_law.plan import plan as make_plan
+
+    with clear_errors():
+        made = make_plan(
+            support.choose_joint_law(law),
+            parse_count(flops, "--flops"),
+            parse_experts(experts, "--experts"),
+            branches=branches,
+            gpu_flops=gpu_tflops * 1e12,
+            mfu=mfu,
+            max_memory_bytes=support.optional(memory, parse_bytes, "--memory"),
+            max_parameters=support.optional(max_parameters, parse_count, "--max-parameters"),
+            kv_cache_tokens=parse_context(kv_tokens, "--kv-tokens"),
+            inference_tokens=parse_count(inference_tokens, "--inference-tokens"),
+            vocab_size=vocab_size,
+        )
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(made.to_yaml(sweep), encoding="utf-8")
+    show(made.to_dict() if as_json else None, as_json, made.summary())
+    if not as_json:
+        typer.echo(
+            f"accelerate launch train.py --config {output}" if output else "-o FILE writes the YAML for train.py"
+        )
+
+
+def reach(
+    loss: str = typer.Option(..., help="The loss to reach, nats per token: 2.2."),
+    flops: str | None = typer.Option(None, help="With a budget: the least memory that reaches the loss within it."),
+    memory: str | None = typer.Option(None, help="Without: the cheapest budget, within this memory."),
+    kv_tokens: str = typer.Option("0", help="Tokens in the KV cache: 16k is 16,384."),
+    inference_tokens: str = typer.Option("0", help="Tokens served over the model's life: 100B."),
+    experts: str = typer.Option("1,2,4,8,16,32", help="Experts to compare."),
+    law: str = LawOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """The cheapest budget that reaches a loss; or, given a budget, the smallest memory that does.
+
+    Examples:
+
+        scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
+
+        scaling-law reach --loss 2.2 --flops 1e22 --json
+    """
+    from scaling_law.inverse import cheapest_budget, smallest_memory
+
+    limits: dict[str, Any] = {}
+    write: Any
+    with clear_errors():
+        chosen, columns = support.choose_joint_law(law), parse_experts(experts, "--experts")
+        target = parse_count(loss, "--loss")
+        limits["kv_cache_tokens"] = parse_context(kv_tokens, "--kv-tokens")
+        limits["inference_tokens"] = parse_count(inference_tokens, "--inference-tokens")
+        if flops is None:
+            limits["max_memory_bytes"] = support.optional(memory, parse_bytes, "--memory")
+            values = cheapest_budget(chosen, target, columns, **limits).tolist()
+            name, write = "flops", "{:.3g}".format
+        elif memory is not None:
+            raise ValueError("--memory and --flops: give one of them; the other is the answer")
+        else:
+            budget = parse_count(flops, "--flops")
+            values = smallest_memory(chosen, budget, target, columns, **limits).memory_bytes.tolist()
+            name, write = "memory_bytes", format_bytes
+    rows = [{"experts": e, name: v} for e, v in zip(columns, values, strict=True)]
+    show({"loss": target, "rows": rows}, as_json, None if as_json else _reach_table(rows, name, write))
+
+
+def _reach_table(rows: list[dict[str, Any]], name: str, write: Any) -> Any:
+    from rich.table import Table
+
+    table = Table(header_style="bold")
+    for column in ("E", name.replace("_", " ")):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(str(row["experts"]), "not reached" if row[name] == float("inf") else write(row[name]))
+    return table

@@ -1,0 +1,258 @@
+"""Which run to train next: the runs that, for a FLOP budget, most reduce the variance of a named answer.
+
+Bayesian linear design on the draws of a fitted law. Over the draws, the answer ψ and the losses ℓ of candidate runs
+vary together; to first order, measuring a set S with noise σ (of ln L) leaves
+
+    Var(ψ | S) = Var ψ − C_ψS (C_SS + σ² I)⁻¹ C_Sψ
+
+which is Jacobian-based optimal design (c-optimality) with the covariance of the draws, without derivatives: ψ may be
+anything a law answers. Runs are chosen greedily by reduction per FLOP, then by reduction alone for what is left, and
+exchanged where that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_law.architecture import HEAD_DIM, VOCAB_SIZE, Architecture
+from scaling_law.laws import JointLaw
+from scaling_law.optimum import Constraints, optimal_widths
+from scaling_law.units import format_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FloatArray = NDArray[np.float64]
+Answer = Callable[[JointLaw], float]
+
+
+def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
+    """The answer ln N_opt at a budget."""
+    return lambda law: float(np.log(law.compute_optimal(flops, experts).n_active))
+
+
+def predicted_loss(n_active: float, tokens: float, experts: float) -> Answer:
+    """The answer "loss of this model", nats per token."""
+    return lambda law: float(law.loss(n_active, tokens, experts))
+
+
+def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
+    """How much lower the best loss with `one` number of experts is than with `other`, under `optimum.Constraints`.
+
+    Its sign decides which of the two is best.
+    """
+    constraints = Constraints(**limits)
+
+    def ask(law: JointLaw) -> float:
+        loss = optimal_widths(law, flops, np.array([one, other], float), constraints).loss
+        return float(loss[1] - loss[0])
+
+    return ask
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Runs that could be trained, as columns [n]: architectures, parameters, tokens, E and training FLOPs."""
+
+    architectures: tuple[Architecture, ...]
+    tokens: FloatArray
+
+    @property
+    def n_active(self) -> FloatArray:
+        return np.array([a.n_active for a in self.architectures], float)
+
+    @property
+    def experts(self) -> FloatArray:
+        return np.array([a.experts for a in self.architectures], float)
+
+    @property
+    def flops(self) -> FloatArray:
+        return 6.0 * self.n_active * self.tokens
+
+
+def candidate_grid(
+    max_flops: float,
+    experts: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    widths: Sequence[int] | None = None,
+    tokens_per_parameter: tuple[float, float] = (0.5, 80.0),
+    vocab_size: int = VOCAB_SIZE,
+) -> Candidates:
+    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_flops` by itself."""
+    if not (np.isfinite(max_flops) and max_flops > 0):
+        raise ValueError(f"max_flops={max_flops!r} must be positive and finite")
+    low, high = tokens_per_parameter
+    if not 0 < low < high:
+        raise ValueError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
+    found: list[tuple[Architecture, float]] = []
+    for width in widths or [HEAD_DIM * k for k in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)]:
+        for e in experts:
+            a = Architecture(width, e, vocab_size=vocab_size)
+            start = 2.0 ** np.ceil(np.log2(low * a.n_active))
+            counts = start * 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
+            found += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_flops]
+    if not found:
+        raise ValueError(f"max_flops={max_flops:g} affords none of the candidate runs")
+    return Candidates(tuple(a for a, _ in found), np.array([t for _, t in found]))
+
+
+@dataclass(frozen=True)
+class Design:
+    """Chosen runs (indices into the candidates, in the order they were found useful) and what they promise.
+
+    `deviation_before` and `deviation_after` are standard deviations of the answer; the latter is the promise of the
+    linear model. `flops` is the cost of all chosen runs, each trained by itself.
+    """
+
+    candidates: Candidates
+    chosen: tuple[int, ...]
+    deviation_before: float
+    deviation_after: float
+    flops: float
+
+    def runs(self) -> list[tuple[Architecture, float]]:
+        """(architecture, tokens) of each chosen run."""
+        return [(self.candidates.architectures[i], float(self.candidates.tokens[i])) for i in self.chosen]
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        from rich.table import Table
+
+        title = f"{len(self.chosen)} runs, {self.flops:.3g} FLOPs: standard deviation of the answer "
+        table = Table(title=f"{title}{self.deviation_before:.4g} → {self.deviation_after:.4g}", title_justify="left")
+        for name in ("d_model", "E", "N_act", "tokens", "FLOPs"):
+            table.add_column(name, justify="right")
+        for a, tokens in self.runs():
+            flops = f"{a.training_flops(tokens):.2e}"
+            table.add_row(str(a.d_model), str(a.experts), format_count(a.n_active), format_count(tokens), flops)
+        return table
+
+
+def next_runs(
+    law: JointLaw,
+    answer: Answer,
+    flops: float,
+    candidates: Candidates | None = None,
+    noise: float | None = None,
+    max_runs: int = 24,
+) -> Design:
+    """The runs to train with a budget of `flops` so that `answer` becomes most certain.
+
+    Args:
+        law: a fitted law with draws (`result.bootstrap(...).law`).
+        answer: a function of a law, such as `log_optimal_parameters(1e22)`.
+        candidates: runs to choose from; default `candidate_grid(flops / 4)`, so that several fit.
+        noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
+        max_runs: at most so many runs; small ones cost next to no FLOPs, but each is work.
+    """
+    if max_runs < 1:
+        raise ValueError(f"max_runs={max_runs!r} must be at least 1")
+    if law.draws is None or len(law.draws) < 30:
+        raise ValueError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
+    candidates = candidates or candidate_grid(flops / 4)
+    columns = (candidates.n_active, candidates.tokens, candidates.experts)
+    if noise is None:
+        if law.conditions is None or not law.conditions.rmse:
+            raise ValueError("noise: the law does not know its RMSE; give the standard deviation of ln L")
+        noise = law.conditions.rmse / float(np.mean(law.loss(*columns)))
+    answers, losses = _ensemble(law, answer, columns)
+    cost = candidates.flops
+    chosen: list[int] = []
+    for by_cost in (True, False):
+        chosen = _grow(answers, losses, cost, flops, noise, chosen, by_cost, max_runs)
+    chosen = _exchange(answers, losses, cost, flops, noise, chosen, max_runs)
+    before, after = float(answers.std()), float(np.sqrt(_variance(answers, losses, noise, chosen)))
+    return Design(candidates, tuple(chosen), before, after, float(cost[chosen].sum()))
+
+
+def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, FloatArray]:
+    """Centred answers [draws] and log losses [draws, candidates], without draws that have no answer or a wild one.
+
+    A bootstrap's draws have long tails, which would rule a covariance: beyond five robust deviations they are dropped.
+    """
+    assert law.draws is not None
+    kept, answers = [], []
+    for i, draw in enumerate(law.draws):
+        try:
+            value = answer(JointLaw(*draw))
+        except ValueError:
+            continue
+        if np.isfinite(value):
+            kept.append(i)
+            answers.append(value)
+    values = np.array(answers)
+    losses = np.log(law.loss_draws(*columns))[kept]
+    spread = 1.4826 * np.median(np.abs(values - np.median(values)))
+    near = np.abs(values - np.median(values)) <= 5 * spread
+    if near.sum() < 20 or not spread > 0:
+        raise ValueError(f"the answer is defined in {len(values)} draws, {int(near.sum())} of them near: too few")
+    values, losses = values[near], losses[near]
+    return values - values.mean(), losses - losses.mean(axis=0)
+
+
+def _variance(answers: FloatArray, losses: FloatArray, noise: float, chosen: Sequence[int]) -> float:
+    """Var(ψ | S) of the module's formula."""
+    count, part = len(answers), losses[:, list(chosen)]
+    cross = part.T @ answers / count
+    inner = part.T @ part / count + noise**2 * np.eye(len(chosen))
+    return float(answers @ answers / count - cross @ np.linalg.solve(inner, cross))
+
+
+def _grow(
+    answers: FloatArray,
+    losses: FloatArray,
+    cost: FloatArray,
+    flops: float,
+    noise: float,
+    chosen: list[int],
+    by_cost: bool,
+    max_runs: int,
+) -> list[int]:
+    """Add the best run (per FLOP, or outright) while one fits and helps."""
+    found = list(chosen)
+    while len(found) < max_runs:
+        left = flops - cost[found].sum()
+        gains = _gains(answers, losses, noise, found)
+        score = np.where(cost <= left, gains / cost if by_cost else gains, 0.0)
+        score[found] = 0.0
+        best = int(np.argmax(score))
+        if score[best] <= 0 or gains[best] < 1e-3 * _variance(answers, losses, noise, found):
+            break
+        found.append(best)
+    return found
+
+
+def _gains(answers: FloatArray, losses: FloatArray, noise: float, chosen: Sequence[int]) -> FloatArray:
+    """How much each candidate alone would reduce the variance that `chosen` leave; one Kalman step for all at once."""
+    count = len(answers)
+    part = losses[:, list(chosen)]
+    inner = part.T @ part / count + noise**2 * np.eye(len(chosen))
+    pull = np.linalg.solve(inner, part.T @ np.column_stack([answers, losses]) / count)
+    cross = losses.T @ answers / count - (losses.T @ part / count) @ pull[:, 0]
+    own = np.einsum("dc,dc->c", losses, losses) / count
+    own -= np.einsum("kc,kc->c", part.T @ losses / count, pull[:, 1:])
+    return np.asarray(cross**2 / (np.maximum(own, 0.0) + noise**2))
+
+
+def _exchange(
+    answers: FloatArray,
+    losses: FloatArray,
+    cost: FloatArray,
+    flops: float,
+    noise: float,
+    chosen: list[int],
+    max_runs: int,
+) -> list[int]:
+    """Drop each run in turn and refill the budget, where that lowers the variance."""
+    best = _variance(answers, losses, noise, chosen)
+    for i in list(chosen):
+        rest = [j for j in chosen if j != i]
+        trial = _grow(answers, losses, cost, flops, noise, rest, False, max_runs)
+        value = _variance(answers, losses, noise, trial)
+        if value < best * (1 - 1e-6):
+            chosen, best = trial, value
+    return chosen

@@ -1,0 +1,197 @@
+"""From an answer to a run: architecture, schedule, learning rate, cost, and the YAML that `train.py` takes.
+
+The schedule is the paper's (Ludziejewski et al. 2025, Section "Model Hyperparameters"): sequences of 512 tokens,
+batches of 128, 256 and 512 of them from 0, 0.5B and 1B tokens on, warm-up over 130M tokens, a constant rate, and a
+linear decay to 0 over the last fifth; shorter runs branch off the same trunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from scaling_law.architecture import Architecture
+from scaling_law.laws import JointLaw
+from scaling_law.learning_rate import LearningRateLaw
+from scaling_law.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SEQUENCE_LENGTH = 512
+BATCH_RAMP: tuple[tuple[float, int], ...] = ((0.0, 128), (0.5e9, 256), (1e9, 512))  # from tokens on: sequences
+WARMUP_TOKENS, WARMUP_SHARE = 130e6, 0.1  # the paper's warm-up, and the share of a short run it may take
+DECAY_FRACTION = 0.2
+ADAM_BYTES = 12.0  # fp32 master weights and two moments
+GRADIENT_BYTES = 4.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run to launch. Tokens, FLOPs, bytes, hours; `branches` are the token counts of the trunk's decay branches,
+    the longest last; `batch_ramp` pairs (from tokens on, sequences); `loss` the law's prediction in nats."""
+
+    architecture: Architecture
+    tokens: int
+    branches: tuple[int, ...]
+    steps: int
+    sequence_length: int
+    batch_ramp: tuple[tuple[int, int], ...]
+    warmup_tokens: int
+    decay_tokens: int
+    learning_rate: float
+    learning_rate_law: str
+    loss: float
+    loss_interval: tuple[float, float] | None
+    training_flops: float
+    weight_bytes: float
+    optimizer_bytes: float
+    gradient_bytes: float
+    kv_cache_bytes: float
+    gpu_hours: float
+    gpu_flops: float
+    mfu: float
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with the sizes of the architecture."""
+        sizes = {"n_active": self.architecture.n_active, "n_total": self.architecture.n_total}
+        return asdict(self) | sizes | {"configuration": self.configuration()}
+
+    def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
+        """The sections of `train.py`'s YAML; everything left out has the paper's value there by default."""
+        a = self.architecture
+        return {
+            "run": {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts}", "sweep": sweep},
+            "model": {"d_model": a.d_model, "experts": a.experts, "n_blocks": a.blocks, "n_heads": a.heads},
+            "data": {"sequence_length": self.sequence_length},
+            "schedule": {
+                "tokens": list(self.branches),
+                "warmup_tokens": self.warmup_tokens,
+                "decay_fraction": DECAY_FRACTION,
+                "batch_ramp": [f"{start}:{sequences}" for start, sequences in self.batch_ramp],
+            },
+            "optimizer": {"learning_rate": self.learning_rate},
+        }
+
+    def to_yaml(self, sweep: str = "run") -> str:
+        """The file for `accelerate launch train.py --config FILE`, with a comment that says where it came from."""
+        import yaml
+
+        head = f"# {self.architecture.n_active:,} active of {self.architecture.n_total:,} parameters, "
+        head += f"{self.training_flops:.3g} training FLOPs, predicted loss {self.loss:.4f} nats per token\n"
+        return head + yaml.safe_dump(self.configuration(sweep), sort_keys=False)
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(show_header=False, title="Plan", title_justify="left", box=None, padding=(0, 2))
+        for name, value in self._lines():
+            table.add_row(name, value)
+        return Group(table, *(Text(f"⚠ {warning}", style="yellow") for warning in self.warnings))
+
+    def _lines(self) -> list[tuple[str, str]]:
+        a = self.architecture
+        interval = "" if self.loss_interval is None else " ({:.4f}…{:.4f})".format(*self.loss_interval)
+        ramp = ", ".join(f"{sequences} from {format_count(start)}" for start, sequences in self.batch_ramp)
+        memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
+        memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
+        return [
+            ("architecture", f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts}"),
+            ("parameters", f"{format_count(a.n_active)} active, {format_count(a.n_total)} in total"),
+            (
+                "tokens",
+                f"{self.tokens:,} in {self.steps:,} steps ({self.tokens / a.n_active:.1f} per active parameter)",
+            ),
+            ("branches", ", ".join(format_count(t) for t in self.branches)),
+            ("batch", f"{ramp} tokens on, of {self.sequence_length} tokens each"),
+            ("warm-up, decay", f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"),
+            ("peak learning rate", f"{self.learning_rate:.3g} (law read as {self.learning_rate_law!r})"),
+            ("training", f"{self.training_flops:.3g} FLOPs"),
+            ("time", f"{self.gpu_hours:,.1f} GPU-hours at {self.gpu_flops:.3g} FLOP/s and {self.mfu:.0%} MFU"),
+            ("memory", ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value)),
+            ("predicted loss", f"{self.loss:.4f}{interval} nats per token"),
+        ]
+
+
+def plan(
+    law: JointLaw,
+    flops: float,
+    experts: Any = (1, 2, 4, 8, 16, 32),
+    *,
+    branches: int = 1,
+    gpu_flops: float = 989e12,
+    mfu: float = 0.4,
+    sequence_length: int = SEQUENCE_LENGTH,
+    batch_ramp: Sequence[tuple[float, int]] = BATCH_RAMP,
+    learning_rate_law: LearningRateLaw | None = None,
+    **limits: Any,
+) -> Plan:
+    """The run of the best architecture that exists for `flops` under `limits` (see `optimum.Constraints`).
+
+    Args:
+        branches: how many measurements the trunk gives: the full run, half of it, a quarter, …
+        gpu_flops: peak FLOP/s of one accelerator (989e12: an H100 in bf16); mfu: the part of it that is used.
+
+    Raises ValueError for bad input, or where nothing fits.
+    """
+    if not (isinstance(branches, int) and 1 <= branches <= 20):
+        raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
+    if not 0 < mfu <= 1:
+        raise ValueError(f"mfu={mfu!r} must be above 0 and at most 1")
+    if not 0 < gpu_flops < float("inf"):
+        raise ValueError(f"gpu_flops={gpu_flops!r} must be positive and finite")
+    rates = learning_rate_law or LearningRateLaw.published()
+    table = law.optimal(flops, experts, integral=True, learning_rate_law=rates, **limits)
+    row = table.best
+    architecture = row.architecture
+    assert architecture is not None  # integral rows have one
+    ramp = tuple((int(start), int(sequences)) for start, sequences in batch_ramp)
+    tokens, steps = whole_steps(row.tokens, ramp, sequence_length)
+    shorter = [whole_steps(tokens / 2**k, ramp, sequence_length)[0] for k in range(branches - 1, 0, -1)]
+    warmup = int(min(WARMUP_TOKENS, WARMUP_SHARE * tokens))
+    training = architecture.training_flops(tokens)
+    return Plan(
+        architecture=architecture,
+        tokens=tokens,
+        branches=(*(t for t in dict.fromkeys(shorter) if t * (1 - DECAY_FRACTION) > warmup), tokens),
+        steps=steps,
+        sequence_length=sequence_length,
+        batch_ramp=ramp,
+        warmup_tokens=warmup,
+        decay_tokens=int(DECAY_FRACTION * tokens),
+        learning_rate=row.learning_rate,
+        learning_rate_law=rates.reading,
+        loss=row.loss,
+        loss_interval=row.loss_interval,
+        training_flops=training,
+        weight_bytes=row.weight_bytes,
+        optimizer_bytes=ADAM_BYTES * architecture.n_total,
+        gradient_bytes=GRADIENT_BYTES * architecture.n_total,
+        kv_cache_bytes=row.kv_cache_bytes,
+        gpu_hours=training / (gpu_flops * mfu * 3600.0),
+        gpu_flops=gpu_flops,
+        mfu=mfu,
+        warnings=table.warnings,
+    )
+
+
+def whole_steps(tokens: float, ramp: Sequence[tuple[int, int]], sequence_length: int) -> tuple[int, int]:
+    """(tokens, steps) of the whole steps nearest to `tokens` under the batch ramp; at least one step."""
+    done, steps = 0, 0
+    for i, (_, sequences) in enumerate(ramp):
+        batch = sequences * sequence_length
+        last = i + 1 == len(ramp)
+        end = tokens if last else min(tokens, ramp[i + 1][0])
+        if end <= done:
+            break
+        # a stage holds until the token count has passed its end; the last step of all is the nearest one
+        count = round((end - done) / batch) if end == tokens else -(-int(end - done) // batch)
+        done, steps = done + count * batch, steps + count
+    if not steps:
+        return ramp[0][1] * sequence_length, 1
+    return done, steps

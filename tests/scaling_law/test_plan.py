@@ -1,0 +1,64 @@
+"""Plans: the numbers of the paper's schedule, whole steps, and a YAML that train.py takes."""
+
+import pytest
+import yaml
+
+from scaling_law.plan import BATCH_RAMP, plan, whole_steps
+
+RAMP = tuple((int(a), b) for a, b in BATCH_RAMP)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps"), [(0.5e9, 7629), (1e9, 11443), (2e9, 15258), (16e9, 68664), (80e9, 312805), (128e9, 495910)]
+)
+def test_steps_of_the_papers_runs(tokens, steps):
+    """Token counts and steps of the paper's runs: 128, 256, 512 sequences of 512 tokens from 0, 0.5B, 1B tokens on."""
+    found, count = whole_steps(tokens, RAMP, 512)
+    assert abs(count - steps) <= 1
+    assert found == pytest.approx(tokens, abs=512 * 512)
+
+
+def test_plan_of_a_run(published):
+    made = plan(published, 1e20, [4], branches=3, max_memory_bytes=10e9, gpu_flops=1e15, mfu=0.5)
+    a = made.architecture
+    row = published.optimal(1e20, [4], max_memory_bytes=10e9, integral=True)[4]
+    assert a == row.architecture
+    assert made.tokens == pytest.approx(row.tokens, rel=1e-4)
+    assert made.training_flops == 6 * a.n_active * made.tokens
+    assert made.gpu_hours == pytest.approx(made.training_flops / 5e14 / 3600)
+    assert made.optimizer_bytes == 12 * a.n_total
+    assert made.warmup_tokens == 130_000_000
+    assert made.decay_tokens == int(0.2 * made.tokens)
+    assert len(made.branches) == 3
+    assert made.branches[-1] == made.tokens
+    assert made.branches[0] == pytest.approx(made.tokens / 4, rel=1e-4)
+    assert made.learning_rate == row.learning_rate
+    configuration = yaml.safe_load(made.to_yaml("sweep"))
+    assert configuration == made.configuration("sweep")
+    assert configuration["model"] == {"d_model": a.d_model, "experts": 4, "n_blocks": a.blocks, "n_heads": a.heads}
+
+
+def test_train_takes_the_yaml(published, tmp_path):
+    arguments = pytest.importorskip("training.configuration")
+    made = plan(published, 3e18, [8], branches=2)
+    (tmp_path / "run.yaml").write_text(made.to_yaml())
+    parsed = arguments.parse_command_line(["--config", str(tmp_path / "run.yaml")])
+    assert tuple(int(t) for t in parsed.schedule.tokens) == made.branches
+    assert parsed.model.experts == 8
+    assert parsed.optimizer.learning_rate == made.learning_rate
+
+
+def test_small_budgets_warm_up_less(published):
+    made = plan(published, 1e15, [1], branches=20)
+    assert made.warmup_tokens == int(0.1 * made.tokens)
+    assert all(t * 0.8 > made.warmup_tokens for t in made.branches)
+    assert whole_steps(10, RAMP, 512) == (128 * 512, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"branches": 0}, "branches=0"), ({"mfu": 1.5}, "mfu=1.5"), ({"gpu_flops": 0}, "gpu_flops=0")],
+)
+def test_bad_options_are_named(published, options, field):
+    with pytest.raises(ValueError, match=field):
+        plan(published, 1e20, **options)
