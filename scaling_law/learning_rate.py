@@ -60,6 +60,10 @@ class LearningRateLaw:
         log_n, log_e = np.log(np.asarray(counted_parameters, float)), np.log(np.asarray(experts, float))
         return np.exp(self.intercept + self.slope_n * log_n + self.slope_e * log_e)
 
+    def log_errors(self, counted_parameters: ArrayLike, experts: ArrayLike, learning_rates: ArrayLike) -> Any:
+        """ln of predicted over best learning rate for each model: errors inside (interpolation) or outside a fit."""
+        return np.log(self.at(counted_parameters, experts)) - np.log(np.asarray(learning_rates, float))
+
     def learning_rate(self, architecture: Architecture) -> float:
         """Peak LR of an architecture."""
         counted = self.counted_parameters(architecture.d_model, architecture.blocks, architecture.vocab_size)

@@ -52,3 +52,18 @@ def test_best_of_grid_interpolates():
     assert best_of_grid(rates, losses) == pytest.approx(1.3e-3, rel=1e-9)
     assert best_of_grid([1e-4, 1e-3], [3.0, 2.0]) == pytest.approx(1e-3)
     assert best_of_grid([1e-4, 1e-3, 1e-2], [3.0, 2.0, np.inf]) == pytest.approx(1e-3)
+
+
+def test_fit_on_one_and_eight_experts_carries_to_four_and_thirty_two():
+    """The paper's check, on rates of its law with 5 % scatter: without E, 32 experts get too high a rate."""
+    law, rng = LearningRateLaw.published(), np.random.default_rng(0)
+    sizes, experts = (v.ravel() for v in np.meshgrid([4e7, 1e8, 3e8, 1e9], [1, 4, 8, 32]))
+    rates = law.at(sizes, experts) * np.exp(rng.normal(0.0, 0.05, len(sizes)))
+    fitted_on = np.isin(experts, [1, 8])
+    for with_experts in (True, False):
+        fitted = fit_learning_rate(sizes[fitted_on], experts[fitted_on], rates[fitted_on], with_experts=with_experts)
+        errors = {e: fitted.log_errors(sizes[experts == e], e, rates[experts == e]) for e in (4, 32)}
+        if with_experts:
+            assert max(np.abs(e).max() for e in errors.values()) < 0.15
+        else:
+            assert errors[32].mean() > 0.4  # half of ln 32 / 4 and more: far too high a rate
