@@ -91,7 +91,7 @@ class Law:
         return save_law(self, folder)
 
     def push_to_hub(self, repo: str, *, token: str | None = None, private: bool = False) -> str:
-        """Upload the law to the Hub model repo `repo` ("owner/name") in one commit; returns the commit's URL."""
+        """Put the law with card and figures into the Hub repo "owner/name", in one commit; returns the commit's id."""
         from scaling_law.serialization import push_law
 
         return push_law(self, repo, token=token, private=private)

@@ -7,8 +7,6 @@ it may come from anyone's repository.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,58 +59,62 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
         raise ValueError(f"{source}: {error}") from None
 
 
+def law_to_json(law: Law) -> bytes:
+    """The content of `scaling_law.json`; NaN and infinities are refused."""
+    return (json.dumps(law_to_dict(law), indent=1, allow_nan=False) + "\n").encode()
+
+
 def save_law(law: Law, folder: str | Path) -> Path:
     """Write `scaling_law.json` into `folder` (made if missing), atomically."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / FILE_NAME
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{FILE_NAME}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(law_to_dict(law), file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; a law is meant to be read
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    from hub.atomic import write_bytes
+
+    target = Path(folder) / FILE_NAME
+    write_bytes(target, law_to_json(law))
     return target
 
 
 def load_law(source: str | Path, revision: str | None = None) -> Law:
-    """A law from a folder, a JSON file, or a Hub repo "owner/name" (only if no such path exists)."""
+    """A law from a folder, a JSON file, or a Hub repo "owner/name" (only if no such path exists).
+
+    Raises:
+        FileNotFoundError: nothing there, and no such repository on the Hub.
+        ValueError: what is there is no law.
+    """
     path = Path(source)
-    if path.is_dir():
-        path = path / FILE_NAME
-    elif not path.exists():
-        path = _download(str(source), revision)
-    if not path.is_file():
-        raise FileNotFoundError(f"{source}: no {FILE_NAME} there")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes() if path.is_file() else _in_folder_or_repository(source, revision)
+        data = json.loads(content)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from None
-    return law_from_dict(data, str(path))
+        raise ValueError(f"{source}: not valid JSON ({error})") from None
+    return law_from_dict(data, str(source))
+
+
+def _in_folder_or_repository(source: str | Path, revision: str | None) -> bytes:
+    from hub.errors import NotFoundError
+    from hub.sources import read_file
+
+    try:
+        return read_file(source, FILE_NAME, revision)
+    except NotFoundError as error:
+        raise FileNotFoundError(
+            f"{source}: neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
+        ) from None
 
 
 def push_law(law: Law, repo: str, *, token: str | None = None, private: bool = False) -> str:
-    """Upload the law's file to the Hub model repo in one commit; returns the commit's URL."""
-    from huggingface_hub import CommitOperationAdd, HfApi
+    """Put the law, its card and its figures on the main branch of the Hub repo "owner/name", in one commit.
 
-    api = HfApi(token=token)
-    api.create_repo(repo, exist_ok=True, private=private)
-    content = (json.dumps(law_to_dict(law), indent=1, allow_nan=False) + "\n").encode()
-    operation = CommitOperationAdd(path_in_repo=FILE_NAME, path_or_fileobj=content)
-    commit = api.create_commit(repo, [operation], commit_message=f"Add a {law.name} scaling law")
-    return str(commit.commit_url)
+    Returns the commit's id (sha). ValueError for a name of another form; `hub.HubError` for what the Hub refuses.
+    """
+    from hub.hub_store import HubStore
+    from hub.sources import publish_files
+    from scaling_law.law_card import law_card, law_pictures
 
-
-def _download(repo: str, revision: str | None) -> Path:
-    parts = repo.split("/")
-    if len(parts) != 2 or not all(parts) or repo.startswith((".", "~")):
-        raise FileNotFoundError(f"{repo}: neither a folder, nor a {FILE_NAME}, nor a Hub repo of the form owner/name")
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(repo, FILE_NAME, revision=revision))
+    owner, slash, name = repo.partition("/")
+    if not owner or not slash or not name or "/" in name:
+        raise ValueError(f"repo={repo!r} must have the form owner/name")
+    pictures = law_pictures(law)
+    card = law_card(law, repo, tuple(pictures)).encode()
+    store = HubStore(owner, private=private, token=token)
+    files = {FILE_NAME: law_to_json(law), "README.md": card, **pictures}
+    return publish_files(store, name, files, message=f"Add a {law.name} scaling law").commit

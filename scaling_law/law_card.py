@@ -1,0 +1,77 @@
+"""The card of a law that is released on the Hub: what it is, its coefficients and conditions, and how to ask it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scaling_law.units import format_count
+
+if TYPE_CHECKING:
+    from scaling_law.laws import Law
+
+_METADATA = """---
+license: apache-2.0
+tags:
+- scaling-laws
+- mixture-of-experts
+- joint-moe-scaling-laws
+---
+"""
+
+
+def law_card(law: Law, repo: str, pictures: tuple[str, ...] = ()) -> str:
+    """The README.md of a law's repository, with metadata that the Hub accepts."""
+    from hub.markdown import escaped, table
+
+    kind = type(law).__name__
+    parts = [
+        f"# {kind}: `{law.formula}`",
+        "N is active parameters, D training tokens, Ê the transformed number of experts "
+        "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)); losses are in nats per token.",
+        f'```python\nfrom scaling_law import {kind}\n\nlaw = {kind}.from_pretrained("{repo}")\nprint(law)\n```',
+        "## Coefficients",
+        table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()], right=(1,)),
+    ]
+    if law.draws is not None:
+        parts.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
+    if (conditions := law.conditions) is not None:
+        parts += ["## Conditions", escaped(conditions.provenance)]
+        if conditions.rmse is not None:
+            status = escaped(conditions.status or "")
+            parts.append(f"{conditions.n_runs} runs, RMSE {conditions.rmse:.4f} nats. {status}")
+        rows = [
+            (
+                "all" if r.experts is None else f"{r.experts:g}",
+                _span(r.n_active),
+                _span(r.tokens),
+                _span(r.tokens_per_parameter),
+            )
+            for r in conditions.ranges
+        ]
+        parts.append(table(("E", "Active parameters", "Tokens", "Tokens per parameter"), rows, right=(0, 1, 2, 3)))
+        parts.append("Outside these ranges predictions are extrapolations, and come with a warning.")
+        parts.append(f"```json\n{json.dumps(conditions.objective, indent=1)}\n```")
+    parts += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
+    return _METADATA + "\n" + "\n\n".join(parts) + "\n"
+
+
+def law_pictures(law: Law) -> dict[str, bytes]:
+    """isoFLOP and memory-optimal figures as PNG, by file name; none for laws that have no tokens and experts."""
+    from scaling_law import figures
+    from scaling_law.laws import JointLaw
+
+    if not isinstance(law, JointLaw):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [
+            figures.isoflop(law, Path(folder) / "isoflop.png"),
+            figures.memory_optimal(law, Path(folder) / "memory_optimal.png"),
+        ]
+        return {path.name: path.read_bytes() for path in paths}
+
+
+def _span(limits: tuple[float, float]) -> str:
+    return f"{format_count(limits[0])} to {format_count(limits[1])}"
