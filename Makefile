@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, not " + sys.version.split()[0] + "; set PYTHON=" if sys.version_info < (3, 10) else 0)'
 	@echo "Setting up $(VENV) (a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) torch==2.13.0 -e '.[dev]' -c constraints.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) torch==2.13.0 -e '.[dev]' -c constraints.txt
 	@touch $@
 
 demo: setup

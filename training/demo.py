@@ -33,7 +33,7 @@ from . import demo_report, documentation_corpus, files
 from .documentation_corpus import CorpusReport
 from .sweep import Sweep, plan_table, run_sweep, sweep_progress
 from .text import TextSource
-from .tokenizer import load_tokenizer, train_tokenizer
+from .tokenizer import load_tokenizer, token_counter, train_tokenizer
 
 # The question of step 6: an answer for one H100 that serves 16k tokens of context in bf16.
 QUESTION = {"flops": 1e22, "max_memory_bytes": 80e9, "kv_cache_tokens": 16384}
@@ -116,18 +116,21 @@ class Demo:
         return report
 
     def tokenizer(self, corpus: CorpusReport) -> None:
-        """Train the tokenizer, unless it is there."""
+        """Train the tokenizer and count the corpus with it, unless that is done."""
         folder, marker = self._tokenizer, self._tokenizer / "trained.json"
         recipe = {"corpus": corpus.fingerprint, "vocab_size": self.settings.vocab_size}
         if not marker.exists() or json.loads(marker.read_text())["recipe"] != recipe:
             source = TextSource(str(self._corpus))
-            train_tokenizer(source.documents(), self.settings.vocab_size, folder, progress=False)
+            trained = train_tokenizer(source.documents(), self.settings.vocab_size, folder, progress=False)
+            documentation_corpus.recount_tokens(self._corpus, token_counter(trained), f"tokens of {folder.name}")
             files.write_json(marker, {"recipe": recipe})
         tokenizer = load_tokenizer(str(folder))
+        counted = CorpusReport.load(self._corpus).splits
         text = next(TextSource(str(self._corpus), split="validation").documents())[:5000]
         ids = tokenizer(text)["input_ids"]
         self.console.print(
-            f"{len(tokenizer):,} tokens, {len(text.encode()) / len(ids):.2f} bytes per token of held-out text: "
+            f"{counted['train'].tokens / 1e6:.1f}M tokens to train on, {counted['validation'].tokens / 1e6:.2f}M held "
+            f"out; {len(text.encode()) / len(ids):.2f} bytes per token, such as "
             f"{'|'.join(tokenizer.decode([i]) for i in ids[:14])!r}",
             markup=False,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 END_OF_TEXT = "<|endoftext|>"
@@ -59,6 +59,12 @@ def load_tokenizer(name_or_path: str, revision: str | None = None):
     if tokenizer.eos_token_id is None:
         raise ValueError(f"data.tokenizer: {name_or_path!r} has no eos token to end documents with")
     return tokenizer
+
+
+def token_counter(tokenizer) -> Callable[[list[str]], list[int]]:
+    """A function: texts -> their numbers of tokens, without an end-of-text token."""
+    encode = tokenizer.backend_tokenizer.encode_batch_fast
+    return lambda texts: [len(encoding.ids) for encoding in encode(texts, add_special_tokens=False)]
 
 
 def fingerprint(tokenizer) -> str:

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import make_documents, write_dataset
 from training import tokens
 from training.text import TextSource
-from training.tokenizer import END_OF_TEXT, fingerprint, load_tokenizer, train_tokenizer
+from training.tokenizer import END_OF_TEXT, fingerprint, load_tokenizer, token_counter, train_tokenizer
 from training.tokens import CorruptCacheError, prepare
 
 
@@ -115,6 +115,7 @@ def test_the_tokenizer_survives_a_round_trip(tokenizer_folder):
     loaded = load_tokenizer(str(tokenizer_folder))
     text = "A router's loss: naïve café, 中文 — £5!\n\tdone"
     assert loaded.decode(loaded(text)["input_ids"]) == text
+    assert token_counter(loaded)([text, ""]) == [len(loaded(text)["input_ids"]), 0]
     before = fingerprint(loaded)
     loaded(["a", "b b"], padding=False, truncation=True, max_length=4)  # changes the backend's state
     assert fingerprint(loaded) == before
