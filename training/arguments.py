@@ -135,6 +135,9 @@ class OptimizerArguments:
     learning_rate_law: Literal["code", "paper"] = field(
         default="code", metadata={"help": "Which reading of the paper's law sets the peak learning rate."}
     )
+    learning_rate_scale: float = field(
+        default=1.0, metadata={"help": "Multiplies the law's rate, say for other batch sizes than the paper's."}
+    )
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8

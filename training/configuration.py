@@ -164,6 +164,7 @@ def _problems(a: TrainingArguments):
         "model.d_model": m.d_model,
         "data.sequence_length": d.sequence_length,
         "optimizer.epsilon": o.epsilon,
+        "optimizer.learning_rate_scale": o.learning_rate_scale,
         **{f"schedule.tokens[{i}]": tokens for i, tokens in enumerate(s.tokens)},
     }
     positive |= {k: v for k, v in {"model.n_blocks": m.n_blocks, "model.n_heads": m.n_heads}.items() if v is not None}

@@ -51,8 +51,9 @@ def peak_learning_rate(arguments: OptimizerArguments, arch: Architecture) -> tup
     if arguments.learning_rate is not None:
         return arguments.learning_rate, "given"
     reading = arguments.learning_rate_law
-    rate = LearningRateLaw.published(reading=reading).learning_rate(arch)
-    return rate, f"Ludziejewski et al. 2025, reading '{reading}'"
+    rate = LearningRateLaw.published(reading=reading).learning_rate(arch) * arguments.learning_rate_scale
+    scaled = "" if arguments.learning_rate_scale == 1 else f", times {arguments.learning_rate_scale:g}"
+    return rate, f"Ludziejewski et al. 2025, reading '{reading}'{scaled}"
 
 
 def build_optimizer(model: torch.nn.Module, arguments: OptimizerArguments, device: torch.device):

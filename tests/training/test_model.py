@@ -1,0 +1,41 @@
+"""Learning rate and parameter groups as the arguments say."""
+
+import pytest
+import torch
+
+from training.arguments import ModelArguments, OptimizerArguments
+from training.model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
+
+
+def test_the_peak_rate_is_the_papers_law_unless_given():
+    arch = architecture(ModelArguments(d_model=512, experts=1), vocab_size=50257)
+    rate, law = peak_learning_rate(OptimizerArguments(), arch)
+    assert rate == pytest.approx(1.70e-3, rel=3e-3)  # as computed from the authors' code
+    assert "reading 'code'" in law
+    assert peak_learning_rate(OptimizerArguments(learning_rate_law="paper"), arch)[0] == pytest.approx(
+        4.18e-3, rel=3e-3
+    )
+    scaled, law = peak_learning_rate(OptimizerArguments(learning_rate_scale=0.1), arch)
+    assert scaled == pytest.approx(rate / 10)
+    assert law.endswith("times 0.1")
+    assert peak_learning_rate(OptimizerArguments(learning_rate=0.5), arch) == (0.5, "given")
+
+
+def test_more_experts_get_a_lower_rate():
+    def rate(experts):
+        return peak_learning_rate(OptimizerArguments(), architecture(ModelArguments(512, experts), 50257))[0]
+
+    assert rate(16) == pytest.approx(rate(1) / 2)  # E to the power of -0.25
+
+
+@pytest.mark.parametrize("decay_all", [True, False])
+def test_groups_hold_every_parameter_once(tiny, decay_all):
+    arguments = tiny(optimizer__decay_all=decay_all)
+    model = build_model(model_config(arguments, 300, 0), seed=0)
+    groups = build_optimizer(model, arguments.optimizer, torch.device("cpu")).param_groups
+    held = [parameter for group in groups for parameter in group["params"]]
+    assert len(held) == len(set(map(id, held))) == len(list(model.parameters()))
+    exempt = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in exempt}
+    norms_and_router = {name for name, p in model.named_parameters() if p.ndim < 2 or "router" in name}
+    assert names == (set() if decay_all else norms_and_router)
