@@ -366,3 +366,7 @@ def _flat(values: dict) -> dict:
         for section, fields in values.items()
         for name, value in fields.items()
     }
+
+
+if __name__ == "__main__":  # `accelerate launch -m training.run`, where train.py is not at hand
+    sys.exit(main())

@@ -1,12 +1,15 @@
 """Sweeps: what a file expands to, what is refused, and that a failed run does not stop the rest."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from hub import RunRecord
+from training import launch
 from training import sweep as sweep_module
 from training.arguments import ConfigurationError
 from training.sweep import Sweep, run_sweep
@@ -66,6 +69,15 @@ def test_the_plan_is_shown(values, tmp_path):
     assert result.exit_code == 0
     assert "d128-E4-seed0" in result.output
     assert "save" in result.output
+
+
+def test_the_entry_point_of_an_installed_package_is_the_same(monkeypatch, tmp_path):
+    """Without train.py beside it, the run is launched as a module."""
+    monkeypatch.setattr(launch, "__file__", str(tmp_path / "training" / "launch.py"))
+    *_, flag, module = launch.launch_command(on_cpu=True)
+    assert flag == "-m"
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)
+    assert "--model.experts" in done.stdout
 
 
 @pytest.mark.slow
