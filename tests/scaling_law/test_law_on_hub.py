@@ -5,12 +5,15 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hub.errors import HubError
+from hub.push import push_index
 from hub.sources import read_file
 from hub.transport import Transport
-from scaling_law import JointLaw, Runs, fit
+from scaling_law import JointLaw, Runs, fit, load_runs
 from scaling_law.listing import published_design
-from tests.hub.conftest import loopback, online  # noqa: F401
+from scaling_law.runs import RunsError
+from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import TOKEN
+from tests.hub.samples import make_record
 
 
 @pytest.fixture
@@ -56,3 +59,13 @@ def test_what_is_not_there_or_has_no_owner_is_said(server):
         JointLaw.published().push_to_hub("my-law")
     with pytest.raises(HubError):
         JointLaw.published().push_to_hub("org/my-law", token="hf_" + "x" * 34)
+
+
+def test_runs_are_read_from_the_index_on_the_hub(server):
+    records = [make_record(run_id=f"run-{i}", seed=i, eval_loss=4.0 - i / 10) for i in range(3)]
+    push_index(hub_store(server), "demo", records)
+    runs = load_runs("org/demo-runs")
+    assert runs.loss.tolist() == [4.0, 3.9, 3.8]
+    assert runs.n_active.tolist() == [record.n_active for record in records]
+    with pytest.raises((RunsError, HubError), match="nothing-runs"):
+        load_runs("org/nothing-runs")
