@@ -74,7 +74,8 @@ def describe_error(name: str, error: float) -> str:
         return "not seen by these runs"
     if name in LOGARITHMIC or name in TRANSFORM:
         what = {"e_start": " of e_start − 1", "e_max": " of e_max − e_start"}.get(name, "")
-        return f"×÷ {np.exp(min(error, 300.0)):.3g}{what}"
+        factor = f"×÷ {np.exp(error):.3g}" if error < np.log(1e6) else "more than ×÷ 1e6"
+        return f"{factor}{what}"
     return f"± {error:.2g}"
 
 
