@@ -230,8 +230,8 @@ class Run:
         self._trunk.mkdir(parents=True, exist_ok=True)
         start = checkpoint.newest_intact(self._trunk, at_most=missing[0])
         progress = checkpoint.load(start, self.accelerator) if start else Progress()
-        points = sorted({b.decay_step for b in self.branches if b.decay_step >= progress.step})
-        points = [point for point in points if point <= max(missing)]
+        first = progress.step + 1 if start else 0  # what is there and intact is not written again
+        points = sorted({b.decay_step for b in self.branches if first <= b.decay_step <= max(missing)})
         log = self._log("trunk", progress.step, max(missing), "trunk")
         try:
             for point in points:
