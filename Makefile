@@ -1,5 +1,5 @@
 # make demo        the whole loop on this machine: corpus, sweep, release, fit, query, use (about 10 minutes)
-# make demo FAST=1 the same in about a minute and a half
+# make demo FAST=1 the same, smaller, in about a minute
 # make test        the tests; `make test-slow` those that take minutes
 # make lint        ruff and mypy
 # PYTHON=… chooses the interpreter (3.10 or newer), PIP_FLAGS=… is passed to pip.

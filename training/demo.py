@@ -236,7 +236,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    fast: Annotated[bool, typer.Option("--fast", help="A smaller sweep: about a minute and a half.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="A smaller sweep: about a minute.")] = False,
     output_dir: Annotated[Path | None, typer.Option(help="Where everything goes.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs that train at the same time.")] = os.cpu_count() or 1,
 ) -> None:
