@@ -45,9 +45,14 @@ class Progress:
     skipped_in_a_row: int = 0
 
 
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"step{step:07d}"
+
+
 def save(folder: Path, accelerator, progress: Progress) -> Path:
     """Write the checkpoint of this step under `folder`; every process calls this."""
-    target = folder / f"step{progress.step:07d}"
+    target = path_of(folder, progress.step)
     temporary = folder / f".{target.name}.tmp"
     if accelerator.is_main_process:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -83,7 +88,7 @@ def steps(folder: Path) -> list[int]:
 def newest_intact(folder: Path, at_most: int | None = None) -> Path | None:
     """The newest checkpoint whose checksums hold; damaged ones are reported and passed over."""
     for step in reversed(steps(folder)):
-        path = folder / f"step{step:07d}"
+        path = path_of(folder, step)
         if at_most is not None and step > at_most:
             continue
         if (damage := find_damage(path)) is None:
@@ -108,4 +113,4 @@ def prune(folder: Path, pinned: set[int]) -> None:
     """Remove all checkpoints but the pinned ones and the newest."""
     for step in steps(folder)[:-1]:
         if step not in pinned:
-            shutil.rmtree(folder / f"step{step:07d}")
+            shutil.rmtree(path_of(folder, step))

@@ -139,7 +139,9 @@ def train_step(session: Session, step: int, rate: float) -> tuple[StepResult, bo
         group["lr"] = rate
     limit = session.gradient_clip or math.inf
     result.grad_norm = _full(accelerator.clip_grad_norm_(session.model.parameters(), limit))
-    finite = bool(torch.isfinite(result.grad_norm)) and bool(torch.isfinite(_sum(accelerator, result.loss)))
+    finite = bool(torch.isfinite(result.grad_norm)) and bool(
+        torch.isfinite(sum_over_processes(accelerator, result.loss))
+    )
     if finite:
         session.optimizer.step()
     session.optimizer.zero_grad(set_to_none=True)
@@ -178,24 +180,25 @@ class LossWindow:
     def add(self, progress: Progress, result: StepResult) -> None:
         if self.branch is None or progress.step < self.starts_at():
             return
-        reduce = self.session.accelerator
+        accelerator = self.session.accelerator
         progress.window_steps += 1
-        progress.window_loss += _sum(reduce, result.loss).item()
+        progress.window_loss += sum_over_processes(accelerator, result.loss).item()
         if result.tokens_per_expert is not None:
-            routed = _sum(reduce, result.tokens_per_expert)
+            routed = sum_over_processes(accelerator, result.tokens_per_expert)
             before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
             progress.window_routed = (before + routed).tolist()
-            progress.window_dropped += _sum(reduce, result.dropped_tokens).sum().item()
+            progress.window_dropped += sum_over_processes(accelerator, result.dropped_tokens).sum().item()
 
 
-def _sum(accelerator, value: torch.Tensor) -> torch.Tensor:
+def sum_over_processes(accelerator, value: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor over all processes; collective with more than one."""
     return accelerator.reduce(value, "sum") if accelerator.num_processes > 1 else value
 
 
 def _any_process(accelerator, flag: bool) -> bool:
     if accelerator.num_processes == 1:
-        return flag
-    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)
+        return flag  # without a look at the device
+    return bool(sum_over_processes(accelerator, torch.tensor(float(flag), device=accelerator.device)) > 0)
 
 
 def _main_decides(accelerator, flag: bool) -> bool:

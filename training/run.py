@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -34,7 +35,7 @@ from .configuration import parse_command_line
 from .data import TrainingData
 from .evaluation import evaluate
 from .inputs import check_inputs, held_out, train_cache
-from .loop import Diverged, Interrupted, Session, train
+from .loop import Diverged, Interrupted, Session, sum_over_processes, train
 from .model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
 from .schedule import Branch
 from .step_log import StepLog
@@ -77,7 +78,6 @@ class Run:
 
     def __init__(self, arguments: TrainingArguments):
         from accelerate import Accelerator
-        from accelerate.utils import set_seed
 
         self.arguments = a = arguments
         self.folder = Path(a.run.output_dir)
@@ -87,7 +87,6 @@ class Run:
             project_dir=str(self.folder),
         )
         self._check_world()
-        set_seed(a.run.seed)
         with self.accelerator.local_main_process_first():
             tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
             cache = train_cache(a, tokenizer)
@@ -243,7 +242,7 @@ class Run:
             log.close()
 
     def _intact(self, step: int) -> bool:
-        path = self._trunk / f"step{step:07d}"
+        path = checkpoint.path_of(self._trunk, step)
         return path.exists() and checkpoint.find_damage(path) is None
 
     def _save_trunk(self, progress: Progress) -> None:
@@ -265,7 +264,7 @@ class Run:
         name = self._name(branch)
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        start = checkpoint.newest_intact(folder) or self._trunk / f"step{branch.decay_step:07d}"
+        start = checkpoint.newest_intact(folder) or checkpoint.path_of(self._trunk, branch.decay_step)
         progress = checkpoint.load(start, self.accelerator)
         log = self._log(name, progress.step, branch.end_step, name)
 
@@ -292,7 +291,6 @@ class Run:
         accelerator, name = self.accelerator, self._name(branch)
         eval_loss = None
         if status == "final":
-            reduce = (lambda value: accelerator.reduce(value, "sum")) if accelerator.num_processes > 1 else None
             with accelerator.autocast():
                 eval_loss = evaluate(
                     self.session.model,
@@ -301,7 +299,7 @@ class Run:
                     accelerator.device,
                     accelerator.process_index,
                     accelerator.num_processes,
-                    reduce,
+                    partial(sum_over_processes, accelerator),
                 )
         state_dict = accelerator.get_state_dict(self.session.model)  # collective
         if accelerator.is_main_process:
@@ -319,7 +317,7 @@ class Run:
                     weights_sha256=weights,
                 ).save(folder / "run.json")
             for step in checkpoint.steps(self.folder / name):  # only the trunk's are needed from here on
-                shutil.rmtree(self.folder / name / f"step{step:07d}")
+                shutil.rmtree(checkpoint.path_of(self.folder / name, step))
         accelerator.wait_for_everyone()
 
     # -- what a person sees

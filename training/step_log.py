@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+from functools import partial
 from pathlib import Path
 
 from .checkpoint import Progress
-from .loop import StepResult
+from .loop import StepResult, sum_over_processes
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +83,7 @@ class StepLog:
         self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=step)
 
     def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
-        def total(value) -> float | list:
-            many = self.accelerator.num_processes > 1
-            return self.accelerator.reduce(value, "sum") if many else value
-
+        total = partial(sum_over_processes, self.accelerator)
         step, ramp = progress.step, self.schedule.ramp
         tokens = ramp.tokens(step)
         since_step, since_seconds = self._since

@@ -73,8 +73,7 @@ class SweepRun:
         """Tokens trained so far, as far as the logs tell."""
         done = 0
         for log in self.folder.glob("*/log.jsonl"):
-            lines = log.read_text(encoding="utf-8").splitlines()
-            for line in reversed(lines):
+            for line in reversed(_last_lines(log)):
                 try:
                     tokens = json.loads(line)["tokens"]
                 except ValueError:
@@ -92,6 +91,13 @@ class SweepRun:
             if final_branch_name(branch.tokens, self.arguments.run.seed) == name:
                 return branch.branch_point_tokens
         return tokens
+
+
+def _last_lines(log: Path, size: int = 1 << 16) -> list[bytes]:
+    """The last lines of a file, the first possibly cut: a long log is not read whole at every look."""
+    with open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - size))
+        return file.read().splitlines()
 
 
 @dataclass(frozen=True)
