@@ -1,13 +1,18 @@
 """Speed of the Switch-MoE against the dense model and against transformers' Mixtral and OLMoE at top-1.
 
     python benchmarks/model_speed.py [--precision fp32 bf16] [--experts 1 4 8 32] [--threads 2] [--clock wall|cpu]
+    python benchmarks/model_speed.py --what train --precision bf16 --width 1024 --layers 16 --batch 64 --length 512 \
+        --vocab 50257 --experts 1 8 32 --peers --compile          # one GPU, the paper's shapes
 
 All contenders live in one process and take turns step by step, so that a slow minute of the machine hits them all;
 reported is the median over rounds, and the ratio to the dense model of the same active parameters (E = 1). A training
-step is forward and backward with gradients freed in between; decoding is one token per row with a filled cache. The
-matmul bound is the time of the step's matrix products alone, at the same shapes and in the same precision.
+step is forward and backward with gradients freed in between; decoding is one new token per row with a filled cache,
+other tokens at every step, so that all models see many routings. The matmul bound is the time of the dense step's
+matrix products alone, at the same shapes and in the same precision.
 
-`--clock cpu` counts the process's CPU time, for machines that others use too (with `--threads 1`).
+On a GPU a training row also gives tokens per second, the MFU (of the data sheet's dense bf16 peak) and the memory that
+the step adds to the weights. `--clock cpu` counts the process's CPU time, for machines that others use too (with
+`--threads 1`).
 """
 
 import argparse
@@ -26,6 +31,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeFo
 from transformers.cache_utils import DynamicCache
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from training.hardware import peak_flops
 
 PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, OlmoeForCausalLM)}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -40,6 +46,14 @@ class Contender:
     run: Callable[[int], None]
 
 
+@dataclass
+class Result:
+    """Median seconds of a step and, on CUDA, the bytes of memory that it had on top of the weights."""
+
+    seconds: float
+    memory: int | None
+
+
 def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
     config = SwitchMoeConfig(
         vocab_size=shape.vocab,
@@ -47,10 +61,17 @@ def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.width // 64,
         num_experts=experts,
-        max_position_embeddings=shape.length + shape.rounds + 8,
+        max_position_embeddings=shape.length + 10 * shape.rounds + 8,
         **changes,
     )
-    return SwitchMoeForCausalLM(config)
+    return finished(SwitchMoeForCausalLM(config), shape)
+
+
+def finished(model: torch.nn.Module, shape: argparse.Namespace) -> torch.nn.Module:
+    model = model.to(shape.device)
+    if shape.compile:
+        model.compile()
+    return model
 
 
 def peer(name: str, shape: argparse.Namespace, experts: int) -> torch.nn.Module:
@@ -64,11 +85,11 @@ def peer(name: str, shape: argparse.Namespace, experts: int) -> torch.nn.Module:
         intermediate_size=3 * shape.width,
         num_experts=experts,
         num_experts_per_tok=1,
-        max_position_embeddings=shape.length + shape.rounds + 8,
+        max_position_embeddings=shape.length + 10 * shape.rounds + 8,
         output_router_logits=True,  # else their router losses are not computed at all
         pad_token_id=None,
     )
-    return model_class(config)
+    return finished(model_class(config), shape)
 
 
 def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: str, **options) -> Callable:
@@ -92,7 +113,8 @@ def decoding_step(
 ) -> Callable:
     """One new token per row after a prompt of `length` tokens, which the model reads with its own default."""
     model.eval()
-    ids = torch.randint(0, shape.vocab, (shape.batch, shape.length), device=model.device)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, shape.vocab, (shape.batch, shape.length), generator=generator).to(model.device)
     cache = DynamicCache(config=model.config)
 
     @torch.no_grad()
@@ -102,7 +124,8 @@ def decoding_step(
                 model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 if implementation is not None:
                     model.set_experts_implementation(implementation)
-            model(ids[:, :1], past_key_values=cache, use_cache=True)
+            position = (step + shape.warmup) % shape.length
+            model(ids[:, position : position + 1], past_key_values=cache, use_cache=True)
 
     return run
 
@@ -135,16 +158,16 @@ def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable:
 def training_contenders(shape: argparse.Namespace, precision: str) -> list[Contender]:
     race = [Contender("matmul bound", 1, matmul_bound(shape, precision))]
     for experts in shape.experts:
-        model = ours(shape, experts).to(shape.device)
+        model = ours(shape, experts)
         race.append(Contender("ours", experts, training_step(model, shape, precision)))
         race.append(Contender("ours, no logits", experts, training_step(model, shape, precision, output_logits=False)))
         if experts == 1:
             continue
-        dropless = ours(shape, experts, capacity_factor=None).to(shape.device)
+        dropless = ours(shape, experts, capacity_factor=None)
         race.append(Contender("ours, dropless", experts, training_step(dropless, shape, precision)))
-        for name in PEERS:
+        for name in shape.peers:
             for implementation in ("eager", "grouped_mm"):  # batched_mm would gather the weights for every token
-                model = peer(name, shape, experts).to(shape.device)
+                model = peer(name, shape, experts)
                 model.set_experts_implementation(implementation)
                 race.append(Contender(f"{name}, {implementation}", experts, training_step(model, shape, precision)))
     return race
@@ -153,50 +176,71 @@ def training_contenders(shape: argparse.Namespace, precision: str) -> list[Conte
 def decoding_contenders(shape: argparse.Namespace, precision: str) -> list[Contender]:
     race = []
     for experts in shape.experts:
-        race.append(Contender("ours", experts, decoding_step(ours(shape, experts).to(shape.device), shape, precision)))
+        race.append(Contender("ours", experts, decoding_step(ours(shape, experts), shape, precision)))
         if experts == 1:
             continue
-        for name in PEERS:
+        for name in shape.peers:
             for implementation in ("eager", "grouped_mm", "batched_mm"):
-                run = decoding_step(peer(name, shape, experts).to(shape.device), shape, precision, implementation)
+                run = decoding_step(peer(name, shape, experts), shape, precision, implementation)
                 race.append(Contender(f"{name}, {implementation}", experts, run))
     return race
 
 
-def measure(race: list[Contender], shape: argparse.Namespace, title: str) -> dict[tuple[str, int], float]:
-    """Median seconds per step of every contender, taking turns."""
+def measure(race: list[Contender], shape: argparse.Namespace, rounds: int, title: str) -> dict:
+    """The `Result` of every contender by (name, experts), taking turns."""
     clock = CLOCKS[shape.clock]
     times: dict[tuple[str, int], list[float]] = {(c.name, c.experts): [] for c in race}
-    for step in track(range(-shape.warmup, shape.rounds), description=title):
+    memory: dict[tuple[str, int], int | None] = dict.fromkeys(times)
+    on_gpu = shape.device == "cuda"
+    for step in track(range(-shape.warmup, rounds), description=title):
         for contender in race:
+            key = contender.name, contender.experts
             gc.collect() if step == 0 else None
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
             start = clock()
             contender.run(step)
-            if shape.device == "cuda":
+            if on_gpu:
                 torch.cuda.synchronize()
+                memory[key] = torch.cuda.max_memory_allocated() - before
             if step >= 0:
-                times[contender.name, contender.experts].append(clock() - start)
-    return {key: statistics.median(values) for key, values in times.items()}
+                times[key].append(clock() - start)
+    return {key: Result(statistics.median(values), memory[key]) for key, values in times.items()}
 
 
-def report(console: Console, title: str, medians: dict[tuple[str, int], float], experts: list[int]) -> None:
-    """Rows of contenders, columns of E: milliseconds and the ratio to our dense model."""
-    dense = medians["ours", 1]
+def report(console: Console, title: str, results: dict, shape: argparse.Namespace, training: bool) -> None:
+    """Rows of contenders, columns of E: milliseconds, the ratio to our dense model, and what `cell` adds on a GPU."""
+    dense = results["ours", 1].seconds
     table = Table(title=title)
     table.add_column("model")
-    for count in experts:
+    for count in shape.experts:
         table.add_column(f"E = {count}", justify="right")
-    for name in dict.fromkeys(name for name, _ in medians):
-        cells = [medians.get((name, count)) for count in experts]
-        table.add_row(name, *(f"{1e3 * cell:.1f} ms  {cell / dense:.2f}x" if cell else "" for cell in cells))
+    for name in dict.fromkeys(name for name, _ in results):
+        found = [results.get((name, count)) for count in shape.experts]
+        table.add_row(name, *(cell(result, dense, shape, training) if result else "" for result in found))
     console.print(table)
-    for count in experts:
-        others = {n: t for (n, e), t in medians.items() if e == count and n.split(",")[0] in PEERS}
+    for count in shape.experts:
+        others = {n: r.seconds for (n, e), r in results.items() if e == count and n.split(",")[0] in PEERS}
         if others:
             best = min(others, key=others.get)
-            console.print(
-                f"E = {count}: ours / fastest transformers ({best}) = {medians['ours', count] / others[best]:.2f}"
-            )
+            ratio = results["ours", count].seconds / others[best]
+            console.print(f"E = {count}: ours / fastest transformers ({best}) = {ratio:.2f}")
+
+
+def cell(result: Result, dense: float, shape: argparse.Namespace, training: bool) -> str:
+    text = f"{1e3 * result.seconds:.1f} ms  {result.seconds / dense:.2f}x"
+    if training and result.memory is not None:
+        tokens = shape.batch * shape.length
+        text += f"  {tokens / result.seconds:,.0f} tok/s  +{result.memory / 2**30:.1f} GiB"
+        if peak := peak_flops(torch.device(shape.device)):
+            text += f"  MFU {tokens * flops_per_token(shape) / result.seconds / peak:.1%}"
+    return text
+
+
+def flops_per_token(shape: argparse.Namespace) -> int:
+    """FLOPs of the matrix products of a training step: 6 per weight of a dense block or the head; attention aside."""
+    return 6 * (13 * shape.width**2 * shape.layers + shape.width * shape.vocab)
 
 
 def main() -> None:
@@ -209,8 +253,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=15, help="training steps measured; ten times as many decoded")
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="transformers models to race")
+    parser.add_argument("--compile", action="store_true", help="torch.compile every model")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -221,12 +267,13 @@ def main() -> None:
     console = Console()
     for precision in shape.precision:
         for what in shape.what:
-            contenders = training_contenders if what == "train" else decoding_contenders
+            training = what == "train"
             torch.manual_seed(0)
-            medians = measure(contenders(shape, precision), shape, f"{what} {precision}")
+            race = (training_contenders if training else decoding_contenders)(shape, precision)
+            results = measure(race, shape, shape.rounds * (1 if training else 10), f"{what} {precision}")
             size = f"d {shape.width}, {shape.layers} layers, {shape.batch} x {shape.length} tokens, V {shape.vocab}"
-            where = f"{shape.device}, {shape.threads} threads, {shape.clock} clock, median of {shape.rounds}"
-            report(console, f"{what}, {precision}: {size} ({where})", medians, shape.experts)
+            where = f"{shape.device}, {shape.threads} threads, {shape.clock} clock, torch {torch.__version__}"
+            report(console, f"{what}, {precision}: {size} ({where})", results, shape, training)
 
 
 if __name__ == "__main__":

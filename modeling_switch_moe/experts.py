@@ -130,11 +130,15 @@ def weight_gradient(grad_output: torch.Tensor, rows: torch.Tensor, out: torch.Te
 
 
 def swiglu_backward(projected: torch.Tensor, grad_activated: torch.Tensor, inner: int) -> torch.Tensor:
-    """Gradient of `silu(gate) * up` with respect to `projected = [gate, up]` of shape `[N, 2I]`."""
+    """Gradient of `silu(gate) * up` with respect to `projected = [gate, up]` of shape `[N, 2I]`.
+
+    `grad_activated [N, I]` is used up: fresh memory for a third product would cost more than the product.
+    """
     gate, up = projected[:, :inner], projected[:, inner:]
     grad = torch.empty_like(projected)
-    torch.mul(grad_activated, F.silu(gate), out=grad[:, inner:])
-    torch.ops.aten.silu_backward(grad_activated * up, gate, grad_input=grad[:, :inner])
+    grad_gate, grad_up = grad[:, :inner], grad[:, inner:]
+    torch.ops.aten.silu(gate, out=grad_up).mul_(grad_activated)
+    torch.ops.aten.silu_backward(grad_activated.mul_(up), gate, grad_input=grad_gate)
     return grad
 
 
@@ -144,15 +148,23 @@ def sorted_experts_forward(
     """Tokens sorted by expert, one matmul per expert hit; see `SortedExperts`. Waits for the device."""
     expert, gate = top_k_index.reshape(-1), top_k_weights.reshape(-1)
     order, segments = group_by_expert(expert, gate, module.num_experts)
-    return SortedExperts.apply(
-        hidden_states,
-        gate,
-        module.gate_up_proj,
-        module.down_proj,
-        order,
-        segments,
-        compute_dtype(module, hidden_states),
-    )
+    dtype = compute_dtype(module, hidden_states)
+    if not torch.is_grad_enabled():
+        return infer_sorted(hidden_states, gate, module.gate_up_proj, module.down_proj, order, segments, dtype)
+    return SortedExperts.apply(hidden_states, gate, module.gate_up_proj, module.down_proj, order, segments, dtype)
+
+
+def infer_sorted(hidden_states, gate, gate_up_proj, down_proj, order, segments, dtype) -> torch.Tensor:
+    """`SortedExperts.forward` when nothing has to be kept: while decoding a token, each call counts."""
+    rows = hidden_states.to(dtype).index_select(0, order)
+    inner = down_proj.shape[2]
+    outputs = torch.empty_like(rows)
+    for expert, first, last in segments:
+        projected = F.linear(rows[first:last], gate_up_proj[expert].to(dtype))
+        activated = F.silu(projected[:, :inner]).mul_(projected[:, inner:])
+        torch.mm(activated, down_proj[expert].to(dtype).t(), out=outputs[first:last])
+    outputs.mul_(gate.index_select(0, order).to(dtype).unsqueeze(1))
+    return rows.new_zeros(hidden_states.shape).index_copy_(0, order, outputs)
 
 
 def capacity_experts_forward(

@@ -89,58 +89,6 @@ def test_a_saved_configuration_with_bad_values_is_refused(make_model, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("experts", [1, 4])
-def test_cached_generation_equals_the_full_forward(make_model, tokens, attention, experts):
-    model = make_model(num_experts=experts).eval()
-    model.set_attn_implementation(attention)
-    for cache in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
-        out = model.generate(
-            tokens, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_logits=True, **cache
-        )
-        full = model(out.sequences).logits[:, tokens.shape[1] - 1 : -1]
-        torch.testing.assert_close(torch.stack(out.logits, 1), full, rtol=0, atol=2e-5)
-        assert torch.equal(full.argmax(-1), out.sequences[:, tokens.shape[1] :])
-
-
-def test_beam_search_and_sampling(make_model, tokens):
-    model = make_model().eval()
-    beams = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False, num_return_sequences=2)
-    assert beams.shape == (6, 17)
-    without_cache = model.generate(
-        tokens, max_new_tokens=5, num_beams=3, do_sample=False, num_return_sequences=2, use_cache=False
-    )
-    assert torch.equal(beams, without_cache)
-    torch.manual_seed(3)
-    first = model.generate(tokens, max_new_tokens=5, do_sample=True)
-    torch.manual_seed(3)
-    assert torch.equal(first, model.generate(tokens, max_new_tokens=5, do_sample=True))
-
-
-def test_assisted_decoding_gives_the_greedy_tokens(make_model, tokens):
-    model, assistant = make_model().eval(), make_model(seed=1, num_experts=2).eval()
-    row = tokens[:1]
-    greedy = model.generate(row, max_new_tokens=8, do_sample=False)
-    assert torch.equal(greedy, model.generate(row, max_new_tokens=8, do_sample=False, assistant_model=assistant))
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_left_padding_changes_nothing(make_model, tokens, attention):
-    model = make_model(pad_token_id=0).eval()
-    model.set_attn_implementation(attention)
-    short = tokens[:1, :7]
-    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), short], 1)
-    batch = torch.cat([padded, tokens[1:]])
-    mask = torch.ones_like(batch)
-    mask[0, :5] = 0
-    alone = model.generate(short, max_new_tokens=6, do_sample=False)[:, 7:]
-    together = model.generate(batch, attention_mask=mask, max_new_tokens=6, do_sample=False)[:1, 12:]
-    assert torch.equal(alone, together)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    logits = model(batch, attention_mask=mask, position_ids=positions).logits[:1, 5:]
-    torch.testing.assert_close(logits, model(short).logits, rtol=0, atol=1e-5)
-
-
 def test_log_likelihood_with_right_padding_equals_the_unpadded_one(make_model, tokens):
     model = make_model().eval()
     padded = torch.cat([tokens, torch.zeros(3, 6, dtype=torch.long)], 1)

@@ -1,0 +1,142 @@
+"""`generate` in its many ways: every way to decode gives the tokens of the full forward."""
+
+import pytest
+import torch
+from transformers import CompileConfig, GenerationConfig
+
+GREEDY = {"max_new_tokens": 6, "do_sample": False}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("experts", [1, 4])
+def test_cached_generation_equals_the_full_forward(make_model, tokens, attention, experts):
+    model = make_model(num_experts=experts).eval()
+    model.set_attn_implementation(attention)
+    for cache in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+        out = model.generate(
+            tokens, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_logits=True, **cache
+        )
+        full = model(out.sequences).logits[:, tokens.shape[1] - 1 : -1]
+        torch.testing.assert_close(torch.stack(out.logits, 1), full, rtol=0, atol=2e-5)
+        assert torch.equal(full.argmax(-1), out.sequences[:, tokens.shape[1] :])
+
+
+def test_beam_search_and_sampling(make_model, tokens):
+    model = make_model().eval()
+    beams = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False, num_return_sequences=2)
+    assert beams.shape == (6, 17)
+    without_cache = model.generate(
+        tokens, max_new_tokens=5, num_beams=3, do_sample=False, num_return_sequences=2, use_cache=False
+    )
+    assert torch.equal(beams, without_cache)
+    torch.manual_seed(3)
+    first = model.generate(tokens, max_new_tokens=5, do_sample=True)
+    torch.manual_seed(3)
+    assert torch.equal(first, model.generate(tokens, max_new_tokens=5, do_sample=True))
+
+
+def test_assisted_decoding_gives_the_greedy_tokens(make_model, tokens):
+    model, assistant = make_model().eval(), make_model(seed=1, num_experts=2).eval()
+    row = tokens[:1]
+    greedy = model.generate(row, max_new_tokens=8, do_sample=False)
+    assert torch.equal(greedy, model.generate(row, max_new_tokens=8, do_sample=False, assistant_model=assistant))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_left_padding_changes_nothing(make_model, tokens, attention):
+    model = make_model(pad_token_id=0).eval()
+    model.set_attn_implementation(attention)
+    short = tokens[:1, :7]
+    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), short], 1)
+    batch = torch.cat([padded, tokens[1:]])
+    mask = torch.ones_like(batch)
+    mask[0, :5] = 0
+    alone = model.generate(short, max_new_tokens=6, do_sample=False)[:, 7:]
+    together = model.generate(batch, attention_mask=mask, max_new_tokens=6, do_sample=False)[:1, 12:]
+    assert torch.equal(alone, together)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(batch, attention_mask=mask, position_ids=positions).logits[:1, 5:]
+    torch.testing.assert_close(logits, model(short).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_generation_returns_beside_the_tokens(make_model, tokens, beams):
+    model = make_model().eval()
+    model.set_attn_implementation("eager")  # the only one that returns probabilities
+    out = model.generate(
+        tokens,
+        num_beams=beams,
+        return_dict_in_generate=True,
+        output_attentions=True,
+        output_hidden_states=True,
+        output_scores=True,
+        **GREEDY,
+    )
+    rows = 3 * beams
+    assert len(out.scores) == len(out.attentions) == len(out.hidden_states) == 6
+    assert [state.shape for state in out.hidden_states[1]] == [(rows, 1, 32)] * 3  # embeddings and two blocks
+    assert [attention.shape for attention in out.attentions[1]] == [(rows, 2, 1, 13)] * 2
+
+
+def test_generation_from_embeddings(make_model, tokens):
+    model = make_model().eval()
+    expected = model.generate(tokens, **GREEDY)
+    embeddings = model.get_input_embeddings()(tokens)
+    for cache in ({}, {"cache_implementation": "static"}):
+        assert torch.equal(model.generate(inputs_embeds=embeddings, **cache, **GREEDY), expected[:, 12:])
+
+
+def test_generation_goes_on_from_a_cache(make_model, tokens):
+    model = make_model().eval()
+    half = model.generate(tokens, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+    whole = model.generate(half.sequences, past_key_values=half.past_key_values, max_new_tokens=3, do_sample=False)
+    assert torch.equal(whole, model.generate(tokens, **GREEDY))
+
+
+def test_prompt_lookup_gives_the_greedy_tokens(make_model, tokens):
+    model = make_model().eval()
+    row = tokens[:1].repeat(1, 2)
+    assert torch.equal(model.generate(row, prompt_lookup_num_tokens=3, **GREEDY), model.generate(row, **GREEDY))
+
+
+@pytest.mark.slow
+def test_continuous_batching(make_model, tokens):
+    """transformers' server of many requests, with paged attention; prompts of several lengths."""
+    model = make_model(eos_token_id=60, pad_token_id=0).eval()
+    tokens = tokens.clamp(min=1)  # `generate` would take a 0 in a prompt for padding
+    prompts = [tokens[0].tolist(), tokens[1, :7].tolist(), tokens[2, :3].tolist()]
+    config = GenerationConfig(eos_token_id=60, pad_token_id=0, **GREEDY)
+    served = model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+    for prompt, answer in zip(prompts, served.values(), strict=True):
+        alone = model.generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :]
+        assert answer.generated_tokens == alone.tolist()
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_generation_with_a_static_cache(make_model, tokens, backend):
+    expected = make_model().eval().generate(tokens, **GREEDY)
+    compiled = make_model().eval()
+    options = CompileConfig(fullgraph=True, dynamic=False, mode="default", backend=backend)
+    options._compile_all_devices = True  # transformers compiles on accelerators only, unless told so
+    found = compiled.generate(tokens, cache_implementation="static", compile_config=options, **GREEDY)
+    assert torch.equal(found, expected)
+    assert hasattr(compiled, "_compiled_call")
+
+
+def test_logits_of_chosen_positions(make_model, tokens):
+    model = make_model().eval()
+    logits = model(tokens).logits
+    torch.testing.assert_close(model(tokens, logits_to_keep=3).logits, logits[:, -3:])
+    torch.testing.assert_close(model(tokens, logits_to_keep=torch.tensor([2, 5])).logits, logits[:, [2, 5]])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sorted", "capacity", "grouped_mm", "batched_mm"])
+@pytest.mark.parametrize("rows", [0, 1])
+def test_decoding_equals_the_forward_with_gradients(make_model, tokens, implementation, rows):
+    """Without gradients the experts take a shorter way; one row is the usual case while decoding."""
+    model = make_model().eval()
+    model.set_experts_implementation(implementation)
+    batch = tokens[:rows] if rows else tokens
+    with torch.no_grad():
+        found = model(batch).logits
+    torch.testing.assert_close(found, model(batch).logits.detach(), rtol=0, atol=1e-6)
