@@ -158,6 +158,8 @@ class SwitchMoeConfig(PreTrainedConfig):
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """How tensor parallelism splits the base model: heads, and inner widths of the feed-forward."""
+        if "base_model_tp_plan" in self.__dict__:
+            return self.__dict__["base_model_tp_plan"]
         plan = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
         plan["layers.*.self_attn.o_proj"] = "rowwise"
         if self.num_experts == 1:
@@ -172,9 +174,17 @@ class SwitchMoeConfig(PreTrainedConfig):
             "layers.*.mlp.experts": "moe_tp_experts",
         }
 
+    @base_model_tp_plan.setter
+    def base_model_tp_plan(self, plan: dict[str, str]) -> None:
+        """Older transformers (5.17) set the plan of tied embeddings; under this name it is not saved."""
+        self.__dict__["base_model_tp_plan"] = plan
+
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:
-        """How expert parallelism splits the base model: whole experts per rank; none for a dense model."""
+        """How expert parallelism splits the base model: whole experts per rank; none for a dense model.
+
+        Needs transformers 5.19 or newer.
+        """
         if self.num_experts == 1:
             return None
         return {

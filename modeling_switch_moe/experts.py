@@ -38,12 +38,17 @@ def compute_dtype(module: nn.Module, hidden_states: torch.Tensor) -> torch.dtype
 
 def has_capacity(module: nn.Module) -> bool:
     """Whether the router has bounded the tokens of each expert by the capacity of this call's tokens."""
-    return module.training and module.config.capacity_factor is not None and not module._is_expert_parallel
+    return module.training and module.config.capacity_factor is not None and not is_expert_parallel(module)
+
+
+def is_expert_parallel(module: nn.Module) -> bool:
+    """Whether the experts hold only this rank's share; transformers before 5.19 does not say, and cannot do it."""
+    return getattr(module, "_is_expert_parallel", False)
 
 
 def group_by_expert(
     expert: torch.Tensor, gate: torch.Tensor, num_experts: int
-) -> tuple[torch.Tensor, list[tuple[int, int, int]]]:
+) -> tuple[torch.Tensor, list[int], list[int]]:
     """Order the tokens that are computed by expert. Waits for the device (reads the counts).
 
     Args:
@@ -51,74 +56,86 @@ def group_by_expert(
         gate: `[T]`; 0 means not computed.
 
     Returns:
-        `[N]` token numbers, ascending within each expert, and `(expert, first, past-the-last)` for each expert hit.
+        `[N]` token numbers, ascending within each expert; the experts that are hit, ascending; the tokens of each.
     """
     elsewhere = (gate == 0) | (expert >= num_experts)
     expert = torch.where(elsewhere, num_experts, expert)
     counts = torch.bincount(expert, minlength=num_experts + 1).tolist()[:num_experts]
     order = expert.sort(stable=True).indices[: sum(counts)]
-    segments, first = [], 0
-    for number, count in enumerate(counts):
-        if count:
-            segments.append((number, first, first + count))
-        first += count
-    return order, segments
+    return order, [number for number, count in enumerate(counts) if count], [count for count in counts if count]
 
 
 class SortedExperts(torch.autograd.Function):
     """SwiGLU experts over tokens sorted by expert, forward and backward written out.
 
     Inputs: `hidden_states [T, H]`, `gate [T]`, `gate_up_proj [E, 2I, H]`, `down_proj [E, H, I]`, then the constants
-    `order [N]`, `segments` and `dtype` (precision of the matmuls). Output `[T, H]` in that precision.
+    `order [N]`, `hit` and `counts` of `group_by_expert`, and `dtype`, the precision of the matmuls and of the output
+    `[T, H]`.
     """
 
     @staticmethod
-    def forward(ctx, hidden_states, gate, gate_up_proj, down_proj, order, segments, dtype):
+    def forward(ctx, hidden_states, gate, gate_up_proj, down_proj, order, hit, counts, dtype):
         rows = hidden_states.to(dtype).index_select(0, order)
         inner = down_proj.shape[2]
         projected = rows.new_empty(len(order), 2 * inner)
         outputs = rows.new_empty(rows.shape)
-        up_weights, down_weights = gate_up_proj.unbind(0), down_proj.unbind(0)
-        for expert, first, last in segments:
-            torch.mm(rows[first:last], up_weights[expert].to(dtype).t(), out=projected[first:last])
+        weights = gate_up_proj.transpose(1, 2).unbind(0)
+        for expert, source, target in zip(hit, rows.split(counts), projected.split(counts), strict=True):
+            torch.mm(source, weights[expert].to(dtype), out=target)
         activated = F.silu(projected[:, :inner]).mul_(projected[:, inner:])
-        for expert, first, last in segments:
-            torch.mm(activated[first:last], down_weights[expert].to(dtype).t(), out=outputs[first:last])
+        weights = down_proj.transpose(1, 2).unbind(0)
+        for expert, source, target in zip(hit, activated.split(counts), outputs.split(counts), strict=True):
+            torch.mm(source, weights[expert].to(dtype), out=target)
         scale = gate.index_select(0, order).to(dtype).unsqueeze(1)
-        result = rows.new_zeros(hidden_states.shape)
-        result.index_copy_(0, order, outputs * scale)
+        result = rows.new_zeros(hidden_states.shape).index_copy_(0, order, outputs * scale)
         ctx.save_for_backward(rows, projected, activated, outputs, scale, gate_up_proj, down_proj, order)
-        ctx.segments, ctx.dtype, ctx.hidden_dtype, ctx.gate_dtype = segments, dtype, hidden_states.dtype, gate.dtype
+        ctx.hit, ctx.counts, ctx.dtype = hit, counts, dtype
+        ctx.hidden_dtype, ctx.gate_dtype = hidden_states.dtype, gate.dtype
         return result
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_result):
         rows, projected, activated, outputs, scale, gate_up_proj, down_proj, order = ctx.saved_tensors
-        dtype, inner = ctx.dtype, down_proj.shape[2]
+        dtype, inner, hit, counts = ctx.dtype, down_proj.shape[2], ctx.hit, ctx.counts
         grad_rows = grad_result.to(dtype).index_select(0, order)
         grad_gate = grad_result.new_zeros(grad_result.shape[0], dtype=ctx.gate_dtype)
         grad_gate.index_copy_(0, order, (grad_rows * outputs).sum(1, dtype=ctx.gate_dtype))
         grad_rows.mul_(scale)
         grad_activated = torch.empty_like(activated)
-        grad_up, grad_down = torch.empty_like(gate_up_proj), torch.empty_like(down_proj)
-        down_weights, up_weights = down_proj.unbind(0), gate_up_proj.unbind(0)
-        for expert, first, last in ctx.segments:
-            torch.mm(grad_rows[first:last], down_weights[expert].to(dtype), out=grad_activated[first:last])
-            weight_gradient(grad_rows[first:last], activated[first:last], grad_down[expert])
+        grad_down = expert_gradients(
+            hit, counts, dtype, weights=down_proj, inputs=activated, grad_outputs=grad_rows, grad_inputs=grad_activated
+        )
         grad_projected = swiglu_backward(projected, grad_activated, inner)
-        grad_sorted = torch.empty_like(rows)
-        for expert, first, last in ctx.segments:
-            torch.mm(grad_projected[first:last], up_weights[expert].to(dtype), out=grad_sorted[first:last])
-            weight_gradient(grad_projected[first:last], rows[first:last], grad_up[expert])
-        hit = {expert for expert, _, _ in ctx.segments}
-        for expert in range(len(up_weights)):
-            if expert not in hit:
-                grad_up[expert].zero_()
-                grad_down[expert].zero_()
+        grad_sorted = grad_rows  # its values are used up
+        grad_up = expert_gradients(
+            hit, counts, dtype, weights=gate_up_proj, inputs=rows, grad_outputs=grad_projected, grad_inputs=grad_sorted
+        )
         grad_hidden = grad_result.new_zeros(grad_result.shape, dtype=ctx.hidden_dtype)
         grad_hidden.index_copy_(0, order, grad_sorted.to(ctx.hidden_dtype))
-        return grad_hidden, grad_gate, grad_up, grad_down, None, None, None
+        return grad_hidden, grad_gate, grad_up, grad_down, None, None, None, None
+
+
+def expert_gradients(
+    hit: list[int],
+    counts: list[int],
+    dtype: torch.dtype,
+    *,
+    weights: torch.Tensor,
+    inputs: torch.Tensor,
+    grad_outputs: torch.Tensor,
+    grad_inputs: torch.Tensor,
+) -> torch.Tensor:
+    """Backward of `inputs @ weights[expert].T` by segments: fills `grad_inputs`, returns the gradient of `weights`."""
+    gradient = torch.empty_like(weights)
+    weight, out = weights.unbind(0), gradient.unbind(0)
+    segments = (tensor.split(counts) for tensor in (inputs, grad_outputs, grad_inputs))
+    for expert, source, grad_output, grad_input in zip(hit, *segments, strict=True):
+        torch.mm(grad_output, weight[expert].to(dtype), out=grad_input)
+        weight_gradient(grad_output, source, out[expert])
+    for expert in set(range(len(out))).difference(hit):
+        out[expert].zero_()
+    return gradient
 
 
 def weight_gradient(grad_output: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
@@ -147,22 +164,21 @@ def sorted_experts_forward(
 ) -> torch.Tensor:
     """Tokens sorted by expert, one matmul per expert hit; see `SortedExperts`. Waits for the device."""
     expert, gate = top_k_index.reshape(-1), top_k_weights.reshape(-1)
-    order, segments = group_by_expert(expert, gate, module.num_experts)
+    order, hit, counts = group_by_expert(expert, gate, module.num_experts)
+    arguments = (hidden_states, gate, module.gate_up_proj, module.down_proj, order, hit, counts)
     dtype = compute_dtype(module, hidden_states)
-    if not torch.is_grad_enabled():
-        return infer_sorted(hidden_states, gate, module.gate_up_proj, module.down_proj, order, segments, dtype)
-    return SortedExperts.apply(hidden_states, gate, module.gate_up_proj, module.down_proj, order, segments, dtype)
+    return SortedExperts.apply(*arguments, dtype) if torch.is_grad_enabled() else infer_sorted(*arguments, dtype)
 
 
-def infer_sorted(hidden_states, gate, gate_up_proj, down_proj, order, segments, dtype) -> torch.Tensor:
+def infer_sorted(hidden_states, gate, gate_up_proj, down_proj, order, hit, counts, dtype) -> torch.Tensor:
     """`SortedExperts.forward` when nothing has to be kept: while decoding a token, each call counts."""
     rows = hidden_states.to(dtype).index_select(0, order)
     inner = down_proj.shape[2]
     outputs = torch.empty_like(rows)
-    for expert, first, last in segments:
-        projected = F.linear(rows[first:last], gate_up_proj[expert].to(dtype))
+    for expert, source, target in zip(hit, rows.split(counts), outputs.split(counts), strict=True):
+        projected = F.linear(source, gate_up_proj[expert].to(dtype))
         activated = F.silu(projected[:, :inner]).mul_(projected[:, inner:])
-        torch.mm(activated, down_proj[expert].to(dtype).t(), out=outputs[first:last])
+        torch.mm(activated, down_proj[expert].to(dtype).t(), out=target)
     outputs.mul_(gate.index_select(0, order).to(dtype).unsqueeze(1))
     return rows.new_zeros(hidden_states.shape).index_copy_(0, order, outputs)
 
@@ -220,7 +236,7 @@ def padded_experts(module: nn.Module, padding: int) -> SimpleNamespace:
         gate_up_proj=F.pad(gate_up, (0, 0, 0, padding)).flatten(1, 2),
         down_proj=F.pad(module.down_proj, (0, padding)),
         _apply_gate=module._apply_gate,
-        _is_expert_parallel=module._is_expert_parallel,
+        _is_expert_parallel=is_expert_parallel(module),
         **{name: getattr(module, name) for name in attributes},
     )
 

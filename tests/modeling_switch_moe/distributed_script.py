@@ -68,7 +68,10 @@ def main(folder):
     dist.barrier()
     whole = build()
     expected, logits = gradients(whole, ids), whole.eval()(ids).logits
-    for case, sizes in {"TP": {"tp_size": 2}, "EP": {"tp_size": 2, "ep_size": 2}}.items():
+    cases = {"TP": {"tp_size": 2}}
+    if "ep_size" in DistributedConfig.__annotations__:  # transformers 5.19 and newer
+        cases["EP"] = {"tp_size": 2, "ep_size": 2}
+    for case, sizes in cases.items():
         model = SwitchMoeForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(**sizes)).eval()
         torch.testing.assert_close(model(ids).logits, logits, rtol=0, atol=1e-5)
         compare(case, gradients(model.train(), ids), expected)
