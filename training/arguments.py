@@ -1,4 +1,4 @@
-"""The configuration of a run: one dataclass per section, the defaults being the paper's recipe.
+"""The configuration of a run: one dataclass per section. The defaults are the paper's recipe, the preset `paper`.
 
 The paper's names are used here (d_model, experts, …); `SwitchMoeConfig` has transformers' names. Values are read and
 checked in `configuration`.
@@ -77,6 +77,16 @@ class ModelArguments:
     )
     balance_loss: float = field(default=0.01, metadata={"help": "Coefficient of the load-balancing loss."})
     z_loss: float = field(default=0.001, metadata={"help": "Coefficient of the router z-loss."})
+    attention_precision: Literal["float32", "compute"] = field(
+        default="float32", metadata={"help": "Precision of attention under autocast; compute: the autocast's own."}
+    )
+
+    @property
+    def name(self) -> str:
+        """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64."""
+        blocks, heads = (value or self.d_model // 64 for value in (self.n_blocks, self.n_heads))
+        on_rule = blocks == heads == self.d_model / 64
+        return f"d{self.d_model}{'' if on_rule else f'-b{blocks}-h{heads}'}-E{self.experts}"
 
 
 @dataclass

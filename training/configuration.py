@@ -1,8 +1,9 @@
 """Reading and checking the configuration of a run: YAML and flags -> `TrainingArguments`, or every problem at once.
 
-    accelerate launch train.py --config run.yaml --model.experts 8 --schedule.tokens 1B 2B
+    accelerate launch train.py --preset paper/d512-E8 --config run.yaml --schedule.tokens 1B 2B
 
-Values from the YAML file and from flags take the same way through transformers' `HfArgumentParser`, flags winning.
+Values of presets, of the YAML file and from flags take the same way through transformers' `HfArgumentParser`; the file
+wins over presets and flags over both.
 """
 
 from __future__ import annotations
@@ -17,23 +18,28 @@ import yaml
 
 from hub.records import NAME_PATTERN
 
+from . import presets
 from .arguments import SECTIONS, ConfigurationError, ModelArguments, TrainingArguments
 
 
 def parse_command_line(argv: list[str]) -> TrainingArguments:
-    """`--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
+    """`--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
+
+    The file may name presets too (`preset: NAME`); `--preset` then takes their place.
 
     Raises:
         ConfigurationError: with one line per problem.
     """
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False)
     parser.add_argument("--config")
+    parser.add_argument("--preset", nargs="+")
     parser.add_argument("-h", "--help", action="store_true")
     known, rest = parser.parse_known_args(argv)
     if known.help:
         print(_help())
         raise SystemExit(0)
-    return from_dict(_read_yaml(known.config) if known.config else {}, rest)
+    values = _read_yaml(known.config) if known.config else {}
+    return from_dict(values | {"preset": known.preset} if known.preset else values, rest)
 
 
 def _read_yaml(path: str) -> dict:
@@ -51,12 +57,15 @@ def _read_yaml(path: str) -> dict:
 def from_dict(values: dict, flags: list[str] = ()) -> TrainingArguments:
     """Arguments from nested sections, with `--section.field value` flags winning over them.
 
+    Args:
+        values: sections of fields; `preset`, one name or a list, stands for sections that the others win over.
+
     Raises:
         ConfigurationError: with one line per problem.
     """
     problems: list[str] = []
     words: dict[str, dict[str, list[str]]] = {section: {} for section in SECTIONS}
-    for section, fields in values.items():
+    for section, fields in _with_presets(values, problems):
         if section in SECTIONS and isinstance(fields, dict):
             for name, value in fields.items():
                 _take(words, problems, f"{section}.{name}", _as_words(value))
@@ -75,6 +84,15 @@ def from_dict(values: dict, flags: list[str] = ()) -> TrainingArguments:
     if problems:
         raise ConfigurationError("the configuration cannot be used:\n  " + "\n  ".join(problems))
     return arguments
+
+
+def _with_presets(values: dict, problems: list[str]) -> list[tuple[str, object]]:
+    own = [(section, fields) for section, fields in values.items() if section != "preset"]
+    try:
+        return [*presets.sections(values.get("preset") or []).items(), *own]
+    except ConfigurationError as error:
+        problems.append(str(error))
+        return own
 
 
 def _as_words(value) -> list[str] | None:
@@ -141,7 +159,8 @@ def _parse_section(section: str, words: dict[str, list[str]], problems: list[str
 
 
 def _help() -> str:
-    lines = ["usage: accelerate launch train.py --config FILE.yaml [--section.field value ...]"]
+    lines = ["usage: accelerate launch train.py [--preset NAME ...] [--config FILE.yaml] [--section.field value ...]"]
+    lines += ["", "A preset gives values that FILE.yaml and flags change; `python -m training.presets` lists them."]
     for section, cls in SECTIONS.items():
         lines += ["", f"{section}:"]
         for f in dataclasses.fields(cls):

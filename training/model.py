@@ -35,6 +35,7 @@ def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: in
         capacity_factor=arguments.model.capacity_factor or None,
         router_aux_loss_coef=arguments.model.balance_loss,
         router_z_loss_coef=arguments.model.z_loss,
+        attention_precision=arguments.model.attention_precision,
         bos_token_id=eos_token_id,
         eos_token_id=eos_token_id,
     )

@@ -39,8 +39,7 @@ class RunContext:
 
 def trunk_id(arguments: TrainingArguments) -> str:
     """Names the (sweep, size, E, seed) that branches share; runs with one trunk are not independent."""
-    model, run = arguments.model, arguments.run
-    return f"{run.sweep}-d{model.d_model}-E{model.experts}-seed{run.seed}"
+    return f"{arguments.run.sweep}-{arguments.model.name}-seed{arguments.run.seed}"
 
 
 def run_record(

@@ -27,7 +27,8 @@ class BatchRamp:
 
     Stage boundaries are given in tokens and rounded down to whole steps by adding up the stages' lengths in
     (fractional) steps, which is how the authors' runs count: 128 sequences of 512 tokens to 0.5B tokens, 256 to 1B and
-    512 from there on change at steps 7629 and 11444.
+    512 from there on change at steps 7629 and 11444. So the second stage ends 13,824 tokens after 1B, and a run of 1B
+    tokens has 11443 steps.
     """
 
     def __init__(self, stages: list[RampStage], sequence_length: int):
@@ -68,15 +69,13 @@ class BatchRamp:
         return self.position(step) * self.sequence_length
 
     def steps(self, tokens: float) -> int:
-        """Whole steps that fit into this many tokens, counted as the stage boundaries are."""
-        exact_steps = 0.0
-        for i, stage in enumerate(self.stages):
-            end = self.stages[i + 1].from_tokens if i + 1 < len(self.stages) else tokens
-            exact_steps += (min(end, tokens) - stage.from_tokens) / (stage.sequences * self.sequence_length)
-            if tokens <= end:
-                break
-        # 1e-9 of a step: 40960 tokens in batches of 4096 are 10 steps, also where the sum above says 9.9999999999
-        return int(exact_steps + 1e-9)
+        """Whole steps that fit into this many tokens: the largest n with tokens(n) <= tokens."""
+        # Rounded: a share of a token count, such as 0.8 * 40960, may come out just under the whole number it is.
+        sequences = int(round(tokens, 3) // self.sequence_length)
+        first_step, seen, stage = max(
+            (first_step, seen, i) for i, (first_step, seen) in enumerate(self._starts) if seen <= sequences
+        )
+        return first_step + (sequences - seen) // self.stages[stage].sequences
 
 
 @dataclass(frozen=True)
