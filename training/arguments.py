@@ -176,6 +176,15 @@ class TrainingArguments:
         """The schedule of this run for a peak learning rate."""
         return Schedule(self.batch_ramp(), self.schedule.warmup_tokens, self.schedule.decay_fraction, peak)
 
+    def check_processes(self, processes: int) -> None:
+        """Raises ConfigurationError where so many processes cannot share the micro-batches of every batch equally."""
+        for stage in self.schedule.stages():
+            if stage.sequences // self.run.micro_batch_sequences % processes:
+                raise ConfigurationError(
+                    f"run.micro_batch_sequences: {self.run.micro_batch_sequences} cuts the batch of {stage.sequences} "
+                    f"sequences into a number of micro-batches that {processes} processes cannot share equally"
+                )
+
     def to_dict(self) -> dict:
         """Plain values, as YAML and JSON take them."""
         return _plain(dataclasses.asdict(self))

@@ -31,7 +31,9 @@ from scaling_law import JointLaw, OptimalTable, fit, load_runs
 
 from . import demo_report, documentation_corpus, files
 from .documentation_corpus import CorpusReport
-from .sweep import Sweep, plan_table, run_sweep, sweep_progress
+from .sweep_file import Sweep
+from .sweep_plan import plan_table
+from .sweep_run import run_sweep, sweep_progress
 from .text import TextSource
 from .tokenizer import load_tokenizer, token_counter, train_tokenizer
 

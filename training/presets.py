@@ -1,7 +1,7 @@
 """Named parts of a configuration, for `--preset NAME` and for `preset: NAME` in a YAML file.
 
-    paper                 the recipe of Ludziejewski et al. 2025, which is what the fields of `arguments` have by default
-    paper/d1024-E8        the recipe with one of the 51 configurations of the paper's listing: size, experts, tokens
+    paper                 the recipe of Ludziejewski et al. 2025: the defaults of the fields of `arguments`
+    paper/d1024-E8        the recipe with one of the 51 configurations of the paper's listing: size, E, tokens
     selective-decay, …    recipes that differ from the paper's; one YAML file each in `configs/presets`
 
 `python -m training.presets` lists them; `python -m training.presets show NAME` prints the whole configuration.

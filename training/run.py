@@ -68,7 +68,9 @@ class _StopSignal:
             signal.signal(number, self._remember)
 
     def _remember(self, number, _frame) -> None:
-        if self.number is not None:  # asked twice: do not insist on the checkpoint
+        # Asked twice at a keyboard: do not insist on the checkpoint. A scheduler's SIGTERM often comes twice, once to
+        # every process of a node and once passed on by the launcher.
+        if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number
 

@@ -12,7 +12,9 @@ from hub import RunRecord
 from training import launch
 from training import sweep as sweep_module
 from training.arguments import ConfigurationError
-from training.sweep import Sweep, run_sweep
+from training.sweep_file import Sweep
+from training.sweep_run import run_sweep
+from training.sweep_state import trained_tokens
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_the_plan_counts_what_sharing_a_trunk_saves(values, tmp_path):
     ("change", "message"),
     [
         ({"gird": {}}, r"no such keys \['gird'\]"),
-        ({"grid": {"model.d_model": []}}, "the grid is empty"),
+        ({"grid": {"model.d_model": []}}, "there are no runs"),
         ({"grid": {"model.d_model": 64}}, "give a list of values"),
         ({"grid": {"model.experts": [0]}}, "model.experts: 0; it must be greater than 0"),
         ({"grid": {"model.expert": [1]}}, "did you mean model.experts"),
@@ -93,4 +95,4 @@ def test_a_sweep_is_worked_off_and_a_failed_run_does_not_stop_the_rest(values, t
     assert "missing" in log.read_text()
     records = [RunRecord.load(folder) for run in sweep.runs for folder in run.finished()]
     assert len(records) == 5
-    assert [run.trained_tokens() for run in sweep.runs[:3]] == [run.target_tokens for run in sweep.runs[:3]]
+    assert [trained_tokens(run) for run in sweep.runs[:3]] == [run.target_tokens for run in sweep.runs[:3]]
