@@ -1,0 +1,171 @@
+"""Loss and perplexity of a causal language model on held-out text or token ids, for `evaluate`.
+
+The loss is the mean cross-entropy over all predicted tokens, computed in evaluation mode, in which a mixture of experts
+of the type `switch_moe` drops no tokens. So the loss of a sequence does not depend on what shares its batch.
+"""
+
+import importlib
+import importlib.util
+import math
+
+import datasets
+import evaluate
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+_DESCRIPTION = """
+Mean cross-entropy (nats per token), perplexity and bits per byte of a causal language model on held-out sequences.
+All tokens count alike, whichever sequence they are in, as in the held-out loss of a training run.
+"""
+
+_KWARGS_DESCRIPTION = """
+Args:
+    predictions (list of str, or list of list of int): the held-out texts, or token ids. Of ids, each sequence gives
+        one prediction less than it has ids.
+    model_id (str): a model on the Hub, or a folder with one.
+    revision (str, *optional*): its branch, tag or commit.
+    batch_size (int): sequences in one forward pass; the result does not depend on it. Default 16.
+    max_length (int, *optional*): most input tokens of a forward pass; default: the model's max_position_embeddings.
+        Longer sequences are cut into windows.
+    stride (int, *optional*): from one window to the next, 1 to max_length. Tokens that a window shares with the one
+        before it are context only. Default: max_length, windows that do not overlap.
+    add_start_token (bool, *optional*): predict the first token too, from the tokenizer's bos (else eos) token.
+        Default: for texts, as documents follow an end-of-text token in training; not for ids.
+    device (str, *optional*): default: a GPU where there is one.
+    trust_remote_code (bool): let `transformers` run code that comes with the model. Default False.
+Returns:
+    loss (float): nats per token, the mean over all predicted tokens.
+    perplexity (float): its exponential.
+    tokens (int): predicted tokens.
+    bits_per_byte (float or None): bits for each byte of UTF-8 text. For ids the text is decoded from the predicted ids,
+        special tokens left out; where a sequence begins or ends within a character, its bytes are counted roughly.
+        None without a byte.
+Examples:
+    >>> metric = evaluate.load("training/metrics/held_out_perplexity")
+    >>> metric.compute(predictions=["Some text."], model_id="path/to/model")  # doctest: +SKIP
+"""
+
+_CITATION = """
+@inproceedings{ludziejewski2025joint,
+  title = {Joint {MoE} Scaling Laws: Mixture of Experts Can Be Memory Efficient},
+  author = {Ludziejewski, Jan and others},
+  booktitle = {ICML},
+  year = {2025}
+}
+"""
+
+
+@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+class HeldOutPerplexity(evaluate.Measurement):
+    def _info(self):
+        return evaluate.MeasurementInfo(
+            module_type="measurement",
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_KWARGS_DESCRIPTION,
+            features=[
+                datasets.Features({"predictions": datasets.Value("string")}),
+                datasets.Features({"predictions": datasets.Sequence(datasets.Value("int64"))}),
+            ],
+            reference_urls=["https://arxiv.org/abs/2502.05172"],
+        )
+
+    def _compute(
+        self,
+        predictions,
+        model_id,
+        revision=None,
+        batch_size=16,
+        max_length=None,
+        stride=None,
+        add_start_token=None,
+        device=None,
+        trust_remote_code=False,
+    ):
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size: {batch_size!r}; it must be an integer of at least 1")
+        if importlib.util.find_spec("modeling_switch_moe"):  # registers the model type where it is installed
+            importlib.import_module("modeling_switch_moe")
+        source = {"revision": revision, "trust_remote_code": trust_remote_code}
+        tokenizer = AutoTokenizer.from_pretrained(model_id, **source)
+        model = AutoModelForCausalLM.from_pretrained(model_id, dtype=torch.float32, use_safetensors=True, **source)
+        model = model.eval().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+        are_texts = isinstance(predictions[0], str)
+        sequences = _token_ids(predictions, tokenizer, are_texts if add_start_token is None else add_start_token)
+        longest = max(map(len, sequences)) - 1
+        length = max_length or getattr(model.config, "max_position_embeddings", None) or longest
+        windows = _windows(sequences, length, length if stride is None else stride)
+        if not windows:
+            raise ValueError("predictions: no token is predicted; sequences need two tokens, or a start token")
+        nats, tokens = _sum_of_losses(model, windows, batch_size)
+        if are_texts:
+            n_bytes = sum(len(text.encode()) for text in predictions)
+        else:
+            predicted = tokenizer.batch_decode(
+                [ids if add_start_token else ids[1:] for ids in predictions],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
+            )
+            n_bytes = sum(len(text.encode()) for text in predicted)
+        loss = nats / tokens
+        return {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "tokens": tokens,
+            "bits_per_byte": nats / math.log(2) / n_bytes if n_bytes else None,
+        }
+
+
+def _token_ids(predictions, tokenizer, add_start_token):
+    if isinstance(predictions[0], str):
+        sequences = [tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in predictions]
+    else:
+        sequences = [list(ids) for ids in predictions]
+        for i, ids in enumerate(sequences):
+            if wrong := [token for token in ids if not 0 <= token < len(tokenizer)]:
+                raise ValueError(f"predictions[{i}]: {wrong[0]} is no token; ids go from 0 to {len(tokenizer) - 1}")
+    if not add_start_token:
+        return sequences
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if start is None:
+        raise ValueError("add_start_token: the tokenizer has neither a bos nor an eos token; pass False")
+    return [[start, *ids] for ids in sequences]
+
+
+def _windows(sequences, length, stride):
+    """(ids, number of leading targets that are context only); each target of each sequence counts exactly once."""
+    if not isinstance(length, int) or length < 1:
+        raise ValueError(f"max_length: {length!r}; it must be an integer of at least 1")
+    if not isinstance(stride, int) or not 1 <= stride <= length:
+        raise ValueError(f"stride: {stride!r}; it must be an integer from 1 to max_length ({length})")
+    windows = []
+    for ids in sequences:
+        start, counted, targets = 0, 0, len(ids) - 1
+        while counted < targets:
+            end = min(start + length, targets)
+            windows.append((ids[start : end + 1], counted - start))
+            start, counted = start + stride, end
+    return windows
+
+
+@torch.no_grad()
+def _sum_of_losses(model, windows, batch_size):
+    """(nats, tokens) over the windows. Padding goes to the right, where a causal model cannot see it."""
+    nats, tokens = 0.0, 0
+    windows = sorted(windows, key=lambda window: len(window[0]))  # of like length together: little padding
+    for first in range(0, len(windows), batch_size):
+        batch = windows[first : first + batch_size]
+        width = max(len(ids) for ids, _ in batch) - 1
+        inputs = torch.zeros(len(batch), width, dtype=torch.long)
+        labels = torch.full((len(batch), width), -100, dtype=torch.long)
+        for row, (ids, context) in enumerate(batch):
+            inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+            labels[row, context : len(ids) - 1] = torch.tensor(ids[1:])[context:]
+        logits = model(input_ids=inputs.to(model.device), use_cache=False).logits
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten().to(model.device), ignore_index=-100, reduction="none"
+        )
+        nats += losses.double().sum().item()
+        tokens += int((labels != -100).sum())
+    return nats, tokens
