@@ -10,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from hub import RunRecord
 from training import sweep as sweep_module
 from training.arguments import ConfigurationError
 from training.slurm import Job, script
@@ -126,7 +127,8 @@ def test_a_stopped_task_saves_goes_back_into_the_queue_and_goes_on(sweep_file, c
     log = run.folder / "trunk" / "log.jsonl"
     deadline = time.monotonic() + 200
     while not (log.exists() and log.stat().st_size > 1000):
-        assert time.monotonic() < deadline and job.poll() is None, (run.folder / "output.log").read_text()
+        assert time.monotonic() < deadline
+        assert job.poll() is None, (run.folder / "output.log").read_text()
         time.sleep(0.1)
     assert state(run) == "running"
     job.send_signal(signal.SIGTERM)
@@ -145,4 +147,5 @@ def test_several_nodes_train_one_run(sweep_file, cluster, tmp_path):
     job = Job(gpus=1, nodes=2, accelerate_config=CONFIGS / "cpu_two_processes.yaml")
     assert start(script(sweep, sweep_file, job), cluster, tmp_path, task=0, nodes=2).wait(timeout=300) == 0
     assert is_through(sweep.runs[0])
-    assert (record := sweep.runs[0].finished()) and '"2 x' in (record[0] / "run.json").read_text()
+    record = RunRecord.load(sweep.runs[0].finished()[0])
+    assert record.hardware.startswith("2 x ")

@@ -1,7 +1,7 @@
 """Loss and perplexity of a causal language model on held-out text or token ids, for `evaluate`.
 
-The loss is the mean cross-entropy over all predicted tokens, computed in evaluation mode, in which a mixture of experts
-of the type `switch_moe` drops no tokens. So the loss of a sequence does not depend on what shares its batch.
+The loss is the mean cross-entropy over all predicted tokens, computed in evaluation mode, in which a mixture of
+experts of the type `switch_moe` drops no tokens. So the loss of a sequence does not depend on what shares its batch.
 """
 
 import importlib
@@ -37,9 +37,9 @@ Returns:
     loss (float): nats per token, the mean over all predicted tokens.
     perplexity (float): its exponential.
     tokens (int): predicted tokens.
-    bits_per_byte (float or None): bits for each byte of UTF-8 text. For ids the text is decoded from the predicted ids,
-        special tokens left out; where a sequence begins or ends within a character, its bytes are counted roughly.
-        None without a byte.
+    bits_per_byte (float or None): bits for each byte of UTF-8 text. For ids the text is decoded from the predicted
+        ids, special tokens left out; where a sequence begins or ends within a character, its bytes are counted
+        roughly. None without a byte.
 Examples:
     >>> metric = evaluate.load("training/metrics/held_out_perplexity")
     >>> metric.compute(predictions=["Some text."], model_id="path/to/model")  # doctest: +SKIP
