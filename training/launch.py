@@ -19,7 +19,7 @@ import psutil
 
 from .arguments import ConfigurationError
 
-_STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and goes on from the one before
+STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and goes on from the one before
 
 
 def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | None = None) -> list[str]:
@@ -87,11 +87,11 @@ class Worker:
                 os.killpg(self.process.pid, signal.SIGTERM)
 
     def join(self) -> None:
-        """Wait until the launcher and its children are gone; kill what is still there after two minutes."""
+        """Wait until the launcher and its children are gone; kill what is still there after `STOP_SECONDS`."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):
-            for _ in range(_STOP_SECONDS * 10):
+            for _ in range(STOP_SECONDS * 10):
                 self.process.poll()
                 os.killpg(self.process.pid, 0)  # raises once the last of them is gone
                 time.sleep(0.1)

@@ -1,6 +1,6 @@
 """A sweep as a SLURM array script: one task for each trunk with its branches.
 
-A task that is stopped, by preemption or by the time limit, is told two minutes ahead, saves a checkpoint and is put
+A task that is stopped, by preemption or by the time limit, is told three minutes ahead, saves a checkpoint and is put
 back into the queue, where it goes on from there. A run that fails or diverges is not put back.
 """
 
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .arguments import ConfigurationError
+from .launch import STOP_SECONDS
 from .sweep_file import Sweep
 
 MULTI_NODE_CONFIG = Path(__file__).parent / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
-WARNING_SECONDS = 120  # between the signal and the end: the time to write a checkpoint
+WARNING_SECONDS = STOP_SECONDS + 60  # between the signal and the end: to write a checkpoint, and to requeue
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def _body(sweep_file: Path, job: Job) -> list[str]:
 
 _END = [
     "child=$!",
+    '[ -z "$stopping" ] || kill -TERM "$child"  # the signal came before there was a child',
     'wait "$child"; status=$?',
     "# A trapped signal ends `wait` early; the run is then still saving its checkpoint.",
     'while kill -0 "$child" 2>/dev/null; do wait "$child"; status=$?; done',

@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import yaml
@@ -73,8 +73,16 @@ class SweepRun:
     @cached_property
     def architecture(self) -> Architecture:
         """Sizes of the model. A tokenizer that is not at hand is taken to have GPT-2's 50257 tokens."""
-        data = self.arguments.data
-        return architecture(self.arguments.model, _vocab_size(data.tokenizer, data.tokenizer_revision))
+        return architecture(self.arguments.model, self._known_vocab_size or VOCAB_SIZE)
+
+    @property
+    def assumes_vocabulary(self) -> bool:
+        """Whether the tokenizer is not at hand, so that sizes are those with GPT-2's."""
+        return self._known_vocab_size is None
+
+    @property
+    def _known_vocab_size(self) -> int | None:
+        return _vocab_size(self.arguments.data.tokenizer, self.arguments.data.tokenizer_revision)
 
     @property
     def target_tokens(self) -> int:
@@ -234,13 +242,11 @@ def _get(sections: dict, name: str):
     return sections.get(section, {}).get(field_name)
 
 
-_VOCABULARIES = {("openai-community/gpt2", None): VOCAB_SIZE}
-
-
-def _vocab_size(tokenizer: str, revision: str | None) -> int:
-    if (tokenizer, revision) not in _VOCABULARIES:
-        try:
-            _VOCABULARIES[tokenizer, revision] = len(load_tokenizer(tokenizer, revision))
-        except (OSError, ValueError):
-            return VOCAB_SIZE  # said by the plan; the run itself will say what is wrong
-    return _VOCABULARIES[tokenizer, revision]
+@cache
+def _vocab_size(tokenizer: str, revision: str | None) -> int | None:
+    if (tokenizer, revision) == ("openai-community/gpt2", None):
+        return VOCAB_SIZE
+    try:
+        return len(load_tokenizer(tokenizer, revision))
+    except (OSError, ValueError):
+        return None  # the run itself will say what is wrong

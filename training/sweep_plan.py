@@ -35,6 +35,7 @@ class RunPlan:
         memory_bytes: per device: fp32 weights, gradients and AdamW's moments; what `LEFT_OUT` names comes on top.
         disk_bytes: at most, while it runs: the checkpoint of every branch point, the newest and one being written,
             and the finished models.
+        vocab_assumed: the tokenizer is not at hand, and sizes are those with GPT-2's vocabulary.
         seconds: to train all of it; None where no speed is known.
     """
 
@@ -44,6 +45,7 @@ class RunPlan:
     n_heads: int
     experts: int
     vocab_size: int
+    vocab_assumed: bool
     n_active: int
     n_total: int
     branches: tuple[BranchPlan, ...]
@@ -131,6 +133,7 @@ def _plan(run: SweepRun, speed: float | None, shards: int) -> RunPlan:
         n_heads=arch.heads,
         experts=arch.experts,
         vocab_size=arch.vocab_size,
+        vocab_assumed=run.assumes_vocabulary,
         n_active=arch.n_active,
         n_total=arch.n_total,
         branches=tuple(
@@ -193,5 +196,7 @@ def _caption(plan: SweepPlan) -> str:
         lines.append(f"time: at {plan.flops_per_second:.3g} FLOP/s for a run ({plan.speed_source}), one run at a time")
     else:
         lines.append("time: unknown before a run has shown its speed; or give --flops-per-second")
+    if any(run.vocab_assumed for run in plan.runs):
+        lines.append("sizes: with GPT-2's vocabulary, since a tokenizer is not at hand")
     lines.append(f"memory: fp32 weights, gradients and AdamW on each of {plan.shards} devices, without {LEFT_OUT}")
     return "\n".join(lines)

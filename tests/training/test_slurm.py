@@ -93,7 +93,7 @@ def test_the_script_is_bash_and_asks_for_what_was_given(sweep_file):
             "--account=abc",
             "--mem=64G",
             "--requeue",
-            "--signal=B:TERM@120",
+            "--signal=B:TERM@180",
         ):
             assert f"#SBATCH {option}" in header
         assert "module load cuda" in shown.output

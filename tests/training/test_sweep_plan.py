@@ -153,6 +153,14 @@ def test_time_is_unknown_without_a_speed(tiny, tmp_path):
     assert (plan.seconds, plan.flops_per_second, plan.speed_source) == (None, None, "unknown")
 
 
+def test_a_missing_tokenizer_is_said(tiny, tmp_path):
+    (run,) = plan_sweep(tiny_sweep(tiny, tmp_path)).runs
+    assert (run.vocab_size, run.vocab_assumed) == (300, False)
+    missing = {"runs": [{"data.tokenizer": str(tmp_path / "missing")}]}
+    (run,) = plan_sweep(tiny_sweep(tiny, tmp_path, **missing)).runs
+    assert (run.vocab_size, run.vocab_assumed) == (50257, True)
+
+
 def test_one_run_of_one_branch_saves_nothing(tiny, tmp_path):
     plan = plan_sweep(tiny_sweep(tiny, tmp_path, grid={"schedule.tokens": [[1280]]}))
     assert plan.saved == 0
