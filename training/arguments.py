@@ -57,6 +57,14 @@ class RunArguments:
     eval_sequences: Count = field(
         default=Count(2048), metadata={"help": "Held-out sequences of the final evaluation."}
     )
+    eval_tokens: list[Count] = field(
+        default_factory=list,
+        metadata={"help": "Evaluate when this many tokens are trained, too (trunk and branches), into the log."},
+    )
+    release_tokens: list[Count] = field(
+        default_factory=list,
+        metadata={"help": "Leave an intermediate model with its record when the trunk has trained this many tokens."},
+    )
     max_skipped_steps: int = field(
         default=10, metadata={"help": "Stop as diverged after this many non-finite steps in a row."}
     )
@@ -64,6 +72,13 @@ class RunArguments:
         default_factory=list, metadata={"help": "Accelerate trackers: tensorboard, trackio, wandb, …"}
     )
     progress: bool = field(default=True, metadata={"help": "Show a progress bar."})
+    profile_steps: list[int] = field(
+        default_factory=list,
+        metadata={"help": "`FIRST LAST`: a profiler's trace of the steps from FIRST up to before LAST."},
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "Print the plan and the cost of the run, make one step, leave nothing."}
+    )
 
 
 @dataclass
@@ -188,6 +203,14 @@ class TrainingArguments:
     def to_dict(self) -> dict:
         """Plain values, as YAML and JSON take them."""
         return _plain(dataclasses.asdict(self))
+
+    def flat(self) -> dict:
+        """`section.field` to value, of the kinds that a tracker takes."""
+        return {
+            f"{section}.{name}": value if isinstance(value, (int, float, str, bool)) else str(value)
+            for section, fields in self.to_dict().items()
+            for name, value in fields.items()
+        }
 
     def save(self, path: Path) -> None:
         from hub.atomic import write_bytes

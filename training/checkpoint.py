@@ -1,27 +1,41 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are whole or not there, and that any number of processes can read, sharded or not.
 
-    <folder>/step0000400/      Accelerate's save_state: model, optimizer, random states of every process
+    <folder>/step0000400/      state/: model and optimizer, written by all processes together (torch's distributed
+                               checkpoint: every tensor by its name, each process its share)
+        random-0.pt, …         random states of every process
         progress.json          what else the loop needs to go on
         checksums.json         sha256 of every file; written last
 
 A checkpoint is written under a temporary name and renamed, so a folder without the `.tmp` is complete; its checksums
-find what was damaged later. Branch points are pinned; of the others, only the newest is kept.
+find what was damaged later. Branch points are pinned; of the others, the newest two are kept, so that there is one
+before the newest. With several machines the folder must be on a file system that all of them share.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from hub.atomic import sha256_of, sync_folder
 
 from . import files
+from .distributed import on_main
 
 logger = logging.getLogger(__name__)
+
+_KEPT = 2
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written; those before it are untouched."""
 
 
 @dataclass
@@ -33,6 +47,8 @@ class Progress:
         wall_seconds: time spent training, over all resumes.
         window_*: sums over the steps of the final-loss window, see `loop.LossWindow`.
         skipped_steps: steps whose update was not taken because loss or gradient was not finite.
+        recent_losses: of the last finite steps, against which a spike is seen.
+        spikes: steps whose loss was far above those before them.
     """
 
     step: int = 0
@@ -43,6 +59,8 @@ class Progress:
     window_dropped: float = 0.0
     skipped_steps: list[int] = field(default_factory=list)
     skipped_in_a_row: int = 0
+    recent_losses: list[float] = field(default_factory=list)
+    spikes: list[int] = field(default_factory=list)
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -50,33 +68,114 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step{step:07d}"
 
 
-def save(folder: Path, accelerator, progress: Progress) -> Path:
-    """Write the checkpoint of this step under `folder`; every process calls this."""
+def save(folder: Path, session, progress: Progress) -> Path:
+    """Write the checkpoint of this step under `folder`; every process calls this.
+
+    Args:
+        session: has `accelerator`, and the prepared `model` and `optimizer`.
+
+    Raises:
+        CheckpointError: on every process, where one of them could not write.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    accelerator = session.accelerator
     target = path_of(folder, progress.step)
     temporary = folder / f".{target.name}.tmp"
-    if accelerator.is_main_process:
+
+    def make() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    accelerator.save_state(str(temporary))
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
+
+    def complete() -> None:
         (temporary / "progress.json").write_text(json.dumps(asdict(progress)))
         paths = sorted(path for path in temporary.rglob("*") if path.is_file())
         checksums = {str(path.relative_to(temporary)): sha256_of(path) for path in paths}
         files.sync_tree(temporary)
         files.write_json(temporary / "checksums.json", checksums)
-        shutil.rmtree(target, ignore_errors=True)
+        remove(target)  # only there if it was damaged
         temporary.rename(target)
         sync_folder(folder)
-    accelerator.wait_for_everyone()
+
+    try:
+        on_main(accelerator, make)
+        # Random states first: should this process fail here, its error ends all processes with the next collective.
+        torch.save(_random_states(accelerator.device), temporary / f"random-{accelerator.process_index}.pt")
+        dcp.save(_state(session), checkpoint_id=temporary / "state", no_dist=not torch.distributed.is_initialized())
+        on_main(accelerator, complete)
+    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+        if accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"the checkpoint {target} could not be written: {_reason(error)}") from error
     return target
 
 
-def load(path: Path, accelerator) -> Progress:
-    """Restore model, optimizer and random states; returns the progress."""
-    accelerator.load_state(str(path))
+def load(path: Path, session) -> Progress:
+    """Restore model, optimizer and random states; returns the progress. Every process calls this."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+    accelerator, optimizer = session.accelerator, _bare(session.optimizer)
+    reader = dcp.FileSystemReader(path / "state")
+    stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
+    state = _state(session, with_optimizer=stepped)
+    dcp.load(state, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    set_model_state_dict(session.model, state["model"])
+    if stepped:
+        set_optimizer_state_dict(session.model, optimizer, state["optimizer"])
+    else:
+        optimizer.state.clear()
+    own = path / f"random-{accelerator.process_index}.pt"
+    if own.exists():  # another number of processes has others; the loop draws no random numbers
+        _restore_random_states(torch.load(own, weights_only=True), accelerator.device)
     return Progress(**json.loads((path / "progress.json").read_text()))
+
+
+def _state(session, with_optimizer: bool | None = None) -> dict:
+    """Model and optimizer by the parameters' names, which are the same however the model is wrapped.
+
+    An optimizer that has not stepped has no state and is left out: asking torch for its state would make one, which
+    counts a step that was not taken.
+    """
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    optimizer = _bare(session.optimizer)
+    state = {"model": get_model_state_dict(session.model)}
+    if bool(optimizer.state) if with_optimizer is None else with_optimizer:
+        state["optimizer"] = get_optimizer_state_dict(session.model, optimizer)
+    return state
+
+
+def _bare(optimizer):
+    return getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
+
+
+def _random_states(device: torch.device) -> dict:
+    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 (the state others may draw from)
+    states = {
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _restore_random_states(states: dict, device: torch.device) -> None:
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause: torch wraps what its writers raise, one per process."""
+    for wrapped, _ in getattr(error, "failures", {}).values():
+        return _reason(wrapped)
+    return str(error.__cause__ or error)
 
 
 def steps(folder: Path) -> list[int]:
@@ -99,9 +198,13 @@ def newest_intact(folder: Path, at_most: int | None = None) -> Path | None:
 
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
-    if not (path / "checksums.json").exists():
+    try:
+        checksums = json.loads((path / "checksums.json").read_text())
+    except FileNotFoundError:
         return "checksums.json is missing"
-    for name, expected in json.loads((path / "checksums.json").read_text()).items():
+    except ValueError:
+        return "checksums.json is not JSON"
+    for name, expected in checksums.items():
         if not (path / name).exists():
             return f"{name} is missing"
         if sha256_of(path / name) != expected:
@@ -110,7 +213,22 @@ def find_damage(path: Path) -> str | None:
 
 
 def prune(folder: Path, pinned: set[int]) -> None:
-    """Remove all checkpoints but the pinned ones and the newest."""
-    for step in steps(folder)[:-1]:
+    """Remove all checkpoints but the pinned ones and the newest two."""
+    for step in steps(folder)[:-_KEPT]:
         if step not in pinned:
-            shutil.rmtree(path_of(folder, step))
+            remove(path_of(folder, step))
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; a kill in between leaves no half of it under its name."""
+    if path.exists():
+        hidden = path.with_name(f".{path.name}.old")
+        shutil.rmtree(hidden, ignore_errors=True)
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+
+
+def sweep_up(folder: Path) -> None:
+    """Remove what a killed process left half written or half removed."""
+    for path in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -38,6 +38,7 @@ def parse_command_line(argv: list[str]) -> TrainingArguments:
     if known.help:
         print(_help())
         raise SystemExit(0)
+    rest = ["--run.dry_run=true" if word == "--dry-run" else word for word in rest]
     values = _read_yaml(known.config) if known.config else {}
     return from_dict(values | {"preset": known.preset} if known.preset else values, rest)
 
@@ -185,6 +186,8 @@ def _problems(a: TrainingArguments):
         "optimizer.epsilon": o.epsilon,
         "optimizer.learning_rate_scale": o.learning_rate_scale,
         **{f"schedule.tokens[{i}]": tokens for i, tokens in enumerate(s.tokens)},
+        **{f"run.eval_tokens[{i}]": tokens for i, tokens in enumerate(r.eval_tokens)},
+        **{f"run.release_tokens[{i}]": tokens for i, tokens in enumerate(r.release_tokens)},
     }
     positive |= {k: v for k, v in {"model.n_blocks": m.n_blocks, "model.n_heads": m.n_heads}.items() if v is not None}
     positive |= {} if o.learning_rate is None else {"optimizer.learning_rate": o.learning_rate}
@@ -213,6 +216,8 @@ def _problems(a: TrainingArguments):
         yield "run.output_dir: is empty; name a folder for this run"
     if not re.match(NAME_PATTERN, r.sweep) or len(r.sweep) > 32:
         yield f"run.sweep: {r.sweep!r}; at most 32 letters, digits, '.', '_' and '-': it names repositories"
+    if r.profile_steps and (len(r.profile_steps) != 2 or not 0 <= r.profile_steps[0] < r.profile_steps[1]):
+        yield f"run.profile_steps: {r.profile_steps}; give two steps, the second after the first"
     if not s.tokens:
         yield "schedule.tokens: is empty; give at least one token count"
     yield from _architecture_problems(m)

@@ -51,10 +51,17 @@ def evaluate(model, held_out: HeldOut, batch_sequences: int, device: torch.devic
     was_training = model.training
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for start in range(rank * batch_sequences, len(held_out.sequences), world_size * batch_sequences):
+    n_sequences = len(held_out.sequences)
+    # Every process makes the same number of forward passes, as sharded models demand: one that has no batch left
+    # takes the first again, and does not count it.
+    for round_start in range(0, n_sequences, world_size * batch_sequences):
+        start = round_start + rank * batch_sequences
+        counts = start < n_sequences
+        start = start if counts else 0
         inputs, targets = to_inputs_and_targets(held_out.sequences[start : start + batch_sequences], device)
         out = model(input_ids=inputs, shift_labels=targets, use_cache=False, output_logits=False)
-        total += out.lm_loss.double() * targets.numel()
+        if counts:
+            total += out.lm_loss.double() * targets.numel()
     model.train(was_training)
     if reduce is not None:
         total = reduce(total)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import resource
+import sys
 from pathlib import Path
 
 import torch
@@ -35,6 +38,20 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((peak for key, peak in PEAK_BF16_FLOPS.items() if key in name), None)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that tensors held on this device so far; on CPU, the most that this process held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory of this device; on CPU, of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cpu_name() -> str:

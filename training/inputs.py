@@ -13,7 +13,10 @@ from .tokens import TokenCache, prepare
 
 # What may differ when a run goes on: it does not change the numbers.
 _FREE = {
-    "run": {"output_dir", "checkpoint_seconds", "log_steps", "progress", "trackers"},
+    "run": {
+        *("output_dir", "checkpoint_seconds", "log_steps", "progress", "trackers"),
+        *("eval_tokens", "release_tokens", "profile_steps", "dry_run"),
+    },
     "schedule": {"tokens"},
     "data": {"cache_dir"},
 }

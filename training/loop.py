@@ -14,13 +14,19 @@ from dataclasses import dataclass
 
 import torch
 
+from . import spikes
 from .checkpoint import Progress
 from .data import TrainingData
+from .distributed import any_process, full_tensor, sum_over_processes
 from .schedule import Branch, Schedule
 
 
 class Diverged(RuntimeError):
     """Loss or gradient was not finite for too many steps in a row."""
+
+    def __init__(self, message: str, progress: Progress):
+        super().__init__(message)
+        self.progress = progress
 
 
 class Interrupted(RuntimeError):
@@ -42,19 +48,29 @@ class Session:
     max_skipped_steps: int
     train_loss_window: float
     stop_requested: Callable[[], bool]
+    before_step: Callable[[int], None] = lambda step: None  # noqa: E731 (the profiler, if there is one)
 
 
 @dataclass
 class StepResult:
-    """Sums of one step over its micro-batches, on the device; shapes as in the model's `routing`."""
+    """Sums of one step over its micro-batches, on the device; shapes as in the model's `routing`.
 
-    loss: torch.Tensor  # cross-entropy, mean over the tokens of the global batch
+    Only `loss` and `gradient_norm` are read from the device at every step, in one go.
+    """
+
+    lm_loss: torch.Tensor  # this process's part of the loss
     balance_loss: torch.Tensor  # unscaled, summed over layers, mean over micro-batches
     z_loss: torch.Tensor
-    grad_norm: torch.Tensor  # before clipping
-    tokens_per_expert: torch.Tensor | None  # (layers, experts), before dropping; None for a dense model
-    dropped_tokens: torch.Tensor | None  # (layers,)
-    router_entropy: torch.Tensor | None  # (layers,), mean over micro-batches, nats
+    tokens_per_expert: torch.Tensor | None = None  # (layers, experts), before dropping; None for a dense model
+    dropped_tokens: torch.Tensor | None = None  # (layers,)
+    router_entropy: torch.Tensor | None = None  # (layers,), mean over micro-batches, nats
+    loss: float = math.nan  # cross-entropy, mean over the tokens of the global batch
+    gradient_norm: float = math.nan  # of all processes' parameters, before clipping
+    is_spike: bool = False
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
 def train(
@@ -81,11 +97,13 @@ def train(
     window = LossWindow(session, branch)
     started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
     while progress.step < end_step:
+        session.before_step(progress.step)
         rate = session.schedule.learning_rate(progress.step, branch)
-        result, finite = train_step(session, progress.step, rate)
-        if finite:
+        result = train_step(session, progress.step, rate)
+        if result.is_finite:
             window.add(progress, result)
             progress.skipped_in_a_row = 0
+            result.is_spike = spikes.add(progress, result.loss)
         else:
             progress.skipped_steps.append(progress.step)
             progress.skipped_in_a_row += 1
@@ -93,21 +111,23 @@ def train(
         progress.wall_seconds = before + time.monotonic() - started
         on_step(progress, result, rate)
         if progress.skipped_in_a_row >= session.max_skipped_steps:
-            raise Diverged(
-                f"{progress.skipped_in_a_row} steps in a row were not finite, the last at {progress.step - 1}"
-            )
+            in_a_row = f"{progress.skipped_in_a_row} steps in a row were not finite"
+            raise Diverged(f"{in_a_row}, the last at {progress.step - 1}", progress)
         if progress.step == end_step:
             break
-        if _any_process(session.accelerator, session.stop_requested()):
+        # A stop asked of any process stops all after the same step; clocks differ, so the main process's one decides.
+        due = session.accelerator.is_main_process and time.monotonic() - saved_at >= checkpoint_seconds
+        stop, due = any_process(session.accelerator, session.stop_requested(), due)
+        if stop or due:
             save(progress)
+        if stop:
             raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
-        if _main_decides(session.accelerator, time.monotonic() - saved_at >= checkpoint_seconds):
-            save(progress)
+        if due:
             saved_at = time.monotonic()
 
 
-def train_step(session: Session, step: int, rate: float) -> tuple[StepResult, bool]:
-    """One update from one global batch. Returns its sums, and whether it was finite; if not, it was not taken."""
+def train_step(session: Session, step: int, rate: float) -> StepResult:
+    """One update from one global batch; one whose loss or gradient is not finite is not taken."""
     accelerator, schedule = session.accelerator, session.schedule
     world, rank = accelerator.num_processes, accelerator.process_index
     sequences = schedule.ramp.sequences(step)
@@ -116,7 +136,7 @@ def train_step(session: Session, step: int, rate: float) -> tuple[StepResult, bo
     own = range(rank, n_micro, world)
     batches = session.data.micro_batches(schedule.ramp.position(step), sequences, rank, world, accelerator.device)
 
-    result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(4)), None, None, None)
+    result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
     for j, (inputs, targets) in zip(own, batches, strict=True):
         # Gradients are exchanged once a step, with the last micro-batch. (Accelerate's own accumulation keeps a phase
         # counter that goes wrong when the number of micro-batches changes along the batch ramp.)
@@ -138,18 +158,17 @@ def train_step(session: Session, step: int, rate: float) -> tuple[StepResult, bo
     for group in session.optimizer.param_groups:
         group["lr"] = rate
     limit = session.gradient_clip or math.inf
-    result.grad_norm = _full(accelerator.clip_grad_norm_(session.model.parameters(), limit))
-    finite = bool(torch.isfinite(result.grad_norm)) and bool(
-        torch.isfinite(sum_over_processes(accelerator, result.loss))
-    )
-    if finite:
+    norm = full_tensor(accelerator.clip_grad_norm_(session.model.parameters(), limit))
+    loss = sum_over_processes(accelerator, result.lm_loss)
+    result.loss, result.gradient_norm = torch.stack([loss, norm.to(loss)]).tolist()
+    if result.is_finite:
         session.optimizer.step()
     session.optimizer.zero_grad(set_to_none=True)
-    return result, finite
+    return result
 
 
 def _add(result: StepResult, out, n_micro: int) -> None:
-    result.loss += out.lm_loss.detach()
+    result.lm_loss += out.lm_loss.detach()
     result.balance_loss += out.balance_loss.detach() / n_micro
     result.z_loss += out.z_loss.detach() / n_micro
     if out.routing is None:
@@ -182,30 +201,9 @@ class LossWindow:
             return
         accelerator = self.session.accelerator
         progress.window_steps += 1
-        progress.window_loss += sum_over_processes(accelerator, result.loss).item()
+        progress.window_loss += result.loss
         if result.tokens_per_expert is not None:
             routed = sum_over_processes(accelerator, result.tokens_per_expert)
             before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
             progress.window_routed = (before + routed).tolist()
             progress.window_dropped += sum_over_processes(accelerator, result.dropped_tokens).sum().item()
-
-
-def sum_over_processes(accelerator, value: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor over all processes; collective with more than one."""
-    return accelerator.reduce(value, "sum") if accelerator.num_processes > 1 else value
-
-
-def _any_process(accelerator, flag: bool) -> bool:
-    if accelerator.num_processes == 1:
-        return flag  # without a look at the device
-    return bool(sum_over_processes(accelerator, torch.tensor(float(flag), device=accelerator.device)) > 0)
-
-
-def _main_decides(accelerator, flag: bool) -> bool:
-    # Clocks differ between processes; saving is collective, so one of them has to decide for all.
-    return _any_process(accelerator, flag and accelerator.is_main_process)
-
-
-def _full(norm: torch.Tensor) -> torch.Tensor:
-    # FSDP2 returns a DTensor
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

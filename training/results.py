@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 from hub.atomic import sha256_of
 from hub.records import RunRecord
+from modeling_switch_moe import SwitchMoeForCausalLM
 from scaling_law.architecture import Architecture
 
 from . import hardware
@@ -53,18 +56,26 @@ def run_record(
     eval_tokens: int,
     weights_sha256: dict[str, str] | None,
 ) -> RunRecord:
-    """The record of one branch, final or diverged."""
+    """The record of a branch, final or diverged, or of an intermediate checkpoint of its trunk.
+
+    The training loss of an intermediate one is the mean over its last steps (`Progress.recent_losses`).
+    """
     a, arch = context.arguments, context.architecture
     tokens = a.batch_ramp().tokens(progress.step)
     flops = float(arch.training_flops(tokens))
     speed = tokens / progress.wall_seconds
     final = status == "final"
     routed = progress.window_routed
+    losses, n_losses = progress.window_loss, progress.window_steps
+    if status == "intermediate":
+        losses, n_losses = sum(progress.recent_losses), len(progress.recent_losses)
+    if status == "diverged":
+        n_losses = 0
     return RunRecord(
         run_id=f"{trunk_id(a)}-{branch_name.partition('-')[0]}",
         sweep=a.run.sweep,
         parent_run_id=trunk_id(a),
-        branch_point_tokens=min(branch.branch_point_tokens, tokens),
+        branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
         status=status,
         d_model=arch.d_model,
         n_blocks=arch.n_blocks,
@@ -78,10 +89,10 @@ def run_record(
         unique_tokens=min(tokens, context.data.unique_tokens),
         epochs=tokens / context.data.unique_tokens,
         steps=progress.step,
-        train_loss=progress.window_loss / progress.window_steps if final else None,
-        train_loss_window_tokens=_window_tokens(a, progress) if final else 0,
+        train_loss=losses / n_losses if n_losses else None,
+        train_loss_window_tokens=_window_tokens(a, progress.step, n_losses),
         eval_loss=eval_loss,
-        eval_tokens=eval_tokens if final else None,
+        eval_tokens=None if eval_loss is None else eval_tokens,
         drop_rate=progress.window_dropped / sum(map(sum, routed)) if final and routed else (0.0 if final else None),
         expert_load_max_over_mean=balance(routed) if final and routed else (1.0 if final else None),
         schedule={
@@ -112,12 +123,15 @@ def run_record(
         versions={"python": sys.version.split()[0], **{name: version(name) for name in _LIBRARIES}},
         code_commit=code_commit(),
         weights_sha256=weights_sha256,
+        # Beyond the schema, which keeps them: what a reader of the loss wants to know of its way.
+        skipped_steps=len(progress.skipped_steps),
+        loss_spikes=len(progress.spikes),
     )
 
 
-def _window_tokens(a: TrainingArguments, progress: Progress) -> int:
+def _window_tokens(a: TrainingArguments, step: int, n_steps: int) -> int:
     ramp = a.batch_ramp()
-    return ramp.tokens(progress.step) - ramp.tokens(progress.step - progress.window_steps)
+    return ramp.tokens(step) - ramp.tokens(step - n_steps)
 
 
 def code_commit() -> str | None:
@@ -137,9 +151,15 @@ def code_commit() -> str | None:
         return None
 
 
-def save_model(model, tokenizer, state_dict: dict, folder: Path) -> dict[str, str]:
-    """Write config, safetensors, remote code and tokenizer; returns the weight files' sha256. Main process only."""
-    model.save_pretrained(folder, state_dict=state_dict)
+def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, str]:
+    """Write config, safetensors, remote code and tokenizer; returns the weight files' sha256. Main process only.
+
+    Args:
+        state_dict: the whole weights by the names of the bare model.
+    """
+    with torch.device("meta"):  # a shell for the configuration: however the trained model is wrapped does not matter
+        shell = SwitchMoeForCausalLM(config)
+    shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
     return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
 

@@ -1,10 +1,12 @@
 """One training process, top to bottom: configuration -> data -> model -> trunk -> branches -> run records.
 
     <output_dir>/config.yaml             the whole configuration
-                 trunk/step0000400/      checkpoints: every branch point, and the newest
+                 trunk/step0000400/      checkpoints: every branch point, and the newest two
                  trunk/log.jsonl
                  <branch>/model/         the finished model with its run.json, for from_pretrained
                  <branch>/log.jsonl
+                 intermediate/<step…>/model/   models of the trunk at run.release_tokens
+                 profile/                the traces of run.profile_steps
 
 Starting the same command again goes on from what is there: finished branches are left alone, and the rest continues
 from the newest intact checkpoint. More token counts can be added to a finished run.
@@ -14,12 +16,10 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,36 +28,45 @@ from filelock import FileLock, Timeout
 from hub.names import final_branch_name
 from hub.records import RunRecord
 
-from . import checkpoint, files, results
+from . import checkpoint, files, memory, setup
 from .arguments import ConfigurationError, TrainingArguments
 from .checkpoint import Progress
 from .configuration import parse_command_line
-from .data import TrainingData
-from .evaluation import evaluate
-from .inputs import check_inputs, held_out, train_cache
-from .loop import Diverged, Interrupted, Session, sum_over_processes, train
-from .model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
+from .distributed import check_world, make_accelerator, on_main
+from .inputs import check_inputs
+from .loop import Diverged, Interrupted, StepResult, train
+from .models import Finisher, Models
 from .schedule import Branch
 from .step_log import StepLog
-from .tokenizer import fingerprint, load_tokenizer
+from .trace import StepProfiler
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; returns the exit status: 0 done, 1 diverged, 2 bad configuration, 128 + n stopped by signal n."""
+    """The command. Returns the exit status, by which a scheduler can tell what to do:
+
+    0 done; 1 diverged; 2 bad configuration; 3 the machine gave out (disk full, out of memory): nothing that was saved
+    is lost, but starting again needs a change; 130 or 143 stopped by SIGINT or SIGTERM after saving: start it again.
+    """
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
     try:
         arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
         check_inputs(arguments)
+        if arguments.run.dry_run:
+            from .plan import dry_run
+
+            return dry_run(arguments)
         return Run(arguments).execute()
     except (ConfigurationError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except (OSError, memory.OutOfMemory) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
 
 
-@dataclass
 class _StopSignal:
     """Remembers the first SIGINT or SIGTERM, for the loop to stop between two steps."""
 
@@ -76,118 +85,105 @@ class _StopSignal:
 
 
 class Run:
-    """A trunk and its branches, in one process (of possibly many)."""
+    """A trunk and its branches, in one process (of possibly many).
 
-    def __init__(self, arguments: TrainingArguments):
-        from accelerate import Accelerator
+    Args:
+        arguments: the configuration.
+        finishers: called on the main process with every complete model folder and its record, final, diverged or
+            intermediate, and again for those that are there when the run is started again: a process may have been
+            killed in between, so they must not mind. One that has a `close` is closed when the run ends, however.
+    """
 
+    def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
         self.arguments = a = arguments
         self.folder = Path(a.run.output_dir)
-        self.accelerator = Accelerator(
-            mixed_precision="bf16" if a.run.precision == "bf16" else "no",
-            log_with=a.run.trackers or None,
-            project_dir=str(self.folder),
-        )
-        self._check_world()
-        with self.accelerator.local_main_process_first():
-            tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
-            cache = train_cache(a, tokenizer)
-            self.held_out = held_out(a, tokenizer)
-        self.tokenizer = tokenizer
-        self.data = TrainingData.from_cache(cache, a.data.sequence_length, a.run.micro_batch_sequences, a.run.seed)
-        arch = architecture(a.model, len(tokenizer))
-        peak, law = peak_learning_rate(a.optimizer, arch)
-        hardware, peak_flops = results.describe_hardware(self.accelerator.device, self.accelerator.num_processes)
-        self.context = results.RunContext(
-            arguments=a,
-            architecture=arch,
-            data=self.data,
-            dataset={
-                **cache.manifest["dataset"],
-                "fingerprint": cache.fingerprint,
-            },
-            tokenizer={"id": _public_name(a.data.tokenizer), "fingerprint": fingerprint(tokenizer)},
-            peak_learning_rate=peak,
-            learning_rate_law=law,
-            hardware=hardware,
-            peak_flops=peak_flops,
-        )
-        self.schedule = a.schedule_at(peak)
-        self.branches = [self.schedule.branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
+        self.accelerator = make_accelerator(a.run)
+        check_world(a, self.accelerator.num_processes)
+        data = setup.read_data(a, self.accelerator)
+        self.tokenizer, self.data, self.held_out = data.tokenizer, data.training, data.held_out
+        self.context = setup.run_context(a, self.accelerator, data)
         self.stop = _StopSignal()
-        self.session = self._session()
-
-    def _check_world(self) -> None:
-        a, world = self.arguments, self.accelerator.num_processes
-        for stage in a.schedule.stages():
-            if stage.sequences // a.run.micro_batch_sequences % world:
-                raise ConfigurationError(
-                    f"run.micro_batch_sequences: {a.run.micro_batch_sequences} cuts the batch of {stage.sequences} "
-                    f"sequences into a number of micro-batches that {world} processes cannot share equally"
-                )
-
-    def _session(self) -> Session:
-        a = self.arguments
-        config = model_config(a, self.context.architecture.vocab_size, self.tokenizer.eos_token_id)
-        model = build_model(config, a.run.seed)
-        if a.run.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        optimizer = build_optimizer(model, a.optimizer, self.accelerator.device)
-        model, optimizer = self.accelerator.prepare(model, optimizer)
-        if a.run.compile:
-            model.compile()  # in place: names of parameters stay as they are
-        return Session(
-            accelerator=self.accelerator,
-            model=model,
-            optimizer=optimizer,
-            data=self.data,
-            schedule=self.schedule,
-            gradient_clip=a.optimizer.gradient_clip,
-            balance_loss=a.model.balance_loss,
-            z_loss=a.model.z_loss,
-            max_skipped_steps=a.run.max_skipped_steps,
-            train_loss_window=a.run.train_loss_window,
-            stop_requested=lambda: self.stop.number is not None,
+        self.session = setup.make_session(
+            a,
+            self.accelerator,
+            self.data,
+            self.context.architecture.vocab_size,
+            self.tokenizer.eos_token_id,
+            self.context.peak_learning_rate,
+            lambda: self.stop.number is not None,
         )
+        if a.run.profile_steps:
+            self.session.before_step = StepProfiler(
+                self.folder / "profile", self.accelerator.process_index, *a.run.profile_steps
+            )
+        self.schedule = self.session.schedule
+        self.models = Models(self.session, self.context, self.tokenizer, self.held_out, finishers)
+        self.evaluations = {self.schedule.ramp.steps(tokens) for tokens in a.run.eval_tokens}
+        self.branches = [self.schedule.branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
 
     def execute(self) -> int:
         """Train what is missing; returns the exit status of the command.
 
         Raises:
             ConfigurationError: the folder holds a run on other tokens, or another process is training in it.
+            CheckpointError: a checkpoint could not be written, say on a full disk.
+            OutOfMemory: a step does not fit; says which micro-batch would.
         """
-        with self._alone():
-            self._check_data()
-            if self.accelerator.is_main_process:
-                self.arguments.save(self.folder / "config.yaml")
-                files.write_json(self.folder / "data.json", self._data_identity())
+        with self._alone(), self._closing():
+            on_main(self.accelerator, self._begin)
             if self.arguments.run.trackers:
-                self.accelerator.init_trackers(self.arguments.run.sweep, config=_flat(self.arguments.to_dict()))
+                self.accelerator.init_trackers(self.arguments.run.sweep, config=self.arguments.flat())
             self.stop.install()
-            self._announce()
+            if self.accelerator.is_main_process:
+                setup.announce(self.context, self.branches)
             try:
                 status = 0 if self._train() else 1
             except Interrupted as error:
                 logger.warning("%s", error)
-                status = 128 + self.stop.number
+                status = 128 + self.stop.number if self.stop.number else 128 + signal.SIGTERM
+            except RuntimeError as error:
+                if not memory.is_out_of_memory(error):
+                    raise
+                raise memory.explained(self.session, self.arguments, error) from None
             self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
             self.accelerator.end_training()
         return status
 
+    def _begin(self) -> None:
+        """On the main process: check and write down what the folder holds, and clear away what a kill left there."""
+        path, identity = (
+            self.folder / "data.json",
+            {"dataset": self.context.dataset, "tokenizer": self.context.tokenizer},
+        )
+        if path.exists() and (before := json.loads(path.read_text())) != identity:
+            raise ConfigurationError(
+                f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
+                "choose another run.output_dir"
+            )
+        self.arguments.save(self.folder / "config.yaml")
+        files.write_json(path, identity)
+        for folder in (path for path in [*self.folder.iterdir(), *self._intermediate.glob("*")] if path.is_dir()):
+            checkpoint.sweep_up(folder)
+        for path in [*self.folder.glob("*/model"), *self._intermediate.glob("*/model")]:
+            self.models.completed(path, RunRecord.load(path))
+
     def _train(self) -> bool:
         """The trunk, then every branch that is not finished; returns whether nothing diverged."""
-        pending = [branch for branch in self.branches if self._finished(branch) is None]
-        fine = True
+        finished = on_main(self.accelerator, lambda: [self._is_finished(branch) for branch in self.branches])
+        pending = [branch for branch, done in zip(self.branches, finished, strict=True) if not done]
         try:
             self._train_trunk(pending)
         except Diverged as error:
             logger.error("the trunk diverged: %s", error)
-            fine = False
-            reached = max(checkpoint.steps(self._trunk), default=-1)
-            pending = [branch for branch in pending if branch.decay_step <= reached]
-        for branch in pending:
-            fine &= self._train_branch(branch)
-        return fine
+            reached = on_main(self.accelerator, lambda: {b.decay_step for b in pending if self._intact(b.decay_step)})
+            for branch in pending:
+                if branch.decay_step not in reached:
+                    self.models.leave(self.folder / self._name(branch), branch, error.progress, "diverged")
+            for branch in pending:
+                if branch.decay_step in reached:
+                    self._train_branch(branch)
+            return False
+        return all([self._train_branch(branch) for branch in pending])
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -206,16 +202,15 @@ class Run:
         finally:
             lock.release()
 
-    def _data_identity(self) -> dict:
-        return {"dataset": self.context.dataset, "tokenizer": self.context.tokenizer}
-
-    def _check_data(self) -> None:
-        path = self.folder / "data.json"
-        if path.exists() and (before := json.loads(path.read_text())) != self._data_identity():
-            raise ConfigurationError(
-                f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now "
-                f"{self._data_identity()}); choose another run.output_dir"
-            )
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Whatever happens, end what goes on beside the training."""
+        try:
+            yield
+        finally:
+            if close := getattr(self.session.before_step, "close", None):
+                close()
+            self.models.close()
 
     # -- trunk
 
@@ -223,149 +218,103 @@ class Run:
     def _trunk(self) -> Path:
         return self.folder / "trunk"
 
+    @property
+    def _intermediate(self) -> Path:
+        return self.folder / "intermediate"
+
     def _train_trunk(self, pending: list[Branch]) -> None:
         """Bring the trunk to every branch point that a pending branch needs and that has no intact checkpoint."""
-        missing = [b.decay_step for b in pending if not self._intact(b.decay_step)]
+
+        def look() -> tuple[list[int], Path | None]:
+            missing = [b.decay_step for b in pending if not self._intact(b.decay_step)]
+            self._trunk.mkdir(parents=True, exist_ok=True)
+            return missing, checkpoint.newest_intact(self._trunk, at_most=missing[0]) if missing else None
+
+        missing, start = on_main(self.accelerator, look)
         if not missing:
             return
-        self._trunk.mkdir(parents=True, exist_ok=True)
-        start = checkpoint.newest_intact(self._trunk, at_most=missing[0])
-        progress = checkpoint.load(start, self.accelerator) if start else Progress()
+        progress = checkpoint.load(start, self.session) if start else Progress()
         first = progress.step + 1 if start else 0  # what is there and intact is not written again
         points = sorted({b.decay_step for b in self.branches if first <= b.decay_step <= max(missing)})
-        log = self._log("trunk", progress.step, max(missing), "trunk")
-        try:
+        releases = {self.schedule.ramp.steps(tokens) for tokens in self.arguments.run.release_tokens}
+        with self._log("trunk", progress.step, max(missing)) as log:
+            at_step = partial(self._at_step, log, releases)
             for point in points:
-                train(
-                    self.session, progress, point, None, log, self._save_trunk, self.arguments.run.checkpoint_seconds
-                )
+                every = self.arguments.run.checkpoint_seconds
+                train(self.session, progress, point, None, at_step, self._save_trunk, every)
                 self._save_trunk(progress)
-        finally:
-            log.close()
 
     def _intact(self, step: int) -> bool:
         path = checkpoint.path_of(self._trunk, step)
         return path.exists() and checkpoint.find_damage(path) is None
 
     def _save_trunk(self, progress: Progress) -> None:
-        checkpoint.save(self._trunk, self.accelerator, progress)
-        if self.accelerator.is_main_process:
-            checkpoint.prune(self._trunk, pinned={branch.decay_step for branch in self.branches})
+        self._save(self._trunk, {branch.decay_step for branch in self.branches}, progress)
+
+    def _save(self, folder: Path, pinned: set[int], progress: Progress) -> None:
+        checkpoint.save(folder, self.session, progress)
+        on_main(self.accelerator, lambda: checkpoint.prune(folder, pinned))
 
     # -- branches
 
     def _name(self, branch: Branch) -> str:
         return final_branch_name(branch.tokens, self.arguments.run.seed)
 
-    def _finished(self, branch: Branch) -> RunRecord | None:
-        path = self.folder / self._name(branch) / "model" / "run.json"
-        return RunRecord.load(path) if path.exists() else None
+    def _is_finished(self, branch: Branch) -> bool:
+        return (self.folder / self._name(branch) / "model" / "run.json").exists()
 
     def _train_branch(self, branch: Branch) -> bool:
         """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
-        name = self._name(branch)
-        folder = self.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        start = checkpoint.newest_intact(folder) or checkpoint.path_of(self._trunk, branch.decay_step)
-        progress = checkpoint.load(start, self.accelerator)
-        log = self._log(name, progress.step, branch.end_step, name)
+        folder = self.folder / self._name(branch)
 
-        def save(progress: Progress) -> None:
-            checkpoint.save(folder, self.accelerator, progress)
-            if self.accelerator.is_main_process:
-                checkpoint.prune(folder, pinned=set())
+        def look() -> Path:
+            folder.mkdir(parents=True, exist_ok=True)
+            return checkpoint.newest_intact(folder) or checkpoint.path_of(self._trunk, branch.decay_step)
 
-        try:
-            train(self.session, progress, branch.end_step, branch, log, save, self.arguments.run.checkpoint_seconds)
-        except Diverged as error:
-            logger.error("%s diverged: %s", name, error)
-            self._finish(branch, progress, "diverged")
-            return False
-        finally:
-            log.close()
+        progress = checkpoint.load(on_main(self.accelerator, look), self.session)
+        save = partial(self._save, folder, set())
+        with self._log(folder.name, progress.step, branch.end_step) as log:
+            at_step = partial(self._at_step, log, set())
+            try:
+                every = self.arguments.run.checkpoint_seconds
+                train(self.session, progress, branch.end_step, branch, at_step, save, every)
+            except Diverged as error:
+                logger.error("%s diverged: %s", folder.name, error)
+                self.models.leave(folder, branch, progress, "diverged")
+                return False
         # No finite step in the whole window of the final loss: there is no loss to report.
         status = "final" if progress.window_steps else "diverged"
-        self._finish(branch, progress, status)
+        self.models.leave(folder, branch, progress, status)
         return status == "final"
-
-    def _finish(self, branch: Branch, progress: Progress, status: str) -> None:
-        """Evaluate and write the model folder with its record; the folder appears whole or not at all."""
-        accelerator, name = self.accelerator, self._name(branch)
-        eval_loss = None
-        if status == "final":
-            with accelerator.autocast():
-                eval_loss = evaluate(
-                    self.session.model,
-                    self.held_out,
-                    self.arguments.run.micro_batch_sequences,
-                    accelerator.device,
-                    accelerator.process_index,
-                    accelerator.num_processes,
-                    partial(sum_over_processes, accelerator),
-                )
-        state_dict = accelerator.get_state_dict(self.session.model)  # collective
-        if accelerator.is_main_process:
-            with files.atomic_folder(self.folder / name / "model") as folder:
-                model = accelerator.unwrap_model(self.session.model)
-                weights = results.save_model(model, self.tokenizer, state_dict, folder)
-                results.run_record(
-                    self.context,
-                    branch,
-                    progress,
-                    branch_name=name,
-                    status=status,
-                    eval_loss=eval_loss,
-                    eval_tokens=self.held_out.tokens,
-                    weights_sha256=weights,
-                ).save(folder / "run.json")
-            for step in checkpoint.steps(self.folder / name):  # only the trunk's are needed from here on
-                shutil.rmtree(checkpoint.path_of(self.folder / name, step))
-        accelerator.wait_for_everyone()
 
     # -- what a person sees
 
-    def _log(self, folder: str, start_step: int, end_step: int, label: str) -> StepLog:
+    def _at_step(self, log: StepLog, releases: set[int], progress: Progress, result: StepResult, rate: float) -> None:
+        """After every update: the log, and at the steps that were asked for an evaluation or an intermediate model."""
+        log(progress, result, rate)
+        if progress.step in releases:
+            base = final_branch_name(self.schedule.ramp.tokens(progress.step), self.arguments.run.seed)
+            folder = self._intermediate / f"step{progress.step:07d}-{base}"
+            if not on_main(self.accelerator, (folder / "model").exists):
+                self.models.leave(folder, self.branches[-1], progress, "intermediate")
+        if progress.step in self.evaluations:
+            log.evaluation(progress, self.models.evaluate())
+
+    def _log(self, folder: str, start_step: int, end_step: int) -> StepLog:
         a, arch = self.arguments, self.context.architecture
         return StepLog(
             self.folder / folder / "log.jsonl",
             self.accelerator,
             self.schedule,
+            self.data,
             start_step=start_step,
             end_step=end_step,
             log_steps=a.run.log_steps,
             flops_per_token=float(arch.training_flops(1)),
             peak_flops=self.context.peak_flops,
-            label=f"d{arch.d_model} E{arch.experts} {label}",
+            label=f"d{arch.d_model} E{arch.experts} {folder}",
             progress=a.run.progress,
         )
-
-    def _announce(self) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        arch, longest = self.context.architecture, self.branches[-1]
-        logger.info(
-            "d_model %d, %d blocks, E = %d: %.3g active of %.3g parameters; %s tokens; peak learning rate %.3g (%s)",
-            *(arch.d_model, arch.n_blocks, arch.experts, arch.n_active, arch.n_total),
-            ", ".join(f"{branch.tokens:,}" for branch in self.branches),
-            *(self.context.peak_learning_rate, self.context.learning_rate_law),
-        )
-        epochs = longest.tokens / self.data.unique_tokens
-        if epochs > 1:
-            logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{self.data.unique_tokens:,}")
-
-
-def _public_name(path_or_name: str) -> str:
-    """The name of a Hub repository as it is, of a local folder only its last part: records hold no path."""
-    return Path(path_or_name).name if Path(path_or_name).exists() else path_or_name
-
-
-def _flat(values: dict) -> dict:
-    """Nested sections as `section.field`, with values a tracker takes."""
-    return {
-        f"{section}.{name}": value if isinstance(value, (int, float, str, bool)) else str(value)
-        for section, fields in values.items()
-        for name, value in fields.items()
-    }
 
 
 if __name__ == "__main__":  # `accelerate launch -m training.run`, where train.py is not at hand

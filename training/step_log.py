@@ -8,8 +8,12 @@ import math
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from .checkpoint import Progress
-from .loop import StepResult, sum_over_processes
+from .distributed import sum_over_processes
+from .hardware import peak_memory
+from .loop import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,8 @@ class StepLog:
     Args:
         path: the JSONL file. Lines from beyond `start_step`, left by a run that was interrupted later than its last
             checkpoint, are removed.
+        data: its `wait_seconds` counts the time that training waited for data, and its order names the sequences of
+            a batch that was not finite.
         flops_per_token: training FLOPs per token, for the MFU.
         peak_flops: of all devices together; None where unknown.
     """
@@ -39,6 +45,7 @@ class StepLog:
         path: Path,
         accelerator,
         schedule,
+        data,
         *,
         start_step: int,
         end_step: int,
@@ -50,9 +57,9 @@ class StepLog:
     ):
         from tqdm.auto import tqdm
 
-        self.accelerator, self.schedule, self.log_steps = accelerator, schedule, log_steps
+        self.accelerator, self.schedule, self.data, self.log_steps = accelerator, schedule, data, log_steps
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._since = (start_step, None)  # (step, wall seconds) of the last line
+        self._since = (start_step, None, self._waited())  # step, wall seconds and data wait at the last line
         self._file = None
         if accelerator.is_main_process:
             _drop_lines_beyond(path, start_step)
@@ -70,52 +77,93 @@ class StepLog:
     def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
         step = progress.step  # already counts this update
         self._bar.update(self.schedule.ramp.tokens(step) - self.schedule.ramp.tokens(step - 1))
-        skipped = bool(progress.skipped_steps) and progress.skipped_steps[-1] == step - 1
-        if step % self.log_steps and not skipped:
+        if step % self.log_steps and result.is_finite and not result.is_spike:
             return
         line = self._line(progress, result, rate)
+        if not result.is_finite:
+            line["skipped_batch"] = self._batch(step - 1)
+            logger.warning(
+                "step %d was not finite and was not taken (loss %s, gradient norm %s); its batch is in log.jsonl",
+                *(step - 1, result.loss, result.gradient_norm),
+            )
+        if result.is_spike:
+            line["loss_spike"] = True
+            before = torch.tensor(progress.recent_losses[:-1]).median().item()
+            logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
         self._bar.set_postfix_str(_postfix(line), refresh=False)
+        self._write(line)
+        self.accelerator.log(_scalars(line), step=step)
+
+    def evaluation(self, progress: Progress, loss: float) -> None:
+        """Record a held-out loss (nats per token, dropless)."""
+        values = {"eval_loss": _finite(loss), "eval_perplexity": _finite(math.exp(min(loss, 700.0)))}
+        logger.info("step %d: held-out loss %.4f", progress.step, loss)
+        self._write({"step": progress.step, "tokens": self.schedule.ramp.tokens(progress.step), **values})
+        self.accelerator.log(_scalars(values), step=progress.step)
+
+    def _write(self, line: dict) -> None:
         if self._file is not None:
-            if skipped:
-                logger.warning("step %d was not finite and was not taken (loss %s)", step - 1, line["loss"])
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
-        self.accelerator.log({k: v for k, v in line.items() if v is not None}, step=step)
+
+    def _waited(self) -> float:
+        return getattr(self.data, "wait_seconds", 0.0)
+
+    def _batch(self, step: int) -> dict:
+        """Where the batch of a step lies in the order of the data, and which sequences of the token cache it has."""
+        position, count = self.schedule.ramp.position(step), self.schedule.ramp.sequences(step)
+        return {"position": position, "sequences": self.data.order.indices(position, count).tolist()}
 
     def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
         total = partial(sum_over_processes, self.accelerator)
         step, ramp = progress.step, self.schedule.ramp
-        tokens = ramp.tokens(step)
-        since_step, since_seconds = self._since
-        self._since = (step, progress.wall_seconds)
+        tokens, waited = ramp.tokens(step), self._waited()
+        since_step, since_seconds, since_waited = self._since
+        self._since = (step, progress.wall_seconds, waited)
         seconds = progress.wall_seconds - since_seconds if since_seconds is not None else None
         speed = (tokens - ramp.tokens(since_step)) / seconds if seconds else None
+        balance_loss, z_loss = total(torch.stack([result.balance_loss, result.z_loss])).tolist()
         line = {
             "step": step,
             "tokens": tokens,
-            "loss": _finite(total(result.loss).item()),
+            "loss": _finite(result.loss),
             "learning_rate": rate,
             "batch_sequences": ramp.sequences(step - 1),
-            "gradient_norm": _finite(result.grad_norm.item()),
-            "balance_loss": _finite(total(result.balance_loss).item()),
-            "z_loss": _finite(total(result.z_loss).item()),
+            "gradient_norm": _finite(result.gradient_norm),
+            "balance_loss": _finite(balance_loss),
+            "z_loss": _finite(z_loss),
             "tokens_per_second": speed,
             "mfu": speed * self.flops_per_token / self.peak_flops if speed and self.peak_flops else None,
+            "data_wait_seconds": waited - since_waited,
+            "memory_bytes": peak_memory(self.accelerator.device),
             "wall_seconds": progress.wall_seconds,
         }
         if result.tokens_per_expert is not None:
             routed, dropped = total(result.tokens_per_expert), total(result.dropped_tokens)
-            entropy = total(result.router_entropy)
             line["drop_rate"] = (dropped.sum() / routed.sum()).item()
             line["expert_load_max_over_mean"] = balance(routed)
-            line["router_entropy"] = entropy.mean().item()
+            line["router_entropy"] = _finite(total(result.router_entropy).mean().item())
             line["tokens_per_expert"] = [[int(n) for n in row] for row in routed.tolist()]
         return line
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._bar.close()
         if self._file is not None:
             self._file.close()
+
+
+def _scalars(line: dict) -> dict:
+    """What a tracker takes: numbers only; the load of the experts as its summary for every layer."""
+    values = {name: value for name, value in line.items() if isinstance(value, (int, float))}
+    for layer, row in enumerate(line.get("tokens_per_expert", ())):
+        values[f"expert_load_max_over_mean/layer{layer:02d}"] = balance([row])
+    return values
 
 
 def _postfix(line: dict) -> str:

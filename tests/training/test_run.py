@@ -13,6 +13,7 @@ import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub.records import RunRecord
 from training import checkpoint
 from training.arguments import ConfigurationError
+from training.distributed import check_world
 from training.evaluation import evaluate
 from training.inputs import check_inputs, held_out
 from training.loop import train_step
@@ -129,12 +130,13 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tiny, caplog):
     trunk = folders(arguments)[0].parent.parent / "trunk"
     expected = weights(arguments, 2560)
     newest = trunk / f"step{checkpoint.steps(trunk)[-1]:07d}"
-    data = bytearray((newest / "model.safetensors").read_bytes())
-    data[-5] ^= 1
-    (newest / "model.safetensors").write_bytes(data)
+    (shard,) = (newest / "state").glob("*.distcp")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
     shutil.rmtree(folders(arguments)[1].parent)
     finish(arguments)
-    assert "is damaged (the sha256 of model.safetensors differs)" in caplog.text
+    assert "is damaged (the sha256 of state/__0_0.distcp differs)" in caplog.text
     assert_same_weights(weights(arguments, 2560), expected)
 
 
@@ -147,9 +149,9 @@ def test_micro_batches_add_up_to_the_batch(tiny):
             schedule__batch_ramp=["0:4"], run__output_dir=f"unused-{micro}", optimizer__gradient_clip=0,
         )  # fmt: skip
         run = Run(arguments)
-        result, finite = train_step(run.session, 0, 0.0)
-        assert finite
-        results.append((result.loss.item(), result.grad_norm.item(), result.tokens_per_expert.tolist()))
+        result = train_step(run.session, 0, 0.0)
+        assert result.is_finite
+        results.append((result.loss, result.gradient_norm, result.tokens_per_expert.tolist()))
         train_step(run.session, 1, 1e-3)
         updates.append([p.detach().clone() for p in run.session.model.parameters()])
     for loss, norm, routed in results[1:]:
@@ -161,7 +163,7 @@ def test_micro_batches_add_up_to_the_batch(tiny):
 def test_auxiliary_losses_are_a_mean_over_micro_batches(tiny):
     arguments = tiny(schedule__batch_ramp=["0:4"], run__output_dir="unused")
     run = Run(arguments)
-    result, _ = train_step(run.session, 0, 0.0)
+    result = train_step(run.session, 0, 0.0)
     model, expected = run.session.model.train(), 0.0
     for inputs, targets in run.data.micro_batches(0, 4, 0, 1, torch.device("cpu")):
         expected += model(input_ids=inputs, labels=targets, shift_labels=targets).balance_loss.item() / 2
@@ -233,8 +235,7 @@ def test_a_missing_dataset_is_said_before_anything_is_made(tiny, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_must_be_able_to_share_the_batch(tiny, monkeypatch):
-    run = Run(tiny())
-    monkeypatch.setattr(type(run.accelerator), "num_processes", 3)
+def test_processes_must_be_able_to_share_the_batch(tiny):
+    arguments = tiny()
     with pytest.raises(ConfigurationError, match="3 processes cannot share equally"):
-        run._check_world()
+        check_world(arguments, 3)

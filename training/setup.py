@@ -1,0 +1,113 @@
+"""What a run is made of, built from its arguments: data, model and optimizer, and what its records share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import inputs, results
+from .arguments import TrainingArguments
+from .data import TrainingData
+from .evaluation import HeldOut
+from .loop import Session
+from .model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
+from .schedule import Branch
+from .tokenizer import fingerprint, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run reads."""
+
+    tokenizer: object
+    training: TrainingData
+    held_out: HeldOut
+    dataset: dict  # id, revision, fingerprint
+
+
+def read_data(a: TrainingArguments, accelerator) -> RunData:
+    """Tokenizer, training and held-out sequences, prepared if need be; the first process of a machine goes ahead.
+
+    Raises:
+        ConfigurationError: a split or column that is not there, or no text.
+    """
+    with accelerator.local_main_process_first():
+        tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
+        cache = inputs.train_cache(a, tokenizer)
+        held_out = inputs.held_out(a, tokenizer)
+    training = TrainingData.from_cache(cache, a.data.sequence_length, a.run.micro_batch_sequences, a.run.seed)
+    return RunData(tokenizer, training, held_out, {**cache.manifest["dataset"], "fingerprint": cache.fingerprint})
+
+
+def run_context(a: TrainingArguments, accelerator, data: RunData) -> results.RunContext:
+    """What every record of this run shares."""
+    arch = architecture(a.model, len(data.tokenizer))
+    peak, law = peak_learning_rate(a.optimizer, arch)
+    hardware, peak_flops = results.describe_hardware(accelerator.device, accelerator.num_processes)
+    return results.RunContext(
+        arguments=a,
+        architecture=arch,
+        data=data.training,
+        dataset=data.dataset,
+        tokenizer={"id": _public_name(a.data.tokenizer), "fingerprint": fingerprint(data.tokenizer)},
+        peak_learning_rate=peak,
+        learning_rate_law=law,
+        hardware=hardware,
+        peak_flops=peak_flops,
+    )
+
+
+def make_session(
+    a: TrainingArguments,
+    accelerator,
+    data: TrainingData,
+    vocab_size: int,
+    eos_token_id: int,
+    peak_learning_rate: float,
+    stop_requested: Callable[[], bool],
+) -> Session:
+    """Model and optimizer, prepared for this process, with all that the loop needs besides."""
+    config = model_config(a, vocab_size, eos_token_id)
+    model = build_model(config, a.run.seed)
+    if a.run.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = build_optimizer(model, a.optimizer, accelerator.device)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if a.run.compile:
+        model.compile()  # in place: names of parameters stay as they are
+    return Session(
+        accelerator=accelerator,
+        model=model,
+        optimizer=optimizer,
+        data=data,
+        schedule=a.schedule_at(peak_learning_rate),
+        gradient_clip=a.optimizer.gradient_clip,
+        balance_loss=a.model.balance_loss,
+        z_loss=a.model.z_loss,
+        max_skipped_steps=a.run.max_skipped_steps,
+        train_loss_window=a.run.train_loss_window,
+        stop_requested=stop_requested,
+    )
+
+
+def announce(context: results.RunContext, branches: list[Branch]) -> None:
+    """Say what will be trained."""
+    arch, longest = context.architecture, branches[-1]
+    logger.info(
+        "d_model %d, %d blocks, E = %d: %.3g active of %.3g parameters; %s tokens; peak learning rate %.3g (%s)",
+        *(arch.d_model, arch.n_blocks, arch.experts, arch.n_active, arch.n_total),
+        ", ".join(f"{branch.tokens:,}" for branch in branches),
+        *(context.peak_learning_rate, context.learning_rate_law),
+    )
+    epochs = longest.tokens / context.data.unique_tokens
+    if epochs > 1:
+        logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{context.data.unique_tokens:,}")
+
+
+def _public_name(path_or_name: str) -> str:
+    """The name of a Hub repository as it is, of a local folder only its last part: records hold no path."""
+    return Path(path_or_name).name if Path(path_or_name).exists() else path_or_name
