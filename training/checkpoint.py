@@ -18,6 +18,9 @@ import logging
 import random
 import re
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -101,7 +104,8 @@ def save(folder: Path, session, progress: Progress) -> Path:
         on_main(accelerator, make)
         # Random states first: should this process fail here, its error ends all processes with the next collective.
         torch.save(_random_states(accelerator.device), temporary / f"random-{accelerator.process_index}.pt")
-        dcp.save(_state(session), checkpoint_id=temporary / "state", no_dist=not torch.distributed.is_initialized())
+        with _alone_or_together() as no_dist:
+            dcp.save(_state(session), checkpoint_id=temporary / "state", no_dist=no_dist)
         on_main(accelerator, complete)
     except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
         if accelerator.is_main_process:
@@ -119,7 +123,8 @@ def load(path: Path, session) -> Progress:
     reader = dcp.FileSystemReader(path / "state")
     stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
     state = _state(session, with_optimizer=stepped)
-    dcp.load(state, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    with _alone_or_together() as no_dist:
+        dcp.load(state, storage_reader=reader, no_dist=no_dist)
     set_model_state_dict(session.model, state["model"])
     if stepped:
         set_optimizer_state_dict(session.model, optimizer, state["optimizer"])
@@ -144,6 +149,14 @@ def _state(session, with_optimizer: bool | None = None) -> dict:
     if bool(optimizer.state) if with_optimizer is None else with_optimizer:
         state["optimizer"] = get_optimizer_state_dict(session.model, optimizer)
     return state
+
+
+@contextmanager
+def _alone_or_together() -> Iterator[bool]:
+    """Whether torch's `no_dist` is meant; it warns where a single process saves, which is what is meant then."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield not torch.distributed.is_initialized()
 
 
 def _bare(optimizer):

@@ -46,9 +46,7 @@ def _fsdp_plugin():
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
-        raise ConfigurationError(
-            f"accelerate's fsdp_version: {version}; only 2 is supported (fsdp_config.fsdp_version)"
-        )
+        raise ConfigurationError(f"accelerate's fsdp_config.fsdp_version: {version}; it must be 2")
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         mixed_precision_policy=MixedPrecisionPolicy(),

@@ -48,7 +48,7 @@ class Session:
     max_skipped_steps: int
     train_loss_window: float
     stop_requested: Callable[[], bool]
-    before_step: Callable[[int], None] = lambda step: None  # noqa: E731 (the profiler, if there is one)
+    before_step: Callable[[int], None] = lambda step: None  # the profiler, if there is one
 
 
 @dataclass

@@ -23,7 +23,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]:
-    """Micro-batches below the one of the run that every stage of its batch ramp and its processes allow, descending."""
+    """Micro-batches below the run's that every stage of its batch ramp and its processes allow, descending."""
     allowed = []
     batches = math.gcd(*(stage.sequences for stage in arguments.schedule.stages()))
     for micro in range(arguments.run.micro_batch_sequences - 1, 0, -1):

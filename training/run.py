@@ -183,7 +183,8 @@ class Run:
                 if branch.decay_step in reached:
                     self._train_branch(branch)
             return False
-        return all([self._train_branch(branch) for branch in pending])
+        fine = [self._train_branch(branch) for branch in pending]  # one that diverges does not stop the rest
+        return all(fine)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
