@@ -110,7 +110,9 @@ def save(folder: Path, session, progress: Progress) -> Path:
     except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
         if accelerator.is_main_process:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"the checkpoint {target} could not be written: {_reason(error)}") from error
+        free = shutil.disk_usage(folder).free  # torch's writers do not always say that the disk is full
+        reason = f"{_reason(error)} ({free:,} bytes are free there)"
+        raise CheckpointError(f"the checkpoint {target} could not be written: {reason}") from error
     return target
 
 
