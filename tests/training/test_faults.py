@@ -91,9 +91,9 @@ def test_twenty_kills_at_random_moments_change_nothing(tiny, tmp_path, start):
             process.kill()
             process.join()
             kills += 1
-        assert models(arguments.run.output_dir) == expected
-        leftovers = [path for path in Path(arguments.run.output_dir).rglob(".*") if path.name != ".lock"]
-        assert not leftovers
+        folder = Path(arguments.run.output_dir)
+        assert models(folder) == expected
+        assert not [*folder.rglob(".*.tmp"), *folder.rglob(".*.old")]
         series += 1
 
 

@@ -84,9 +84,8 @@ def test_losses_stay_fp32_in_bf16(gentle):
     launch_fsdp(two)
     found, expected = losses(two), losses(one)
     assert all(loss * 64 % 1 for loss in found.values())  # a bf16 loss would be a multiple of 1/64 above 2
-    for step, loss in expected.items():
-        assert found[step] == pytest.approx(loss, abs=1e-3)
-    assert found["trunk", 1] == pytest.approx(expected["trunk", 1], abs=1e-6)
+    for step in range(1, 9):  # later, rounding errors of fp32 sums begin to flip bits of bf16 weights
+        assert found["trunk", step] == pytest.approx(expected["trunk", step], abs=1e-6)
 
 
 @pytest.mark.parametrize("sharded_first", [True, False])

@@ -130,13 +130,13 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tiny, caplog):
     trunk = folders(arguments)[0].parent.parent / "trunk"
     expected = weights(arguments, 2560)
     newest = trunk / f"step{checkpoint.steps(trunk)[-1]:07d}"
-    (shard,) = (newest / "state").glob("*.distcp")
+    shard = max((newest / "state").glob("*.distcp"), key=lambda path: path.stat().st_size)
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     shutil.rmtree(folders(arguments)[1].parent)
     finish(arguments)
-    assert "is damaged (the sha256 of state/__0_0.distcp differs)" in caplog.text
+    assert f"is damaged (the sha256 of state/{shard.name} differs)" in caplog.text
     assert_same_weights(weights(arguments, 2560), expected)
 
 
