@@ -95,9 +95,8 @@ def main() -> None:
     print(f"d_model {options.d_model}, E = {options.experts}: {size / 1e6:,.0f} MB of weights and Adam's moments")
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, median in medians.items():
-        print(
-            f"  {name:<11} {median:7.2f} s  {size / 1e6 / median:7.0f} MB/s  {median / medians['disk']:5.2f} x the disk"
-        )
+        speed, ratio = size / 1e6 / median, median / medians["disk"]
+        print(f"  {name:<11} {median:7.2f} s  {speed:7.0f} MB/s  {ratio:5.2f} x the disk")
     interval = RunArguments().checkpoint_seconds
     print(f"  saving every {interval:.0f} s takes {medians['save'] / (interval + medians['save']):.2%} of the time")
 

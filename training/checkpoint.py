@@ -36,7 +36,7 @@ from .distributed import on_main
 logger = logging.getLogger(__name__)
 
 _KEPT = 2
-_THREADS = 4  # that write and that check: one alone is far slower than a disk
+_THREADS = 4  # that checksum the files
 
 
 class CheckpointError(OSError):
@@ -109,7 +109,8 @@ def save(folder: Path, session, progress: Progress) -> Path:
         # Random states first: should this process fail here, its error ends all processes with the next collective.
         torch.save(_random_states(accelerator.device), temporary / f"random-{accelerator.process_index}.pt")
         with _alone_or_together() as no_dist:
-            writer = dcp.FileSystemWriter(temporary / "state", thread_count=_THREADS)
+            # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
+            writer = dcp.FileSystemWriter(temporary / "state", thread_count=1)
             dcp.save(_state(session), storage_writer=writer, no_dist=no_dist)
         on_main(accelerator, complete)
     except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
