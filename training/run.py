@@ -38,6 +38,7 @@ from .loop import Diverged, Interrupted, StepResult, train
 from .models import Finisher, Models
 from .schedule import Branch
 from .step_log import StepLog
+from .stop_signal import StopSignal
 from .trace import StepProfiler
 
 logger = logging.getLogger(__name__)
@@ -67,23 +68,6 @@ def main(argv: list[str] | None = None) -> int:
         return 3
 
 
-class _StopSignal:
-    """Remembers the first SIGINT or SIGTERM, for the loop to stop between two steps."""
-
-    number: int | None = None
-
-    def install(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._remember)
-
-    def _remember(self, number, _frame) -> None:
-        # Asked twice at a keyboard: do not insist on the checkpoint. A scheduler's SIGTERM often comes twice, once to
-        # every process of a node and once passed on by the launcher.
-        if self.number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.number = number
-
-
 class Run:
     """A trunk and its branches, in one process (of possibly many).
 
@@ -97,12 +81,13 @@ class Run:
     def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
         self.arguments = a = arguments
         self.folder = Path(a.run.output_dir)
+        self._trunk, self._intermediate = self.folder / "trunk", self.folder / "intermediate"
         self.accelerator = make_accelerator(a.run)
         check_world(a, self.accelerator.num_processes)
         data = setup.read_data(a, self.accelerator)
         self.tokenizer, self.data, self.held_out = data.tokenizer, data.training, data.held_out
         self.context = setup.run_context(a, self.accelerator, data)
-        self.stop = _StopSignal()
+        self.stop = StopSignal()
         self.session = setup.make_session(
             a,
             self.accelerator,
@@ -214,14 +199,6 @@ class Run:
             self.models.close()
 
     # -- trunk
-
-    @property
-    def _trunk(self) -> Path:
-        return self.folder / "trunk"
-
-    @property
-    def _intermediate(self) -> Path:
-        return self.folder / "intermediate"
 
     def _train_trunk(self, pending: list[Branch]) -> None:
         """Bring the trunk to every branch point that a pending branch needs and that has no intact checkpoint."""
