@@ -191,12 +191,13 @@ class TrainingArguments:
         """The schedule of this run for a peak learning rate."""
         return Schedule(self.batch_ramp(), self.schedule.warmup_tokens, self.schedule.decay_fraction, peak)
 
-    def check_processes(self, processes: int) -> None:
+    def check_processes(self, processes: int, micro_batch_sequences: int | None = None) -> None:
         """Raises ConfigurationError where so many processes cannot share the micro-batches of every batch equally."""
+        size = micro_batch_sequences or self.run.micro_batch_sequences
         for stage in self.schedule.stages():
-            if stage.sequences // self.run.micro_batch_sequences % processes:
+            if stage.sequences // size % processes:
                 raise ConfigurationError(
-                    f"run.micro_batch_sequences: {self.run.micro_batch_sequences} cuts the batch of {stage.sequences} "
+                    f"run.micro_batch_sequences: {size} cuts the batch of {stage.sequences} "
                     f"sequences into a number of micro-batches that {processes} processes cannot share equally"
                 )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .arguments import ConfigurationError, RunArguments, TrainingArguments
+from .arguments import ConfigurationError, RunArguments
 
 
 def make_accelerator(run: RunArguments):
@@ -59,17 +59,6 @@ def _fsdp_plugin():
             "accelerate's fsdp_activation_checkpointing: true; it must be false, use run.gradient_checkpointing"
         )
     return plugin
-
-
-def check_world(arguments: TrainingArguments, world: int, micro: int | None = None) -> None:
-    """Raises ConfigurationError where the processes cannot share the micro-batches of every stage equally."""
-    micro = micro or arguments.run.micro_batch_sequences
-    for stage in arguments.schedule.stages():
-        if stage.sequences // micro % world:
-            raise ConfigurationError(
-                f"run.micro_batch_sequences: {micro} cuts the batch of {stage.sequences} "
-                f"sequences into a number of micro-batches that {world} processes cannot share equally"
-            )
 
 
 def sum_over_processes(accelerator, value: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ import math
 import torch
 
 from .arguments import ConfigurationError, TrainingArguments
-from .distributed import check_world
 
 
 class OutOfMemory(RuntimeError):
@@ -30,7 +29,7 @@ def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]
         if batches % micro:
             continue
         try:
-            check_world(arguments, world, micro)
+            arguments.check_processes(world, micro)
         except ConfigurationError:
             continue
         allowed.append(micro)

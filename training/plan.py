@@ -17,7 +17,7 @@ from rich.table import Table
 
 from . import hardware, memory, setup
 from .arguments import TrainingArguments
-from .distributed import check_world, make_accelerator
+from .distributed import make_accelerator
 from .loop import Session, StepResult, train_step
 from .model import architecture, peak_learning_rate
 from .schedule import Branch
@@ -54,7 +54,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     """
     a = arguments
     accelerator = make_accelerator(a.run)
-    check_world(a, accelerator.num_processes)
+    a.check_processes(accelerator.num_processes)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
     peak, law = peak_learning_rate(a.optimizer, architecture(a.model, len(tokenizer)))
     data = RandomTokens(len(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)

@@ -32,7 +32,7 @@ from . import checkpoint, files, memory, setup
 from .arguments import ConfigurationError, TrainingArguments
 from .checkpoint import Progress
 from .configuration import parse_command_line
-from .distributed import check_world, make_accelerator, on_main
+from .distributed import make_accelerator, on_main
 from .inputs import check_inputs
 from .loop import Diverged, Interrupted, StepResult, train
 from .models import Finisher, Models
@@ -83,7 +83,7 @@ class Run:
         self.folder = Path(a.run.output_dir)
         self._trunk, self._intermediate = self.folder / "trunk", self.folder / "intermediate"
         self.accelerator = make_accelerator(a.run)
-        check_world(a, self.accelerator.num_processes)
+        a.check_processes(self.accelerator.num_processes)
         data = setup.read_data(a, self.accelerator)
         self.tokenizer, self.data, self.held_out = data.tokenizer, data.training, data.held_out
         self.context = setup.run_context(a, self.accelerator, data)

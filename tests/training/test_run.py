@@ -13,7 +13,6 @@ import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub.records import RunRecord
 from training import checkpoint
 from training.arguments import ConfigurationError
-from training.distributed import check_world
 from training.evaluation import evaluate
 from training.inputs import check_inputs, held_out
 from training.loop import train_step
@@ -238,4 +237,4 @@ def test_a_missing_dataset_is_said_before_anything_is_made(tiny, tmp_path):
 def test_processes_must_be_able_to_share_the_batch(tiny):
     arguments = tiny()
     with pytest.raises(ConfigurationError, match="3 processes cannot share equally"):
-        check_world(arguments, 3)
+        arguments.check_processes(3)
