@@ -55,8 +55,14 @@ def tokenizer_folder(corpus, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def token_caches(tmp_path_factory):
+    """Shared by all runs, as on a real machine: only the first has to tokenise."""
+    return tmp_path_factory.mktemp("token-caches")
+
+
 @pytest.fixture
-def tiny(corpus, tokenizer_folder, tmp_path):
+def tiny(corpus, tokenizer_folder, token_caches, tmp_path):
     """A function: arguments of a tiny run, with changes such as {"model.experts": 1}."""
 
     def build(**changes):
@@ -76,7 +82,7 @@ def tiny(corpus, tokenizer_folder, tmp_path):
                 "validation_split": "validation",
                 "tokenizer": str(tokenizer_folder),
                 "sequence_length": 32,
-                "cache_dir": str(tmp_path / "cache"),
+                "cache_dir": str(token_caches),
             },
             "schedule": {
                 "tokens": [1280, 2560],

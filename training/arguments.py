@@ -125,7 +125,15 @@ class DataArguments:
     sequence_length: int = field(default=512, metadata={"help": "Tokens of a training sequence."})
     train_tokens: Count | None = field(
         default=None,
-        metadata={"help": "Tokens of the data set to prepare; default: all. The order of the data depends on it."},
+        metadata={"help": "Use only the first so many tokens of the data set, and repeat them; default: all."},
+    )
+    shuffle_window: Count = field(
+        default=Count(1 << 16),
+        metadata={"help": "Sequences that are shuffled together; training starts when the first window is tokenised."},
+    )
+    shuffle_files: int | None = field(
+        default=None,
+        metadata={"help": "Seed of a shuffle of the order of the data set's files; default: as they are listed."},
     )
     cache_dir: str = field(default="token-cache", metadata={"help": "Folder of the token caches."})
 

@@ -183,6 +183,7 @@ def _problems(a: TrainingArguments):
         "model.experts": m.experts,
         "model.d_model": m.d_model,
         "data.sequence_length": d.sequence_length,
+        "data.shuffle_window": d.shuffle_window,
         "optimizer.epsilon": o.epsilon,
         "optimizer.learning_rate_scale": o.learning_rate_scale,
         **{f"schedule.tokens[{i}]": tokens for i, tokens in enumerate(s.tokens)},

@@ -29,7 +29,7 @@ class HeldOut:
         available = cache.n_sequences(sequence_length)
         if available < 1:
             raise ValueError(f"data: the held-out split has {len(cache)} tokens, less than one sequence")
-        indices = SequenceOrder(available, _HELD_OUT_SEED).indices(0, min(n_sequences, available))
+        indices = SequenceOrder(_HELD_OUT_SEED, available).indices(0, min(n_sequences, available), available)
         return cls(cache.sequences(indices, sequence_length))
 
     @property

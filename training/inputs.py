@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import yaml
 
 from .arguments import ConfigurationError, TrainingArguments
+from .data import TrainingData
 from .evaluation import HeldOut
+from .order import SequenceOrder
 from .text import TextSource, check_dataset_exists
-from .tokens import TokenCache, prepare
+from .token_builder import GrowingCache
+from .tokens import open_cache
 
 # What may differ when a run goes on: it does not change the numbers.
 _FREE = {
@@ -50,32 +56,108 @@ def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
     d = arguments.data
     buckets = 0 if d.validation_split else d.held_out_per_mille
 
-    def source(split: str, held_out: bool) -> TextSource:
-        return TextSource(d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out)
+    def source(split: str, held_out: bool, file_seed: int | None) -> TextSource:
+        return TextSource(d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out, file_seed)
 
-    return source(d.split, False), source(d.validation_split or d.split, True)
+    # The held-out part is that of the stored order, so runs that read their files in another order compare.
+    return source(d.split, False, d.shuffle_files), source(d.validation_split or d.split, True, None)
 
 
-def train_cache(arguments: TrainingArguments, tokenizer) -> TokenCache:
-    """The tokens to train on, prepared if need be.
+def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None, int]:
+    """What the longest branch of a run reads.
+
+    Returns:
+        tokens of the cache (whole windows of the order, as far as `data.train_tokens` allows), sequences of an epoch
+        (None: as many as there are), and sequences read in all.
 
     Raises:
-        ConfigurationError: a split or column that is not there, or no text.
+        ConfigurationError: `data.train_tokens` is less than a sequence.
     """
-    return _prepare(arguments, text_sources(arguments)[0], tokenizer, arguments.data.train_tokens)
+    d, schedule = arguments.data, arguments.schedule_at(1.0)
+    end = max(schedule.branch(tokens).tokens for tokens in arguments.schedule.tokens) // d.sequence_length
+    most = None if d.train_tokens is None else d.train_tokens // d.sequence_length
+    if most == 0:
+        raise ConfigurationError(
+            f"data.train_tokens: {d.train_tokens}; it must hold a sequence of {d.sequence_length} tokens"
+        )
+    needed = SequenceOrder(arguments.run.seed, d.shuffle_window).needed(0, end)
+    needed = needed if most is None else min(needed, most)
+    return needed * d.sequence_length + 1, most, end
 
 
-def held_out(arguments: TrainingArguments, tokenizer) -> HeldOut:
-    """The held-out sequences of the evaluation. Raises as `train_cache` does."""
+def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
+    """The training sequences. Tokenising what is missing begins now and goes on beside the training.
+
+    Args:
+        patience: seconds to leave the tokenising to other processes; see `GrowingCache`.
+
+    Raises:
+        ConfigurationError: a split or column that is not there, or too little text.
+        TokenBuildError: the tokens cannot be made for another reason, such as a full disk.
+    """
+    d = arguments.data
+    until, max_sequences, end = tokens_needed(arguments)
+    with _as_configuration_error():
+        cache, source = open_cache(text_sources(arguments)[0], tokenizer, d.cache_dir)
+        tokens = GrowingCache(cache, source, until, patience)
+        order = SequenceOrder(arguments.run.seed, d.shuffle_window)
+        micro = arguments.run.micro_batch_sequences
+        return TrainingData(tokens, order, d.sequence_length, micro, max_sequences, end)
+
+
+def held_out_source(arguments: TrainingArguments, tokenizer) -> tuple:
+    """Arguments of `open_cache` for the held-out text: a cache that ends where the evaluation has enough."""
     length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
     # Half as much again as the evaluation reads, so that a fixed shuffle has something to choose from.
     tokens = int(1.5 * sequences * length) + length
-    cache = _prepare(arguments, text_sources(arguments)[1], tokenizer, tokens)
-    return HeldOut.from_cache(cache, length, sequences)
+    return text_sources(arguments)[1], tokenizer, arguments.data.cache_dir, tokens
 
 
-def _prepare(arguments: TrainingArguments, source: TextSource, tokenizer, max_tokens: int | None) -> TokenCache:
+class PendingHeldOut:
+    """A `HeldOut` whose text may still be being tokenised: one document in a hundred takes long to collect, and
+    training need not wait for it. It is waited for when it is first looked at."""
+
+    def __init__(self, tokens: GrowingCache, sequence_length: int, n_sequences: int):
+        self._tokens, self._sequence_length, self._n_sequences = tokens, sequence_length, n_sequences
+        tokens.start()
+
+    @cached_property
+    def _held_out(self) -> HeldOut:
+        with _as_configuration_error():
+            self._tokens.wait_for(None)
+            return HeldOut.from_cache(self._tokens.cache, self._sequence_length, self._n_sequences)
+
+    @property
+    def sequences(self):
+        """As `HeldOut.sequences`."""
+        return self._held_out.sequences
+
+    @property
+    def tokens(self) -> int:
+        """As `HeldOut.tokens`."""
+        return self._held_out.tokens
+
+    def check(self) -> None:
+        """Raise what went wrong with the tokenising so far, without waiting: better now than after the training."""
+        with _as_configuration_error():
+            self._tokens.check()
+
+    def close(self) -> None:
+        """End the tokenising, if this process does it."""
+        self._tokens.close()
+
+
+def held_out(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> PendingHeldOut:
+    """The held-out sequences of the evaluation; what is missing begins to be tokenised. Raises as `training_data`."""
+    with _as_configuration_error():
+        cache, source = open_cache(*held_out_source(arguments, tokenizer))
+    tokens = GrowingCache(cache, source, None, patience)
+    return PendingHeldOut(tokens, arguments.data.sequence_length, arguments.run.eval_sequences)
+
+
+@contextmanager
+def _as_configuration_error() -> Iterator[None]:
     try:
-        return prepare(source, tokenizer, arguments.data.cache_dir, max_tokens, arguments.run.progress)
+        yield
     except ValueError as error:
         raise ConfigurationError(str(error)) from error

@@ -86,8 +86,9 @@ def run_record(
         n_active=arch.n_active,
         n_total=arch.n_total,
         tokens=tokens,
-        unique_tokens=min(tokens, context.data.unique_tokens),
-        epochs=tokens / context.data.unique_tokens,
+        # How often each of them was read; how much more data there is may not be known, and does not matter here.
+        unique_tokens=context.data.unique_among(tokens),
+        epochs=tokens / context.data.unique_among(tokens),
         steps=progress.step,
         train_loss=losses / n_losses if n_losses else None,
         train_loss_window_tokens=_window_tokens(a, progress.step, n_losses),

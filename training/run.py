@@ -39,6 +39,8 @@ from .models import Finisher, Models
 from .schedule import Branch
 from .step_log import StepLog
 from .stop_signal import StopSignal
+from .token_builder import TokenBuildError
+from .tokens import CorruptCacheError
 from .trace import StepProfiler
 
 logger = logging.getLogger(__name__)
@@ -47,8 +49,9 @@ logger = logging.getLogger(__name__)
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status, by which a scheduler can tell what to do:
 
-    0 done; 1 diverged; 2 bad configuration; 3 the machine gave out (disk full, out of memory): nothing that was saved
-    is lost, but starting again needs a change; 130 or 143 stopped by SIGINT or SIGTERM after saving: start it again.
+    0 done; 1 diverged; 2 bad configuration; 3 the machine gave out (disk full, out of memory, data that cannot be
+    read): nothing that was saved is lost, but starting again needs a change; 130 or 143 stopped by SIGINT or SIGTERM
+    after saving: start it again.
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
@@ -63,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ConfigurationError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (OSError, memory.OutOfMemory) as error:
+    except (OSError, memory.OutOfMemory, TokenBuildError, CorruptCacheError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
 
@@ -84,7 +87,7 @@ class Run:
         self._trunk, self._intermediate = self.folder / "trunk", self.folder / "intermediate"
         self.accelerator = make_accelerator(a.run)
         a.check_processes(self.accelerator.num_processes)
-        data = setup.read_data(a, self.accelerator)
+        self._run_data = data = setup.read_data(a, self.accelerator)
         self.tokenizer, self.data, self.held_out = data.tokenizer, data.training, data.held_out
         self.context = setup.run_context(a, self.accelerator, data)
         self.stop = StopSignal()
@@ -196,6 +199,7 @@ class Run:
         finally:
             if close := getattr(self.session.before_step, "close", None):
                 close()
+            self._run_data.close()
             self.models.close()
 
     # -- trunk

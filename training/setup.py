@@ -26,21 +26,28 @@ class RunData:
     tokenizer: object
     training: TrainingData
     held_out: HeldOut
-    dataset: dict  # id, revision, fingerprint
+
+    def close(self) -> None:
+        """End what still tokenises or reads ahead."""
+        self.training.close()
+        self.held_out.close()
 
 
 def read_data(a: TrainingArguments, accelerator) -> RunData:
-    """Tokenizer, training and held-out sequences, prepared if need be; the first process of a machine goes ahead.
+    """Tokenizer, training and held-out sequences. What is not tokenised yet is made beside the training.
 
     Raises:
         ConfigurationError: a split or column that is not there, or no text.
+        TokenBuildError: the text cannot be tokenised for a reason outside the configuration.
     """
     with accelerator.local_main_process_first():
         tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
-        cache = inputs.train_cache(a, tokenizer)
-        held_out = inputs.held_out(a, tokenizer)
-    training = TrainingData.from_cache(cache, a.data.sequence_length, a.run.micro_batch_sequences, a.run.seed)
-    return RunData(tokenizer, training, held_out, {**cache.manifest["dataset"], "fingerprint": cache.fingerprint})
+    # The first process of each node begins; the others take over if it does not.
+    patience = 0.0 if accelerator.is_local_main_process else 5.0
+    held_out = inputs.held_out(a, tokenizer, patience)
+    training = inputs.training_data(a, tokenizer, patience)
+    training.watch(held_out.check)
+    return RunData(tokenizer, training, held_out)
 
 
 def run_context(a: TrainingArguments, accelerator, data: RunData) -> results.RunContext:
@@ -52,7 +59,7 @@ def run_context(a: TrainingArguments, accelerator, data: RunData) -> results.Run
         arguments=a,
         architecture=arch,
         data=data.training,
-        dataset=data.dataset,
+        dataset=data.training.dataset,
         tokenizer={"id": _public_name(a.data.tokenizer), "fingerprint": fingerprint(data.tokenizer)},
         peak_learning_rate=peak,
         learning_rate_law=law,
@@ -103,9 +110,9 @@ def announce(context: results.RunContext, branches: list[Branch]) -> None:
         ", ".join(f"{branch.tokens:,}" for branch in branches),
         *(context.peak_learning_rate, context.learning_rate_law),
     )
-    epochs = longest.tokens / context.data.unique_tokens
-    if epochs > 1:
-        logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{context.data.unique_tokens:,}")
+    unique = context.data.unique_tokens  # None while it is not known whether more follows
+    if unique is not None and (epochs := longest.tokens / unique) > 1:
+        logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")
 
 
 def _public_name(path_or_name: str) -> str:

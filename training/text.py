@@ -7,15 +7,42 @@ read the same way. The only column that must be there is the text; a document's 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from hub.atomic import sha256_of
+from hub.atomic import sha256_of, write_bytes
 
 _DATA_SUFFIXES = {".parquet", ".json", ".jsonl"}
 HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
+
+
+class Place(NamedTuple):
+    """Where a reader stands in a source, as JSON takes it.
+
+    Attributes:
+        documents: documents before this place, counted after the held-out selection.
+        last: sha256 of the last of them; "" at the beginning. It is checked when reading goes on from here.
+        state: a state of `datasets` before this place; None at the beginning.
+        after_state: documents between that state and this place.
+        datasets: the version of `datasets` whose state it is.
+    """
+
+    documents: int = 0
+    last: str = ""
+    state: dict | None = None
+    after_state: int = 0
+    datasets: str = ""
+
+    def behind(self, texts: list[str], count: int) -> Place:
+        """The place behind the first `count` of the texts that follow this one."""
+        return self._replace(
+            documents=self.documents + count, last=digest(texts[count - 1]), after_state=self.after_state + count
+        )
 
 
 @dataclass(frozen=True)
@@ -30,6 +57,7 @@ class TextSource:
         text_column: the column with the text.
         held_out_buckets: documents with hash bucket below this (of 1000) are the held-out part of this split.
         held_out: whether this source is that held-out part or the rest.
+        file_seed: seed of a shuffle of the order of the data set's files; None reads them as they are listed.
     """
 
     dataset: str
@@ -39,14 +67,19 @@ class TextSource:
     text_column: str = "text"
     held_out_buckets: int = 0
     held_out: bool = False
+    file_seed: int | None = None
 
     @property
     def is_local(self) -> bool:
         return is_local_path(self.dataset)
 
-    def identify(self) -> dict[str, str | None]:
+    def identify(self, checksums: Path | None = None) -> dict[str, str | None]:
         """`dataset` and `revision` as a record states them: for local files the folder's name and a hash of them all,
         for a Hub data set its name and commit (looked up when `revision` is None).
+
+        Args:
+            checksums: a file that remembers the checksums of files that have not changed since (by size and time), so
+                that a large local data set is not read through at every start.
 
         Raises:
             FileNotFoundError: see `check_dataset_exists`.
@@ -57,7 +90,7 @@ class TextSource:
         check_dataset_exists(self.dataset)
         root = Path(self.dataset)
         paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _DATA_SUFFIXES)
-        listing = "\n".join(f"{path.name} {sha256_of(path)}" for path in paths)
+        listing = "\n".join(f"{name} {digest}" for name, digest in _checksums(paths, checksums))
         return {"dataset": root.resolve().name, "revision": "sha256:" + hashlib.sha256(listing.encode()).hexdigest()}
 
     def documents(self, skip: int = 0) -> Iterator[str]:
@@ -65,16 +98,46 @@ class TextSource:
 
         Raises:
             FileNotFoundError: a local path that does not exist or holds no data files.
-            ValueError: no such split or text column.
+            ValueError: no such split or text column, or a row without a text.
         """
+        return itertools.islice(self._selected(iter(self._open())), skip, None)
+
+    def batches(self, size: int, start: Place = Place()) -> Iterator[tuple[list[str], Place]]:
+        """Up to `size` texts at a time from a place on, each batch with the place that it begins at.
+
+        Whole files before the place are not read again; the one that it lies in is read from its beginning, without
+        anything being done with its rows.
+
+        Raises:
+            ValueError: as `documents`, or the documents before the place are not those that were there.
+        """
+        import datasets
+
         rows = self._open()
-        taken = 0
+        resumed = start.state is not None and start.datasets == datasets.__version__
+        if resumed:
+            rows.load_state_dict(start.state)
+        # Else the place was noted by another version of `datasets`, and is found by counting from the beginning.
+        documents = self._selected(iter(rows))
+        skipped = start.after_state if resumed else start.documents
+        if start.documents:
+            before = next(itertools.islice(documents, skipped - 1, None), "")
+            if digest(before) != start.last:
+                raise ValueError(f"data.dataset: {self.dataset!r} holds other documents than when its cache was begun")
+        place, state = start, rows.state_dict()
+        while batch := list(itertools.islice(documents, size)):
+            yield batch, place
+            # The state before this batch, not behind it: so there is always a document to check when going on.
+            last = digest(batch[-1])
+            place = Place(place.documents + len(batch), last, state, len(batch), datasets.__version__)
+            state = rows.state_dict()
+
+    def _selected(self, rows: Iterator[dict]) -> Iterator[str]:
         for row in rows:
-            if self.held_out_buckets and self._is_held_out(row) != self.held_out:
-                continue
-            taken += 1
-            if taken > skip:
-                yield row[self.text_column]
+            if not isinstance(text := row[self.text_column], str):
+                raise ValueError(f"data.text_column: {self.text_column!r} holds {text!r} in a row of {self.dataset!r}")
+            if not self.held_out_buckets or self._is_held_out(row) == self.held_out:
+                yield text
 
     def _is_held_out(self, row: dict) -> bool:
         # Data sets without ids are split by their text instead; both are stable against reordering.
@@ -93,13 +156,26 @@ class TextSource:
             # not touch, and a second load in the same process then finds no data files.
             huggingface_hub.HfFileSystem.clear_instance_cache()
         try:
-            rows = datasets.load_dataset(name, split=self.split, streaming=True, **options)
+            rows = self._stream(datasets.load_dataset_builder(name, **options))
         except ValueError as error:
             raise ValueError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
         columns = rows.column_names or list(next(iter(rows), {}))
         if self.text_column not in columns:
             raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {columns}")
-        return rows
+        return rows.select_columns([name for name in ("id", self.text_column) if name in columns])
+
+    def _stream(self, builder):
+        """The rows of the split; the builder's list of files is put into the wanted order first."""
+        files = (builder.config.data_files or {}).get(self.split)
+        if self.file_seed is not None and files is not None:
+            # By a hash of what tells the files apart, so that neither the folder that they lie in nor the version of a
+            # library decides the order.
+            common = len(os.path.commonprefix(files))
+            files.sort(key=lambda file: digest(f"{self.file_seed}:{file[common:]}"))
+        rows = builder.as_streaming_dataset(split=None)
+        if self.split not in rows:
+            raise ValueError(f"no such split; there are {list(rows)}")
+        return rows[self.split]
 
     def _loader(self) -> tuple[str, dict]:
         path = Path(self.dataset)
@@ -109,6 +185,25 @@ class TextSource:
         if self.is_local:
             return str(path), {}
         return self.dataset, {"name": self.config, "revision": self.revision}
+
+
+def digest(text: str) -> str:
+    """sha256 (hex) of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, str]]:
+    """(name, sha256) of files; those that `memory` knows by their size and time of change are not read."""
+    known = json.loads(memory.read_text()) if memory is not None and memory.exists() else {}
+    now = {}
+    for path in paths:
+        status = path.stat()
+        key = [status.st_size, status.st_mtime_ns]
+        entry = known.get(str(path.resolve()))
+        now[str(path.resolve())] = entry = entry if entry and entry[:2] == key else [*key, sha256_of(path)]
+        yield path.name, entry[2]
+    if memory is not None and any(known.get(name) != entry for name, entry in now.items()):
+        write_bytes(memory, json.dumps({**known, **now}, indent=0).encode())
 
 
 def _newest_commit(dataset: str) -> str:

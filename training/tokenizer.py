@@ -67,10 +67,16 @@ def token_counter(tokenizer) -> Callable[[list[str]], list[int]]:
     return lambda texts: [len(encoding.ids) for encoding in encode(texts, add_special_tokens=False)]
 
 
+def description(tokenizer) -> str:
+    """The JSON of everything that decides which ids a text gets; `tokenizers.Tokenizer.from_str` reads it."""
+    values = json.loads(tokenizer.backend_tokenizer.to_str())
+    # How a caller last asked for padding or truncation is state of the object, not of the tokenizer.
+    values.update(padding=None, truncation=None)
+    return json.dumps(values, sort_keys=True)
+
+
 def fingerprint(tokenizer) -> str:
     """sha256 over everything that decides which ids a text gets, as `sha256:<hex>`."""
-    description = json.loads(tokenizer.backend_tokenizer.to_str())
-    # How a caller last asked for padding or truncation is state of the object, not of the tokenizer.
-    description.pop("padding", None)
-    description.pop("truncation", None)
-    return "sha256:" + hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+    values = json.loads(description(tokenizer))
+    del values["padding"], values["truncation"]
+    return "sha256:" + hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,217 +1,201 @@
-"""The token cache: a split of a data set as one long row of token ids on disk, read by memory map.
+"""The token cache: a split of a data set as one long row of token ids on disk, read by memory map while it grows.
 
-    <cache>/<key>/tokens-00000.bin ...    uint16 or uint32 little endian, each shard ending at a document's end
-    <cache>/<key>/manifest.json           what it was made from, every shard's sha256, and whether it is complete
+    <cache>/<key>/recipe.json          everything that decides the tokens; the key is a hash of it
+    <cache>/<key>/tokenizer.json       the tokenizer that they are made with
+    <cache>/<key>/tokens-00000.bin ... uint16 or uint32 little endian, each shard ending at a document's end
+    <cache>/<key>/shards.jsonl         a line per finished shard: its sha256 and where the next one goes on
 
-Each document is followed by the end-of-text token. The manifest is rewritten after every shard, so an interrupted
-build goes on at the document after the last whole shard. The key is a hash of everything that decides the tokens.
+Each document is followed by the end-of-text token. Where a shard ends depends on the documents alone: at the one that
+reaches `shard_tokens`. So a cache that was interrupted, or extended by a longer run, is byte for byte the one that is
+built in one go, and readers need to know nothing but how many shards there are by now. `shards.jsonl` is appended to,
+one line once the shard is safely on the disk; its last line says that the data ends there. `token_writer` builds a
+cache, and `token_builder` does so in a process beside the training.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from hub.atomic import sha256_of
+from hub.atomic import sha256_of, write_bytes
 
 from . import files
 from .text import TextSource
-from .tokenizer import fingerprint
+from .tokenizer import description, fingerprint
 
-FORMAT = 1
-SHARD_TOKENS = 1 << 26
-_BATCH_DOCUMENTS = 512
+FORMAT = 2
+SHARD_TOKENS = 1 << 24
+_OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a few
 
 
 class CorruptCacheError(RuntimeError):
-    """A shard of the token cache is missing or is not what the manifest says."""
+    """A shard of the token cache is missing or is not what the list of shards says."""
 
 
-@dataclass(frozen=True)
 class TokenCache:
-    """A complete token cache, memory-mapped.
+    """A token cache as far as it is built; `refresh` looks for more.
 
     Attributes:
         folder: where it lies.
-        manifest: the parsed manifest.json.
+        recipe: what decides the tokens.
+        shards: what `shards.jsonl` says of each finished shard.
+        complete: whether the data ends with these shards.
+
+    Raises:
+        CorruptCacheError: when it is opened or refreshed, a shard is missing or has another size.
     """
 
-    folder: Path
-    manifest: dict
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.recipe = json.loads((folder / "recipe.json").read_text())
+        self.shards: list[dict] = []
+        self.complete = False
+        self._dtype = np.dtype(self.recipe["dtype"])
+        self._ends = np.empty(0, dtype=np.int64)
+        self._read_bytes = 0  # of shards.jsonl
+        self._map = lru_cache(_OPEN_SHARDS)(self._open)
+        self.refresh()
 
-    def __post_init__(self) -> None:
-        dtype = np.dtype(self.manifest["dtype"])
-        maps, ends, total = [], [], 0
-        for shard in self.manifest["shards"]:
-            path = self.folder / shard["file"]
-            if not path.exists() or path.stat().st_size != shard["tokens"] * dtype.itemsize:
-                raise CorruptCacheError(f"{path} does not hold {shard['tokens']} tokens; delete {self.folder}")
-            maps.append(np.memmap(path, dtype=dtype, mode="r"))
-            total += shard["tokens"]
-            ends.append(total)
-        object.__setattr__(self, "_maps", maps)
-        object.__setattr__(self, "_ends", np.array(ends))
+    def refresh(self) -> bool:
+        """Take in the shards that were finished since; returns whether there were any, or the end was found."""
+        path = self.folder / "shards.jsonl"
+        if self.complete or not path.exists():
+            return False
+        with open(path, "rb") as file:
+            file.seek(self._read_bytes)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]  # a line may be being written
+        if not whole:
+            return False
+        entries = [json.loads(line) for line in whole.splitlines()]
+        self._read_bytes += len(whole)
+        added = [entry for entry in entries if "file" in entry]
+        for shard in added:
+            self._check_size(shard)
+        if added:
+            ends = np.cumsum([shard["tokens"] for shard in added]) + len(self)
+            self.shards += added
+            self._ends = np.concatenate([self._ends, ends])
+        self.complete = len(added) < len(entries)
+        return True
+
+    def _check_size(self, shard: dict) -> None:
+        path = self.folder / shard["file"]
+        if not path.exists() or path.stat().st_size != shard["tokens"] * self._dtype.itemsize:
+            raise CorruptCacheError(f"{path} does not hold {shard['tokens']} tokens; delete {self.folder}")
+
+    def _open(self, number: int) -> np.ndarray:
+        return np.memmap(self.folder / self.shards[number]["file"], dtype=self._dtype, mode="r")
 
     def __len__(self) -> int:
-        """Tokens, end-of-text tokens included."""
-        return int(self._ends[-1])
+        """Tokens there are by now, end-of-text tokens included."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def documents(self) -> int:
+        """Documents there are by now."""
+        return sum(shard["documents"] for shard in self.shards)
+
+    @property
+    def dataset(self) -> dict[str, str]:
+        """The data set's id and revision, as a run record states them."""
+        return {"id": self.recipe["source"]["dataset"], "revision": self.recipe["source"]["revision"]}
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over the shards' checksums: equal fingerprints, equal tokens."""
-        digests = "\n".join(shard["sha256"] for shard in self.manifest["shards"])
-        return "sha256:" + hashlib.sha256(digests.encode()).hexdigest()
+        """sha256 over the recipe and the first shard's checksum: the same however far the cache is built.
+
+        The recipe names the documents (by commit or content), the tokenizer and the format, and so decides every
+        shard. The checksum is there to notice a library that makes other tokens of them than it used to.
+
+        Raises:
+            ValueError: there is no shard yet.
+        """
+        if not self.shards:
+            raise ValueError(f"the token cache {self.folder} has no shard yet, and so no fingerprint")
+        text = f"{recipe_hash(self.recipe)}\n{self.shards[0]['sha256']}"
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Token ids start .. start + count - 1 as int64, across shard borders."""
         out = np.empty(count, dtype=np.int64)
-        filled = 0
+        self._read_into(out, start)
+        return out
+
+    def _read_into(self, out: np.ndarray, start: int) -> None:
+        filled, count = 0, len(out)
         shard = int(np.searchsorted(self._ends, start, side="right"))
         while filled < count:
-            begin = start + filled - (self._ends[shard - 1] if shard else 0)
-            part = self._maps[shard][begin : begin + count - filled]
+            begin = start + filled - (int(self._ends[shard - 1]) if shard else 0)
+            part = self._map(shard)[begin : begin + count - filled]
             out[filled : filled + len(part)] = part
             filled += len(part)
             shard += 1
-        return out
 
     def n_sequences(self, sequence_length: int) -> int:
-        """Sequences of this length (each needs one token more, for its last target)."""
-        return (len(self) - 1) // sequence_length
+        """Sequences of this length by now (each needs one token more, for its last target)."""
+        return max(0, len(self) - 1) // sequence_length
 
     def sequences(self, indices: np.ndarray, sequence_length: int) -> np.ndarray:
         """Sequences by index: int64 (len(indices), sequence_length + 1); inputs are [:, :-1] and targets [:, 1:]."""
-        return np.stack([self.read(int(i) * sequence_length, sequence_length + 1) for i in indices])
+        out = np.empty((len(indices), sequence_length + 1), dtype=np.int64)
+        for row, index in zip(out, indices.tolist(), strict=True):
+            self._read_into(row, index * sequence_length)
+        return out
 
-    def verify(self) -> None:
-        """Read every shard and compare its sha256. Raises CorruptCacheError naming the first that differs."""
-        for shard in self.manifest["shards"]:
+    def verify(self) -> Iterator[dict]:
+        """Read every shard and compare its sha256, yielding each that is good.
+
+        Raises:
+            CorruptCacheError: naming the first that differs.
+        """
+        for shard in self.shards:
             if sha256_of(self.folder / shard["file"]) != shard["sha256"]:
                 raise CorruptCacheError(f"{self.folder / shard['file']}: the sha256 differs; delete {self.folder}")
+            yield shard
 
 
-def prepare(
-    source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None, progress: bool = True
-) -> TokenCache:
-    """The token cache of a source, built or completed if need be.
+def open_cache(
+    source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None
+) -> tuple[TokenCache, TextSource]:
+    """The cache of a source, with its recipe on the disk but possibly no tokens yet, and the source with its revision.
 
     Args:
         source: the text.
         tokenizer: a fast tokenizer with an eos token.
         cache_dir: folder of all caches.
-        max_tokens: stop after the document that reaches this many tokens; None for the whole split.
-        progress: show a progress bar.
+        max_tokens: the cache ends with the document that reaches this many tokens, and is another cache for another
+            number; None for one that ends where the data does, and is shared by all who want more or less of it.
 
     Raises:
-        ValueError: the source has no document.
+        FileNotFoundError, ValueError: as `TextSource.identify`.
     """
-    from filelock import FileLock
-
-    dataset = source.identify()
+    cache_dir = Path(cache_dir)
+    dataset = source.identify(cache_dir / "checksums.json")
     if not source.is_local:
         source = replace(source, revision=dataset["revision"])  # what is read is what is recorded
     recipe = {
         "format": FORMAT,
+        "shard_tokens": SHARD_TOKENS,
         "source": {**asdict(source), **dataset},
         "tokenizer": fingerprint(tokenizer),
         "eos_token_id": tokenizer.eos_token_id,
+        "dtype": "<u2" if len(tokenizer) <= 1 << 16 else "<u4",
         "max_tokens": max_tokens,
     }
-    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(cache_dir) / f"{Path(source.dataset).name}-{source.split}-{key}"
-    if (cache := _complete(folder)) is not None:
-        return cache
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(folder) + ".lock"):
-        if (cache := _complete(folder)) is None:  # somebody else may have built it while we waited
-            _build(source, tokenizer, folder, recipe, max_tokens, progress)
-            cache = _complete(folder)
-    return cache
+    folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
+    if not (folder / "recipe.json").exists():
+        write_bytes(folder / "tokenizer.json", description(tokenizer).encode())
+        files.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
+    return TokenCache(folder), source
 
 
-def _complete(folder: Path) -> TokenCache | None:
-    manifest = _read_manifest(folder)
-    return TokenCache(folder, manifest) if manifest and manifest["complete"] else None
-
-
-def _read_manifest(folder: Path) -> dict | None:
-    path = folder / "manifest.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _build(source, tokenizer, folder: Path, recipe: dict, max_tokens: int | None, progress: bool) -> None:
-    from tqdm.auto import tqdm
-
-    dtype = "<u2" if len(tokenizer) <= 1 << 16 else "<u4"
-    manifest = _read_manifest(folder) or {
-        "recipe": recipe,
-        "dataset": {"id": recipe["source"]["dataset"], "revision": recipe["source"]["revision"]},
-        "dtype": dtype,
-        "documents": 0,
-        "tokens": 0,
-        "shards": [],
-        "complete": False,
-    }
-    documents = _tokenised(source.documents(skip=manifest["documents"]), tokenizer)
-    with tqdm(
-        desc=f"tokenising {source.split}",
-        unit="tok",
-        unit_scale=True,
-        disable=not progress,
-        total=max_tokens,
-        initial=manifest["tokens"],
-    ) as bar:
-        while max_tokens is None or manifest["tokens"] < max_tokens:
-            wanted = SHARD_TOKENS if max_tokens is None else min(SHARD_TOKENS, max_tokens - manifest["tokens"])
-            shard = _write_shard(documents, wanted, folder, len(manifest["shards"]), dtype, bar)
-            if shard is None:
-                break
-            manifest["documents"] += shard["documents"]
-            manifest["tokens"] += shard["tokens"]
-            manifest["shards"].append(shard)
-            files.write_json(folder / "manifest.json", manifest)
-    if not manifest["tokens"]:
-        raise ValueError(f"data.dataset: split {source.split!r} of {source.dataset!r} has no document to train on")
-    files.write_json(folder / "manifest.json", {**manifest, "complete": True})
-
-
-def _tokenised(documents: Iterable[str], tokenizer) -> Iterator[list[int]]:
-    """The ids of each document with end-of-text behind it; the tokenizer works in parallel on a batch of them."""
-    documents = iter(documents)
-    encoder, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
-    while batch := list(itertools.islice(documents, _BATCH_DOCUMENTS)):
-        for encoding in encoder.encode_batch_fast(batch, add_special_tokens=False):
-            yield [*encoding.ids, eos]
-
-
-def _write_shard(
-    documents: Iterator[list[int]], wanted: int, folder: Path, number: int, dtype: str, bar
-) -> dict | None:
-    """Write documents until the shard holds `wanted` tokens; None when there was no document left."""
-    path = folder / f"tokens-{number:05d}.bin"
-    temporary = path.with_suffix(".tmp")
-    digest, n_documents, n_tokens = hashlib.sha256(), 0, 0
-    with open(temporary, "wb") as file:
-        for ids in documents:
-            data = np.asarray(ids, dtype=dtype).tobytes()
-            file.write(data)
-            digest.update(data)
-            n_documents += 1
-            n_tokens += len(ids)
-            bar.update(len(ids))
-            if n_tokens >= wanted:
-                break
-        file.flush()
-        os.fsync(file.fileno())
-    if not n_documents:
-        temporary.unlink()
-        return None
-    os.replace(temporary, path)
-    return {"file": path.name, "tokens": n_tokens, "documents": n_documents, "sha256": digest.hexdigest()}
+def recipe_hash(recipe: dict) -> str:
+    """sha256 (hex) of everything that decides the tokens."""
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()

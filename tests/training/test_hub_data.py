@@ -70,6 +70,7 @@ def train(server: LoopbackHub, folder: Path, *flags: str | Path, **environment: 
         *["--run.micro_batch_sequences", "2", "--run.eval_sequences", "8"],
         *["--model.d_model", "64", "--model.experts", "2"],
         *["--schedule.tokens", "1280", "--schedule.warmup_tokens", "64", "--schedule.batch_ramp", "0:2"],
+        *["--optimizer.learning_rate", "0.01"],
         *["--data.dataset_config", "sample-10BT", "--data.sequence_length", "32", "--data.train_tokens", "5000"],
         *["--data.held_out_per_mille", "100", "--data.cache_dir", folder / "cache"],
         *flags,

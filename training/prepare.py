@@ -1,0 +1,146 @@
+"""`python -m training.prepare --config X.yaml [--section.field value ...]`: tokenise before training, and look.
+
+Takes the configuration of a run, as `train.py` does, and builds its token caches: the training tokens as far as the
+run's longest branch reads them, or all there are with `--all`, and the held-out tokens. It goes on where an interrupted
+build stopped, and two at once (or one beside a training) share the work of one. `--verify` reads every shard and
+compares its checksum; `--status` only says what is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from filelock import Timeout
+from rich.console import Console
+from rich.table import Table
+
+from .arguments import ConfigurationError, TrainingArguments
+from .configuration import parse_command_line
+from .inputs import held_out_source, text_sources, tokens_needed
+from .text import TextSource
+from .tokenizer import load_tokenizer
+from .tokens import CorruptCacheError, TokenCache, open_cache
+
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+_SECTION_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One cache of a run, and how far the run needs it (None: to its end)."""
+
+    name: str
+    cache: TokenCache
+    source: TextSource
+    until_tokens: int | None
+
+    @property
+    def has_enough(self) -> bool:
+        return self.cache.complete or (self.until_tokens is not None and len(self.cache) >= self.until_tokens)
+
+
+def parts(arguments: TrainingArguments, everything: bool = False) -> list[Part]:
+    """The training and the held-out cache of a run, as they are now.
+
+    Raises:
+        ConfigurationError: the data set or tokenizer cannot be read.
+    """
+    d = arguments.data
+    try:
+        tokenizer = load_tokenizer(d.tokenizer, d.tokenizer_revision)
+        training, source = open_cache(text_sources(arguments)[0], tokenizer, d.cache_dir)
+        held_out, held_out_text = open_cache(*held_out_source(arguments, tokenizer))
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
+    until = None if everything else tokens_needed(arguments)[0]
+    return [Part("training", training, source, until), Part("held-out", held_out, held_out_text, None)]
+
+
+def fill(part: Part, processes: int | None, progress: bool) -> None:
+    """Build a part as far as it is needed, or wait while another process does.
+
+    Raises:
+        ValueError: the source cannot be read, or holds no document.
+        OSError: the disk is full, the network is gone.
+    """
+    from tqdm.auto import tqdm
+
+    from .token_writer import build, lock_of
+
+    bar = tqdm(desc=f"{part.name} tokens", total=part.until_tokens, unit="tok", unit_scale=True, disable=not progress)
+    with bar:
+        while part.cache.refresh() or not part.has_enough:
+            bar.update(len(part.cache) - bar.n)
+            try:
+                with lock_of(part.cache.folder, timeout=0.5):
+                    build(part.source, part.cache.folder, part.until_tokens, processes, bar.update)
+            except Timeout:
+                continue  # another process builds this cache: watch it
+
+
+def report(every: list[Part]) -> Table:
+    """What is there."""
+    table = Table(title="token caches", title_justify="left")
+    for heading in ("", "documents", "tokens", "shards", "bytes", "state", "fingerprint"):
+        table.add_column(heading, justify="left" if heading in ("", "fingerprint") else "right")
+    for part in every:
+        cache = part.cache
+        state = "all the data" if cache.complete else ("enough for the run" if part.has_enough else "not enough yet")
+        if part.name == "held-out" and cache.complete:
+            state = "whole"
+        size = sum((cache.folder / shard["file"]).stat().st_size for shard in cache.shards)
+        counts = (f"{cache.documents:,}", f"{len(cache):,}", f"{len(cache.shards):,}", f"{size:,}")
+        table.add_row(part.name, *counts, state, cache.fingerprint[:19] + "…" if cache.shards else "")
+    return table
+
+
+def verify(every: list[Part], progress: bool) -> int:
+    """Compare the sha256 of every shard; returns how many there are. Raises CorruptCacheError at the first that differs."""
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        desc="verifying", total=sum(len(p.cache.shards) for p in every), unit="shard", disable=not progress
+    ) as bar:
+        for part in every:
+            for _ in part.cache.verify():
+                bar.update()
+        return bar.total
+
+
+@app.command(context_settings=_SECTION_FLAGS)
+def main(
+    context: typer.Context,
+    config: Annotated[str | None, typer.Option(help="The run's configuration (YAML).")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of the data, not what the run reads.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Build nothing; say what is there.")] = False,
+    check: Annotated[bool, typer.Option("--verify", help="Compare the sha256 of every shard.")] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="That tokenise; default: one per core.")] = None,
+) -> None:
+    """Build the token caches of a run. Further flags are those of train.py: --section.field value."""
+    console = Console()
+    try:
+        # This command makes no run: a folder for one need not be named.
+        flags = ["--run.output_dir", "unused", *(["--config", config] if config else []), *context.args]
+        arguments = parse_command_line(flags)
+        every = parts(arguments, everything)
+        for part in every if not status else ():
+            fill(part, processes, arguments.run.progress)
+        console.print(report(every))
+        if check:
+            console.print(f"{verify(every, arguments.run.progress)} shards are as they were written")
+    except (ConfigurationError, ValueError) as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(2) from error
+    except (CorruptCacheError, OSError) as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(74) from error  # EX_IOERR, as train.py
+    except KeyboardInterrupt:
+        console.print("interrupted; start it again to go on after the last whole shard")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app()
