@@ -1,8 +1,8 @@
 """The order in which training sequences are read: a pure function of (seed, position).
 
 Independent of world size, of micro-batches and of where a run was resumed, and the same for every model of a sweep.
-Sequences are shuffled within consecutive *windows* of the data, because the data set may still be being tokenised while
-training reads it and how much there is of it is then not known: a full window is permuted in the same way however much
+Sequences are shuffled within consecutive *windows* of the data, because it may still be being tokenised while training
+reads it, and how much there is of it is then not known: a full window is permuted in the same way however much
 comes after it. Only the last window of an epoch may be shorter, and its order, like everything in later epochs, is
 asked for once the end is known.
 

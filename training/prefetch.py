@@ -17,7 +17,7 @@ class Prefetcher:
     """Items made ahead of time, in order, by a thread.
 
     Args:
-        make: position, stop event -> item. It may wait for long, and then raises `Stopped` soon after the event is set.
+        make: position, stop event -> item. It may wait for long, and raises `Stopped` soon after the event is set.
         start: the first position.
         stride: from one position to the next.
         end: positions from here on are not made ahead; None for no end.

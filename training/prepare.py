@@ -1,13 +1,14 @@
 """`python -m training.prepare --config X.yaml [--section.field value ...]`: tokenise before training, and look.
 
 Takes the configuration of a run, as `train.py` does, and builds its token caches: the training tokens as far as the
-run's longest branch reads them, or all there are with `--all`, and the held-out tokens. It goes on where an interrupted
-build stopped, and two at once (or one beside a training) share the work of one. `--verify` reads every shard and
-compares its checksum; `--status` only says what is there.
+run's longest branch reads them, or all there are with `--all`, and the held-out tokens. It goes on where an
+interrupted build stopped, and two at once (or one beside a training) share the work of one. `--verify` reads every
+shard and compares its checksum; `--status` only says what is there.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -84,30 +85,37 @@ def fill(part: Part, processes: int | None, progress: bool) -> None:
 def report(every: list[Part]) -> Table:
     """What is there."""
     table = Table(title="token caches", title_justify="left")
-    for heading in ("", "documents", "tokens", "shards", "bytes", "state", "fingerprint"):
-        table.add_column(heading, justify="left" if heading in ("", "fingerprint") else "right")
+    table.add_column("")
     for part in every:
-        cache = part.cache
-        state = "all the data" if cache.complete else ("enough for the run" if part.has_enough else "not enough yet")
-        if part.name == "held-out" and cache.complete:
-            state = "whole"
-        size = sum((cache.folder / shard["file"]).stat().st_size for shard in cache.shards)
-        counts = (f"{cache.documents:,}", f"{len(cache):,}", f"{len(cache.shards):,}", f"{size:,}")
-        table.add_row(part.name, *counts, state, cache.fingerprint[:19] + "…" if cache.shards else "")
+        table.add_column(part.name, overflow="fold")
+    caches = [part.cache for part in every]
+    table.add_row("documents", *(f"{cache.documents:,}" for cache in caches))
+    table.add_row("tokens", *(f"{len(cache):,}" for cache in caches))
+    table.add_row("shards", *(f"{len(cache.shards):,}" for cache in caches))
+    table.add_row("bytes", *(f"{_size(cache):,}" for cache in caches))
+    table.add_row("there is", *map(_state, every))
+    table.add_row("fingerprint", *(cache.fingerprint if cache.shards else "" for cache in caches))
+    table.add_row("folder", *(str(cache.folder) for cache in caches))
     return table
 
 
+def _size(cache: TokenCache) -> int:
+    return sum((cache.folder / shard["file"]).stat().st_size for shard in cache.shards)
+
+
+def _state(part: Part) -> str:
+    if part.cache.complete:
+        return "all of it"
+    return f"enough for the run ({part.until_tokens:,})" if part.has_enough else "less than the run reads"
+
+
 def verify(every: list[Part], progress: bool) -> int:
-    """Compare the sha256 of every shard; returns how many there are. Raises CorruptCacheError at the first that differs."""
+    """Compare the sha256 of every shard; returns how many there are. Raises CorruptCacheError at one that differs."""
     from tqdm.auto import tqdm
 
-    with tqdm(
-        desc="verifying", total=sum(len(p.cache.shards) for p in every), unit="shard", disable=not progress
-    ) as bar:
-        for part in every:
-            for _ in part.cache.verify():
-                bar.update()
-        return bar.total
+    total = sum(len(part.cache.shards) for part in every)
+    checked = itertools.chain.from_iterable(part.cache.verify() for part in every)
+    return sum(1 for _ in tqdm(checked, desc="verifying", total=total, unit="shard", disable=not progress))
 
 
 @app.command(context_settings=_SECTION_FLAGS)
@@ -132,10 +140,10 @@ def main(
         if check:
             console.print(f"{verify(every, arguments.run.progress)} shards are as they were written")
     except (ConfigurationError, ValueError) as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False)
+        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     except (CorruptCacheError, OSError) as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False)
+        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(74) from error  # EX_IOERR, as train.py
     except KeyboardInterrupt:
         console.print("interrupted; start it again to go on after the last whole shard")

@@ -102,7 +102,7 @@ class TextSource:
         """
         return itertools.islice(self._selected(iter(self._open())), skip, None)
 
-    def batches(self, size: int, start: Place = Place()) -> Iterator[tuple[list[str], Place]]:
+    def batches(self, size: int, start: Place | None = None) -> Iterator[tuple[list[str], Place]]:
         """Up to `size` texts at a time from a place on, each batch with the place that it begins at.
 
         Whole files before the place are not read again; the one that it lies in is read from its beginning, without
@@ -113,7 +113,7 @@ class TextSource:
         """
         import datasets
 
-        rows = self._open()
+        rows, start = self._open(), start or Place()
         resumed = start.state is not None and start.datasets == datasets.__version__
         if resumed:
             rows.load_state_dict(start.state)
@@ -170,7 +170,7 @@ class TextSource:
         if self.file_seed is not None and files is not None:
             # By a hash of what tells the files apart, so that neither the folder that they lie in nor the version of a
             # library decides the order.
-            common = len(os.path.commonprefix(files))
+            common = len(os.path.commonprefix(files))  # noqa: RUF071 (of strings, not paths: they may be URLs)
             files.sort(key=lambda file: digest(f"{self.file_seed}:{file[common:]}"))
         rows = builder.as_streaming_dataset(split=None)
         if self.split not in rows:

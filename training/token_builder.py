@@ -148,7 +148,7 @@ class _Builder:
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None):
         task = {"source": asdict(source), "folder": str(cache.folder), "until_tokens": until_tokens}
         self.shards_before = len(cache.shards)
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         # A session of its own: Ctrl-C is for the training, which still wants to finish its step and save.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "training.token_builder"],

@@ -14,6 +14,7 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from threading import Thread
 
+import pyarrow as pa
 from filelock import FileLock
 
 from hub.atomic import sync_folder
@@ -60,7 +61,7 @@ def build(
         return
     number, ended = len(cache.shards), False
     with ExitStack() as stack:
-        documents = _encoded(source.batches(_BATCH_DOCUMENTS, place), cache, processes, stack)
+        documents = _encoded(_readable(source, place), cache, processes, stack)
         while not ended and (until_tokens is None or tokens < until_tokens):
             wanted = cache.recipe["shard_tokens"]
             wanted = wanted if limit is None else min(wanted, limit - tokens)
@@ -93,7 +94,7 @@ def _write_shard(
     digest, n_documents, n_bytes, behind = hashlib.sha256(), 0, 0, None
     try:
         with open(temporary, "wb") as file:
-            for data, behind in documents:
+            for data, behind in documents:  # noqa: B007 (the last one is used)
                 file.write(data)
                 digest.update(data)
                 n_documents += 1
@@ -126,6 +127,13 @@ def _drop_torn_line(path: Path) -> None:
     """A crash or a full disk can leave half a line behind; the shard that it was for is made again."""
     if path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def _readable(source: TextSource, place: Place) -> Iterator[tuple[list[str], Place]]:
+    try:
+        yield from source.batches(_BATCH_DOCUMENTS, place)
+    except pa.ArrowException as error:  # a damaged or empty file; which it is stands in the log of `datasets`
+        raise ValueError(f"data.dataset: {source.dataset!r} cannot be read: {error}") from error
 
 
 def _encoded(

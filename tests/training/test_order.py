@@ -69,5 +69,5 @@ def test_places_are_uniform():
 def test_no_data_is_refused():
     with pytest.raises(ValueError, match="at least one sequence"):
         SequenceOrder(0, 8).indices(0, 1, 0)
-    with pytest.raises(ValueError, match="data.shuffle_window: 0"):
+    with pytest.raises(ValueError, match=r"data.shuffle_window: 0"):
         SequenceOrder(0, 0)

@@ -1,0 +1,21 @@
+"""Helpers of the tests of token caches."""
+
+from pathlib import Path
+
+from training.text import TextSource
+from training.token_writer import build, lock_of
+from training.tokens import TokenCache, open_cache
+
+
+def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=None, **options) -> TokenCache:
+    """The cache of a source, built here and now as far as `until`."""
+    cache, source = open_cache(source, tokenizer, cache_dir, max_tokens)
+    with lock_of(cache.folder, timeout=0):
+        build(source, cache.folder, until, **options)
+    cache.refresh()
+    return cache
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a cache that says what its tokens are."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "build.lock"}
