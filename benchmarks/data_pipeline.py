@@ -178,7 +178,7 @@ def read(cache: TokenCache, folder: Path, batches: int) -> Table:
 
 def wait(dataset: str, split: str, tokenizer: str, folder: Path) -> Table:
     tokens.SHARD_TOKENS = 1 << 14
-    table = Table(title="wait: d_model 128, E = 2, 100 steps of 8 × 128 tokens on CPU", title_justify="left")
+    table = Table(title="wait: d_model 64, E = 2, 64 steps of 8 × 128 tokens on CPU", title_justify="left")
     for heading in (
         "cache",
         "before the first step",
@@ -190,9 +190,9 @@ def wait(dataset: str, split: str, tokenizer: str, folder: Path) -> Table:
     for name in ("growing", "warm"):
         sections = {
             "run": {"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": 8},
-            "model": {"d_model": 128, "experts": 2},
+            "model": {"d_model": 64, "experts": 2},
             "data": {"dataset": dataset, "split": split, "tokenizer": tokenizer, "sequence_length": 128},
-            "schedule": {"tokens": [100 * 8 * 128], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
+            "schedule": {"tokens": [64 * 8 * 128], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
             "optimizer": {"learning_rate": 0.003},
         }
         sections["run"] |= {"eval_sequences": 16, "progress": False}

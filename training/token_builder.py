@@ -25,6 +25,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
+from .arguments import ConfigurationError
 from .text import TextSource
 from .tokens import TokenCache
 
@@ -75,7 +76,7 @@ class GrowingCache:
         """Return once there are this many tokens (None: all), or the data is known to end before.
 
         Raises:
-            ValueError: the data cannot be read as configured, or there is none.
+            ConfigurationError: the data cannot be read as configured, or there is none.
             TokenBuildError: the builder failed for another reason; what it had finished is kept.
             CorruptCacheError: a shard is not what it should be.
             Stopped: `stop` was set.
@@ -139,7 +140,7 @@ class GrowingCache:
         if status < 0 and self._deaths < _MAX_DEATHS:
             logger.warning("%s; it is started again", message)
             return
-        raise ValueError(message) if kind == "ValueError" else TokenBuildError(message)
+        raise ConfigurationError(message) if kind == "ValueError" else TokenBuildError(message)
 
 
 class _Builder:
@@ -155,10 +156,7 @@ class _Builder:
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
-            },
+            env={**os.environ, **_import_this_package()},
             start_new_session=True,
         )
         with suppress(BrokenPipeError):  # it died at once; `error` will say of what
@@ -181,6 +179,12 @@ class _Builder:
             self.process.stdin.close()
         self.process.wait()
         self._output.close()
+
+
+def _import_this_package() -> dict[str, str]:
+    """Environment in which Python finds this package, and no other `training` that lies in the working directory."""
+    paths = filter(None, [_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def _nobody_builds(folder: Path) -> bool:
