@@ -177,8 +177,8 @@ def read(cache: TokenCache, folder: Path, batches: int) -> Table:
 
 
 def wait(dataset: str, split: str, tokenizer: str, folder: Path) -> Table:
-    tokens.SHARD_TOKENS = 1 << 14
-    table = Table(title="wait: d_model 64, E = 2, 64 steps of 8 × 128 tokens on CPU", title_justify="left")
+    tokens.SHARD_TOKENS = 1 << 13
+    table = Table(title="wait: d_model 64, E = 2, 32 steps of 8 × 128 tokens on CPU", title_justify="left")
     for heading in (
         "cache",
         "before the first step",
@@ -192,11 +192,11 @@ def wait(dataset: str, split: str, tokenizer: str, folder: Path) -> Table:
             "run": {"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": 8},
             "model": {"d_model": 64, "experts": 2},
             "data": {"dataset": dataset, "split": split, "tokenizer": tokenizer, "sequence_length": 128},
-            "schedule": {"tokens": [64 * 8 * 128], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
+            "schedule": {"tokens": [32 * 8 * 128], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
             "optimizer": {"learning_rate": 0.003},
         }
         sections["run"] |= {"eval_sequences": 16, "progress": False}
-        sections["data"] |= {"cache_dir": str(folder / "tokens"), "shuffle_window": 128, "held_out_per_mille": 20}
+        sections["data"] |= {"cache_dir": str(folder / "tokens"), "shuffle_window": 64, "held_out_per_mille": 20}
         began = time.perf_counter()
         run = Run(from_dict(sections))
         cache = run.data._tokens.cache
