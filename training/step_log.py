@@ -59,7 +59,7 @@ class StepLog:
 
         self.accelerator, self.schedule, self.data, self.log_steps = accelerator, schedule, data, log_steps
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._since = (start_step, None, self._waited())  # step, wall seconds and data wait at the last line
+        self._since = (start_step, None, self.data.wait_seconds)  # step, wall seconds and data wait at the last line
         self._file = None
         if accelerator.is_main_process:
             _drop_lines_beyond(path, start_step)
@@ -106,18 +106,15 @@ class StepLog:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 
-    def _waited(self) -> float:
-        return getattr(self.data, "wait_seconds", 0.0)
-
     def _batch(self, step: int) -> dict:
         """Where the batch of a step lies in the order of the data, and which sequences of the token cache it has."""
         position, count = self.schedule.ramp.position(step), self.schedule.ramp.sequences(step)
-        return {"position": position, "sequences": self.data.order.indices(position, count).tolist()}
+        return {"position": position, "sequences": self.data.indices(position, count).tolist()}
 
     def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
         total = partial(sum_over_processes, self.accelerator)
         step, ramp = progress.step, self.schedule.ramp
-        tokens, waited = ramp.tokens(step), self._waited()
+        tokens, waited = ramp.tokens(step), self.data.wait_seconds
         since_step, since_seconds, since_waited = self._since
         self._since = (step, progress.wall_seconds, waited)
         seconds = progress.wall_seconds - since_seconds if since_seconds is not None else None

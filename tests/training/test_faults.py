@@ -246,7 +246,7 @@ def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypa
     ]
     batch = lines[0]["skipped_batch"]
     assert batch["position"] == run.schedule.ramp.position(6)
-    assert batch["sequences"] == run.data.order.indices(batch["position"], 2).tolist()
+    assert batch["sequences"] == run.data.indices(batch["position"], 2).tolist()
     (record,) = [json.loads(path.read_text()) for path in run.folder.glob("*/model/run.json")]
     assert (record["skipped_steps"], record["loss_spikes"]) == (1, 1)
     assert "was not finite and was not taken" in caplog.text
