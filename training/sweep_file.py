@@ -248,5 +248,5 @@ def _vocab_size(tokenizer: str, revision: str | None) -> int | None:
         return VOCAB_SIZE
     try:
         return len(load_tokenizer(tokenizer, revision))
-    except (OSError, ValueError):
+    except ConfigurationError:
         return None  # the run itself will say what is wrong

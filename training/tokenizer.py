@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from .arguments import ConfigurationError
+
 END_OF_TEXT = "<|endoftext|>"
 
 
@@ -49,15 +51,21 @@ def load_tokenizer(name_or_path: str, revision: str | None = None):
     """A fast tokenizer from the Hub or a folder.
 
     Raises:
-        ValueError: it has no end-of-text (eos) token, or no fast implementation.
+        ConfigurationError: there is none, or it has no end-of-text (eos) token, or no fast implementation.
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigurationError(
+            f"data.tokenizer: {name_or_path!r} is neither a folder with a tokenizer nor one on the Hub: {reason}"
+        ) from error
     if not tokenizer.is_fast:
-        raise ValueError(f"data.tokenizer: {name_or_path!r} has no fast implementation; one is needed")
+        raise ConfigurationError(f"data.tokenizer: {name_or_path!r} has no fast implementation; one is needed")
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"data.tokenizer: {name_or_path!r} has no eos token to end documents with")
+        raise ConfigurationError(f"data.tokenizer: {name_or_path!r} has no eos token to end documents with")
     return tokenizer
 
 

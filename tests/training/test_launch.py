@@ -111,7 +111,7 @@ def test_a_failed_run_is_tried_again_as_often_as_asked(tiny, tmp_path):
     outcome = run_sweep(sweep, 1, retries=1)
     (status, log) = outcome.failed["d64-E4-seed0"]
     assert status == 1
-    assert log.read_text().count("returned non-zero exit status 1") == 2
+    assert log.read_text().count("error: data.tokenizer: ") == 2
     assert Attempt.load(sweep.runs[0].folder) == Attempt(1, stopped=False)
     assert state(sweep.runs[0]) == "failed"
 
