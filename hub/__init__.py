@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .background import BackgroundPusher, PushErrors
+    from .background import BackgroundPusher
     from .cards import model_card, sweep_card
     from .discovery import collect, tag_index
     from .errors import (
@@ -27,22 +27,24 @@ if TYPE_CHECKING:
         HubError,
         IntegrityError,
         NotFoundError,
+        PushErrors,
         RecordError,
         UnavailableError,
     )
     from .hub_store import HubStore
+    from .index import describe_index, load_index, push_index, push_repo_cards
     from .local_store import LocalStore
     from .names import branch_name, index_name, repo_name
     from .published import PublishedRun, list_published, pull_published
     from .pull import check_parameters, pull_run, pull_runs, select
-    from .push import load_index, push_index, push_run
+    from .push import push_run, push_runs
     from .records import RunRecord
     from .sources import load_records, publish_files, read_file
     from .store import Publication, Store, open_store
     from .tables import read_records, write_records
 
 _HOME = {
-    "background": ("BackgroundPusher", "PushErrors"),
+    "background": ("BackgroundPusher",),
     "cards": ("model_card", "sweep_card"),
     "discovery": ("collect", "tag_index"),
     "errors": (
@@ -52,15 +54,17 @@ _HOME = {
         "HubError",
         "IntegrityError",
         "NotFoundError",
+        "PushErrors",
         "RecordError",
         "UnavailableError",
     ),
     "hub_store": ("HubStore",),
+    "index": ("describe_index", "load_index", "push_index", "push_repo_cards"),
     "local_store": ("LocalStore",),
     "names": ("branch_name", "index_name", "repo_name"),
     "published": ("PublishedRun", "list_published", "pull_published"),
     "pull": ("check_parameters", "pull_run", "pull_runs", "select"),
-    "push": ("load_index", "push_index", "push_run"),
+    "push": ("push_run", "push_runs"),
     "records": ("RunRecord",),
     "sources": ("load_records", "publish_files", "read_file"),
     "store": ("Publication", "Store", "open_store"),
@@ -78,7 +82,10 @@ __all__ = [  # noqa: RUF022 - sorted as a person reads them
     "Publication",
     "open_store",
     "push_run",
+    "push_runs",
     "push_index",
+    "push_repo_cards",
+    "describe_index",
     "load_index",
     "load_records",
     "read_file",

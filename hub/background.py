@@ -9,25 +9,25 @@ with BackgroundPusher(store, sweep="demo") as pusher:      # on rank 0 only
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from .errors import HubError
+from .errors import HubError, PushErrors, UnavailableError
 from .files import Content
-from .push import SweepCard, push_index, push_run
+from .index import SweepCard, push_index, push_repo_cards
+from .push import push_run
 from .records import RunRecord
 from .store import Store
 
 
-class PushErrors(HubError):
-    """Some of the pushes failed; `failures` has (run id, error) of each. Pushing again goes on where it stopped."""
-
-    def __init__(self, failures: list[tuple[str, BaseException]]) -> None:
-        self.failures = failures
-        lines = [f"{run_id}: {error}" for run_id, error in failures]
-        super().__init__(f"{len(failures)} of the pushes failed: " + "; ".join(lines))
+@dataclass(frozen=True)
+class _Push:
+    run_id: str
+    again: Callable[[], RunRecord]
+    future: Future[RunRecord]
 
 
 class BackgroundPusher:
@@ -45,7 +45,7 @@ class BackgroundPusher:
     def __init__(self, store: Store, sweep: str, *, card: SweepCard | None = None) -> None:
         self.store, self.sweep, self._card = store, sweep, card
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hub-push")
-        self._futures: list[tuple[str, Future[RunRecord]]] = []
+        self._pushes: list[_Push] = []
         self._lock = threading.Lock()
 
     def submit(
@@ -55,37 +55,52 @@ class BackgroundPusher:
         *,
         card: str | None = None,
         pictures: Mapping[str, Content] | None = None,
+        siblings: Iterable[RunRecord] = (),
     ) -> Future[RunRecord]:
-        """Queue a push; the folder must stay as it is until the future is done."""
+        """Queue a push, with the arguments of `push_run`; the folder must stay as it is until the future is done."""
 
         def push() -> RunRecord:
-            pushed = push_run(self.store, folder, record, card=card, pictures=pictures)
+            pushed = push_run(self.store, folder, record, card=card, pictures=pictures, siblings=siblings)
             push_index(self.store, self.sweep, [pushed], card=self._card)
             return pushed
 
         future = self._pool.submit(push)
         with self._lock:
-            self._futures.append((record.run_id, future))
+            self._pushes.append(_Push(record.run_id, push, future))
         return future
 
     def pending(self) -> int:
         """How many pushes have not ended."""
         with self._lock:
-            return sum(not future.done() for _, future in self._futures)
+            return sum(not push.future.done() for push in self._pushes)
 
     def close(self) -> list[RunRecord]:
         """Wait for all pushes; the records as released, in the order of submission.
 
+        What failed because the store could not be reached is tried once more, as that may be hours ago. At the end the
+        cards of the repositories are brought up to date.
+
         Raises:
             PushErrors: at least one push failed; the others were finished first.
+            HubError: the pushes succeeded and the cards of the repositories did not.
         """
         self._pool.shutdown(wait=True)
-        with self._lock:
-            ended = list(self._futures)
-        failures = [(run_id, error) for run_id, future in ended if (error := future.exception()) is not None]
+        pushed, failures = [], []
+        for push in self._pushes:
+            error = push.future.exception()
+            try:
+                pushed.append(push.again() if isinstance(error, UnavailableError) else push.future.result())
+            except Exception as reason:
+                failures.append((push.run_id, reason))
+        if pushed:
+            try:
+                push_repo_cards(self.store, self.sweep, [record.repo or "" for record in pushed])
+            except HubError:
+                if not failures:
+                    raise
         if failures:
-            raise PushErrors(failures)
-        return [future.result() for _, future in ended]
+            raise PushErrors(failures, pushed)
+        return pushed
 
     def __enter__(self) -> BackgroundPusher:
         return self

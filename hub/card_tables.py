@@ -15,9 +15,9 @@ _NEIGHBOURS = 6  # runs shown on either side
 _HEADER = ("Run", "Active", "Total", "E", "Tokens", "Held-out loss", "Training loss", "Status", "Revision")
 
 
-def run_table(record: RunRecord, predicted_loss: float | None) -> str:
-    """Size, experts, tokens, losses and recipe of one run; `predicted_loss` (nats/token) beside the measured one."""
-    rows = [*_size_rows(record), *_result_rows(record, predicted_loss), *_recipe_rows(record), *_cost_rows(record)]
+def run_table(record: RunRecord) -> str:
+    """Size, experts, tokens, losses and recipe of one run."""
+    rows = [*_size_rows(record), *_result_rows(record), *_recipe_rows(record), *_cost_rows(record)]
     return table(("", "Value"), rows)
 
 
@@ -26,17 +26,43 @@ def sweep_table(records: Iterable[RunRecord]) -> str:
     return table(_HEADER, [_row(record) for record in records], right=range(1, 7))
 
 
-def sibling_section(record: RunRecord, siblings: Iterable[RunRecord]) -> list[str]:
-    """Heading and table of the final runs nearest in size, experts and tokens; nothing if there are no others."""
+def repo_table(records: Iterable[RunRecord]) -> str:
+    """One row per revision of a repository."""
+    header = ("Revision", "Tokens", "Held-out loss", "Training loss", "Status")
+    rows = [
+        (
+            record.branch or branch_name(record),
+            count(record.tokens),
+            decimal(record.eval_loss),
+            decimal(record.train_loss),
+            record.status,
+        )
+        for record in records
+    ]
+    return table(header, rows, right=(1, 2, 3))
+
+
+def place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_loss: float | None) -> str:
+    """Heading, the loss that a law predicts, and the final runs nearest in size, experts and tokens.
+
+    Empty if nothing of it is known. `predicted_loss` in nats per token.
+    """
     key = (record.run_id, record.tokens)
     others = [other for other in siblings if other.status == "final" and (other.run_id, other.tokens) != key]
-    if not others:
-        return []
-    ordered = sorted([*others, record], key=lambda r: (r.n_active, r.experts, r.tokens, r.run_id))
-    at = ordered.index(record)
-    near = ordered[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS + 1]
-    rows = [_row(other, mark="→ " if other is record else "") for other in near]
-    return ["## Its place in the sweep", table(_HEADER, rows, right=range(1, 7))]
+    parts = [] if predicted_loss is None else [_prediction(record, predicted_loss)]
+    if others:
+        ordered = sorted([*others, record], key=lambda r: (r.n_active, r.experts, r.tokens, r.run_id))
+        at = next(position for position, other in enumerate(ordered) if other is record)
+        near = ordered[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS + 1]
+        rows = [_row(other, mark="→ " if other is record else "") for other in near]
+        parts.append(table(_HEADER, rows, right=range(1, 7)))
+    return "\n\n".join(["## Its place in the sweep", *parts]) if parts else ""
+
+
+def _prediction(record: RunRecord, predicted_loss: float) -> str:
+    measured = record.eval_loss if record.eval_loss is not None else record.train_loss
+    off = f" (measured − predicted = {measured - predicted_loss:+.4f})" if measured is not None else ""
+    return f"Loss in nats/token that a scaling law predicts for this run: {predicted_loss:.4f}{off}."
 
 
 def _row(record: RunRecord, mark: str = "") -> tuple[object, ...]:
@@ -69,16 +95,12 @@ def _size_rows(record: RunRecord) -> list[tuple[str, object]]:
     ]
 
 
-def _result_rows(record: RunRecord, predicted_loss: float | None) -> list[tuple[str, object]]:
+def _result_rows(record: RunRecord) -> list[tuple[str, object]]:
     window = count(record.train_loss_window_tokens)
     rows: list[tuple[str, object]] = [
         ("Held-out loss (nats/token, dropless)", decimal(record.eval_loss)),
         ("Training loss (nats/token)", f"{decimal(record.train_loss)} over {window} tokens"),
     ]
-    if predicted_loss is not None:
-        measured = record.eval_loss if record.eval_loss is not None else record.train_loss
-        off = f" (measured − predicted = {measured - predicted_loss:+.4f})" if measured is not None else ""
-        rows.append(("Loss predicted by the law", f"{predicted_loss:.4f}{off}"))
     if record.experts > 1:
         rows.append(("Tokens dropped by the router", decimal(record.drop_rate)))
         rows.append(("Largest expert load over the mean", decimal(record.expert_load_max_over_mean, 3)))

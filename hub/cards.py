@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .card_tables import run_table, sibling_section, sweep_table
+from .card_tables import place_in_sweep, repo_table, run_table, sweep_table
 from .errors import FilesError
-from .markdown import count, escaped
-from .names import branch_name, repo_name
+from .markdown import block, count, escaped, replace_block
+from .names import branch_name, index_name, repo_name
 from .records import RunRecord
 from .tables import PARQUET_NAME
 
@@ -24,6 +24,8 @@ _DATASET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
 _METADATA = re.compile(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _MAX_TABLE_ROWS = 400
+# Parts of a card that change when it goes to another place, or when more is known; see `hub.markdown.block`.
+LOADING, PLACE, LAW, REVISIONS = "loading", "place", "law", "revisions"
 
 Sections = Mapping[str, str] | Iterable[tuple[str, str]]
 Pictures = Mapping[str, str] | Sequence[str]
@@ -69,16 +71,59 @@ def model_card(
         *(["**This run diverged; its weights are kept for study only.**"] if record.status == "diverged" else []),
         *(["This is an intermediate checkpoint of a run that went on."] if record.status == "intermediate" else []),
         "## How to load",
-        _loading_example(record),
+        block(LOADING, _loading_example(record)),
         "## The run",
-        run_table(record, predicted_loss),
+        run_table(record),
         *_shown_pictures(pictures),
-        *sibling_section(record, siblings),
+        block(PLACE, place_in_sweep(record, siblings, predicted_loss)),
         *_shown_sections(sections),
         "## Limits",
         _LIMITS,
     ]
     return _with_metadata(_model_metadata(record, license, language), parts)
+
+
+def located(
+    card: str, record: RunRecord, *, siblings: Iterable[RunRecord] = (), predicted_loss: float | None = None
+) -> str:
+    """A model card as it is right at the place that `record` names, with what is known of the sweep by now.
+
+    Only the blocks that `model_card` marks are written anew; everything else, also what a person added, stays.
+    """
+    card = replace_block(card, LOADING, _loading_example(record))
+    place = place_in_sweep(record, siblings, predicted_loss)
+    return replace_block(card, PLACE, place) if place else card
+
+
+def repo_card(records: Iterable[RunRecord], *, license: str = "apache-2.0", language: str = "en") -> str:
+    """The README.md on `main` of a model repository: its revisions and how to load one. `main` has no weights.
+
+    Args:
+        records: the runs released in this repository, at least one; `repo` and `branch` are set.
+        license: an identifier of the Hub's list of licences.
+        language: an ISO 639-1 code.
+    """
+    runs = sorted(records, key=lambda record: (record.status != "final", record.tokens, record.branch or ""))
+    like = next((record for record in reversed(runs) if record.status == "final"), runs[-1])
+    kind = f"Switch Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
+    parts = [
+        f"# {escaped(repo_name(like))}",
+        f"{kind}, {count(like.n_active)} active of {count(like.n_total)} parameters, of the sweep "
+        f"{escaped(like.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
+        "**The branch `main` has no weights.** Choose a revision:",
+        block(REVISIONS, repo_table(runs[:_MAX_TABLE_ROWS])),
+        "## How to load",
+        block(LOADING, _loading_example(like)),
+        f"All runs of the sweep, with their records: the data set `{index_name(like.sweep)}`.",
+    ]
+    metadata = {
+        "license": license,
+        "language": language,
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": [*TAGS, f"sweep:{like.sweep}"],
+    }
+    return _with_metadata(metadata, parts)
 
 
 def sweep_card(
@@ -111,8 +156,7 @@ def sweep_card(
         lead,
         "## How to load",
         _index_example(repo),
-        *_shown_pictures(pictures),
-        *_shown_sections(sections),
+        block(LAW, "\n\n".join([*_shown_sections(sections), *_shown_pictures(pictures)])),
         "## The runs",
         sweep_table(shown),
         *rest,

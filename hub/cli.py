@@ -15,11 +15,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .errors import FilesError, HubError
+from .errors import FilesError, HubError, PushErrors
 from .files import release_of
+from .index import load_index, push_index, push_repo_cards
 from .markdown import count, decimal
 from .pull import pull_runs, select
-from .push import load_index, prepare, push_index, push_run
+from .push import MAX_WORKERS, prepare, push_runs
 from .records import RunRecord
 from .store import Store, open_store
 
@@ -46,8 +47,12 @@ def push(
     index: Annotated[bool, typer.Option(help="Write the sweep's index at the end.")] = True,
     tag: Annotated[str, typer.Option(help="Name for this state of the index on the Hub, e.g. v1.")] = "",
     collection: Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")] = False,
+    workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="Runs that are pushed at the same time.")] = 4,
 ) -> None:
-    """Release a run's folder, or every run below a sweep's folder, and then the sweep's index."""
+    """Release a run's folder, or every run below a sweep's folder, and then the sweep's index.
+
+    What is there already is not sent again, so the same command goes on after an interruption.
+    """
     if (tag or collection) and not store.startswith("hf://"):
         raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store}")
     folders = run_folders(source)
@@ -56,22 +61,25 @@ def push(
     if dry_run:
         _show_plan(target, folders, records)
         return
-    pushed = []
+    failed: PushErrors | None = None
     with _progress() as progress:
         task = progress.add_task("pushing", total=len(folders))
-        for folder, record in zip(folders, records, strict=True):
-            progress.update(task, description=f"pushing {record.run_id}")
-            readme = folder / "README.md"
-            card = readme.read_text(encoding="utf-8") if readme.is_file() else None
-            pushed.append(push_run(target, folder, record, card=card))
-            progress.advance(task)
+        runs = list(zip(folders, records, strict=True))
+        try:
+            pushed = push_runs(target, runs, workers=workers, done=lambda record: progress.advance(task))
+        except PushErrors as errors:
+            pushed, failed = errors.pushed, errors
     if index:
         for sweep in sorted({record.sweep for record in pushed}):
-            place = push_index(target, sweep, [record for record in pushed if record.sweep == sweep])
+            of_sweep = [record for record in pushed if record.sweep == sweep]
+            place = push_index(target, sweep, of_sweep)
+            push_repo_cards(target, sweep, [record.repo or "" for record in of_sweep])
             log.print(f"index [bold]{escape(place.repo)}[/] at {place.commit[:12]}")
-            _announce(target, sweep, place.commit, pushed, tag, collection)
+            _announce(target, sweep, place.commit, of_sweep, tag, collection)
     for record in pushed:
         out.print(f"{record.repo}@{record.branch} {record.commit}", highlight=False, markup=False, soft_wrap=True)
+    if failed:
+        raise failed
 
 
 @app.command()
@@ -151,7 +159,7 @@ def _announce(store: Store, sweep: str, commit: str, records: list[RunRecord], t
         tag_index(store, sweep, tag, commit=commit)
         log.print(f"tag {escape(tag)}")
     if collection:
-        log.print(escape(collect(store, sweep, [record for record in records if record.sweep == sweep])))
+        log.print(escape(collect(store, sweep, records)))
 
 
 def _show_plan(store: Store, folders: list[Path], records: list[RunRecord]) -> None:

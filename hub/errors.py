@@ -8,6 +8,11 @@ every text that comes from a server or from a lower layer.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .records import RunRecord
 
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
 # none, because an underscore follows within a few letters.
@@ -51,6 +56,18 @@ class UnavailableError(HubError, ConnectionError):
 
     retry_after: float | None = None
     passing: bool = True
+
+
+class PushErrors(HubError):
+    """Some of several pushes failed; pushing again goes on where they stopped.
+
+    `failures` has (run id, error) of each, `pushed` the records of those that succeeded.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, BaseException]], pushed: list[RunRecord]) -> None:
+        self.failures, self.pushed = list(failures), pushed
+        lines = [f"{run_id}: {redacted(str(error))}" for run_id, error in failures]
+        super().__init__(f"{len(failures)} of the pushes failed: " + "; ".join(lines))
 
 
 def contains_token(text: str) -> bool:

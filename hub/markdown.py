@@ -32,6 +32,29 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, right: Ite
     return "\n".join(lines)
 
 
+def block(name: str, text: str) -> str:
+    """`text` between two comments that a renderer does not show, so that `replace_block` finds it again.
+
+    Nothing that went through `escaped` can hold such a comment.
+    """
+    return f"<!-- {name} -->\n{text.strip()}\n<!-- /{name} -->"
+
+
+def block_of(card: str, name: str) -> str | None:
+    """The text of a named block; None if the card has none."""
+    match = _block_pattern(name).search(card)
+    return match[1].strip() if match else None
+
+
+def replace_block(card: str, name: str, text: str) -> str:
+    """The card with another text in a named block; a card without that block stays as it is."""
+    return _block_pattern(name).sub(lambda _: block(name, text), card, count=1)
+
+
+def _block_pattern(name: str) -> re.Pattern[str]:
+    return re.compile(rf"<!-- {re.escape(name)} -->\n(.*?)<!-- /{re.escape(name)} -->", re.DOTALL)
+
+
 def count(value: float | None, unit: str = "") -> str:
     """A large number for people: 1_234_567_890 -> "1.23B"; null -> "–"."""
     if value is None:

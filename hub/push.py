@@ -1,23 +1,22 @@
-"""Releasing runs: first the checkpoints, each as one atomic publication, then the index that makes them visible.
+"""Releasing checkpoints, each as one atomic publication; the index that makes them visible is `hub.index`.
 
-The order matters: the index is what a fit reads, so a run is in it only after its checkpoint lies in the store and was
-read back. Pushing again what is there already writes nothing, so an interrupted push is simply started again.
+Pushing again what is there already writes nothing, so an interrupted push is simply started again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .errors import ConflictError, FilesError, RecordError
+from .errors import FilesError, PushErrors, RecordError
 from .files import Content, Release, check_secrets, release_of
-from .names import branch_name, index_name, repo_name
+from .names import branch_name, repo_name
 from .records import RunRecord
-from .store import Publication, Store
-from .tables import JSONL_NAME, PARQUET_NAME, OnInvalid, parse_records, to_jsonl, to_parquet
+from .store import Store
 
-SweepCard = str | Callable[[list[RunRecord]], str]
+MAX_WORKERS = 32
 
 
 def push_run(
@@ -28,6 +27,8 @@ def push_run(
     card: str | None = None,
     pictures: Mapping[str, Content] | None = None,
     branch: str | None = None,
+    siblings: Iterable[RunRecord] = (),
+    predicted_loss: float | None = None,
 ) -> RunRecord:
     """Release one run's checkpoint as one branch of its model repository.
 
@@ -35,9 +36,11 @@ def push_run(
         store: where to.
         folder: the checkpoint as `save_pretrained` leaves it; what is not on the list of `hub.files` stays behind.
         record: the run's record. Its `weights_sha256`, if set, must be those of the files.
-        card: the text of README.md; without one `hub.cards.model_card` writes it.
+        card: the text of README.md; default: the folder's, and without one `hub.cards.model_card` writes it.
         pictures: further files for the card, name (`*.png`, `*.svg`) -> file or bytes.
         branch: another branch name than `branch_name(record)`.
+        siblings: other runs of the sweep, and
+        predicted_loss: what a law predicts for this one (nats/token): for the card's "place in the sweep".
 
     Returns:
         The record as released: `weights_sha256`, `repo`, `branch` and `commit` are filled in. (`run.json` inside the
@@ -49,11 +52,65 @@ def push_run(
     """
     release = release_of(folder)
     prepared = prepare(store, release, record, branch=branch)
-    files = release_files(release, prepared, card=card, pictures=pictures)
+    files = release_files(
+        release, prepared, card=card, pictures=pictures, siblings=siblings, predicted_loss=predicted_loss
+    )
     message = f"{prepared.status} run {prepared.run_id}: {prepared.tokens:,} tokens, {prepared.experts} experts"
     assert prepared.branch is not None
     published = store.publish(repo_name(record), prepared.branch, files, release.weights_sha256, message)
     return prepared.replaced(commit=published.commit)
+
+
+def push_runs(
+    store: Store,
+    runs: Sequence[tuple[str | Path, RunRecord]],
+    *,
+    workers: int = 1,
+    predicted_losses: Mapping[str, float] | None = None,
+    done: Callable[[RunRecord], object] = lambda record: None,
+) -> list[RunRecord]:
+    """Release several runs, `workers` at a time; each one's card shows it among the others of its sweep.
+
+    Args:
+        store: where to; its threads share one pause when the Hub asks for one.
+        runs: folder and record of each.
+        workers: how many are pushed at the same time.
+        predicted_losses: run id -> what a law predicts (nats/token).
+        done: called with each record as released, in no order, one call at a time.
+
+    Returns:
+        The records as released, in the order of `runs`.
+
+    Raises:
+        PushErrors: some failed; the others were pushed, and are in its `pushed`.
+    """
+    if not 1 <= workers <= MAX_WORKERS:
+        raise ValueError(f"workers is {workers}, allowed are 1 to {MAX_WORKERS}")
+    placed = [record.replaced(repo=store.repo_id(repo_name(record)), branch=branch_name(record)) for _, record in runs]
+    predicted = predicted_losses or {}
+    lock = threading.Lock()
+
+    def push(position: int) -> RunRecord:
+        folder, record = runs[position]
+        siblings = [other for other in placed if other.sweep == record.sweep]
+        loss = predicted.get(record.run_id)
+        released = push_run(store, folder, record, siblings=siblings, predicted_loss=loss)
+        with lock:
+            done(released)
+        return released
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="hub-push") as pool:
+        futures = [pool.submit(push, position) for position in range(len(runs))]
+        try:
+            errors = [future.exception() for future in futures]
+        except BaseException:  # interrupted: end what is being sent, start nothing more
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    failures = [(record.run_id, error) for (_, record), error in zip(runs, errors, strict=True) if error is not None]
+    pushed = [future.result() for future, error in zip(futures, errors, strict=True) if error is None]
+    if failures:
+        raise PushErrors(failures, pushed)
+    return pushed
 
 
 def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | None = None) -> RunRecord:
@@ -77,6 +134,8 @@ def release_files(
     *,
     card: str | None = None,
     pictures: Mapping[str, Content] | None = None,
+    siblings: Iterable[RunRecord] = (),
+    predicted_loss: float | None = None,
 ) -> dict[str, Content]:
     """Everything that one publication holds, name -> content; checked for access tokens."""
     files: dict[str, Content] = dict(release.files)
@@ -84,91 +143,15 @@ def release_files(
         if not name.endswith((".png", ".svg")) or "/" in name:
             raise FilesError(f"picture {name!r}: allowed are names that end in .png or .svg, without a folder")
         files[name] = content
-    from .cards import check_metadata, model_card
+    from .cards import check_metadata, located, model_card
 
+    if card is None and "README.md" in release.files:
+        card = release.files["README.md"].read_text(encoding="utf-8")
     if card is None:
         card = model_card(record, pictures=tuple(name for name in files if name.endswith((".png", ".svg"))))
+    card = located(card, record, siblings=siblings, predicted_loss=predicted_loss)
     check_metadata(card)
     files["README.md"] = card.encode()
     files["run.json"] = record.to_json(indent=2).encode() + b"\n"
     check_secrets(files)
     return files
-
-
-def push_index(
-    store: Store, sweep: str, records: Iterable[RunRecord], *, card: SweepCard | None = None
-) -> Publication:
-    """Add records to the index of a sweep, or replace those of the same run; other writers' rows are kept.
-
-    Args:
-        store: where to.
-        sweep: the sweep's name; every record must have it.
-        records: what `push_run` returned.
-        card: the text of the data set's README.md, or a function from all rows (the merged ones) to it.
-
-    Raises:
-        RecordError: a record of another sweep, or the index that is there is broken.
-        ConflictError: two runs have the same weights, so one of them was released under a wrong name.
-    """
-    new = list(records)
-    for record in new:
-        if record.sweep != sweep:
-            raise RecordError(f"sweep of run {record.run_id} is {record.sweep!r}, allowed here is {sweep!r}")
-
-    from .cards import check_metadata
-
-    def change(present: Mapping[str, bytes]) -> dict[str, bytes]:
-        there = parse_records(present[JSONL_NAME], name=JSONL_NAME) if JSONL_NAME in present else []
-        merged = merge(there, new)
-        _refuse_shared_weights(merged)
-        lines = to_jsonl(merged)
-        if lines == present.get(JSONL_NAME):
-            return {}
-        text = card(merged) if callable(card) else card if card is not None else _default_card(store, sweep, merged)
-        check_metadata(text)
-        check_secrets({"README.md": text.encode()})
-        return {"README.md": text.encode(), PARQUET_NAME: to_parquet(merged), JSONL_NAME: lines}
-
-    count = f"{len(new)} run{'s' if len(new) != 1 else ''}"
-    return store.update("dataset", index_name(sweep), (JSONL_NAME,), change, f"Add {count} to the index")
-
-
-def load_index(
-    store: Store,
-    sweep: str,
-    revision: str | None = None,
-    *,
-    on_invalid: OnInvalid = "raise",
-    problems: list[str] | None = None,
-) -> list[RunRecord]:
-    """All records of a sweep, from its index at one commit (default: the newest one that can be reached).
-
-    Raises:
-        NotFoundError: the sweep has no index in this store.
-        RecordError: rows that break the schema, unless `on_invalid="skip"`; see `hub.tables.read_records`.
-    """
-    content = store.read("dataset", index_name(sweep), JSONL_NAME, revision)
-    return parse_records(content, name=JSONL_NAME, on_invalid=on_invalid, problems=problems)
-
-
-def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
-    """Both lists as one in a fixed order; a later record of the same run and branch replaces an earlier one."""
-    rows = {(record.run_id, record.branch or branch_name(record)): record for record in [*there, *new]}
-    return sorted(rows.values(), key=lambda r: (r.n_active, r.experts, r.tokens, r.run_id, r.branch or ""))
-
-
-def _refuse_shared_weights(records: Iterable[RunRecord]) -> None:
-    """Two runs with byte-equal weights are one checkpoint released twice."""
-    listed = [record for record in records if record.weights_sha256]
-    counts = Counter(tuple(sorted((record.weights_sha256 or {}).items())) for record in listed)
-    for weights, count in counts.items():
-        if count > 1:
-            same = [r for r in listed if tuple(sorted((r.weights_sha256 or {}).items())) == weights]
-            names = ", ".join(f"{r.run_id} ({r.repo}@{r.branch})" for r in same[:5])
-            raise ConflictError(f"{count} runs have the same weights: {names}; the index lists each checkpoint once")
-
-
-def _default_card(store: Store, sweep: str, records: list[RunRecord]) -> str:
-    from .cards import sweep_card
-
-    return sweep_card(records, repo=store.repo_id(index_name(sweep)))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .errors import FilesError, NotFoundError
 from .files import Content, check_secrets, is_allowed
-from .push import load_index
+from .index import load_index
 from .records import RunRecord
 from .store import Kind, Publication, Store, open_store
 from .tables import OnInvalid, read_records

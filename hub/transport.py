@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 class Transport:
     """An `HfApi` and the manner of calling it. Safe to use from several threads.
 
+    When the Hub asks one of them to come back later, all of them wait: the limit is one for all.
+
     Args:
         endpoint: the server; default `HF_ENDPOINT`, else huggingface.co.
         token: an access token; default: the saved one.
@@ -49,6 +51,8 @@ class Transport:
         self.attempts = attempts
         self.longest_wait = longest_wait
         self._timeout = timeout
+        self._resume_at = 0.0  # on the monotonic clock
+        self._pause_lock = threading.Lock()
         _set_timeout(timeout)
 
     @property
@@ -85,6 +89,8 @@ class Transport:
     def call_once(self, function: Callable[[], Result]) -> Result:
         """The result of `function`, with the library's exceptions turned into those of `hub.errors`."""
         _set_timeout(self._timeout)
+        if (remaining := self._resume_at - time.monotonic()) > 0:
+            _sleep(remaining + random.uniform(0.0, 0.25))
         try:
             return function()
         except HubError:
@@ -108,6 +114,9 @@ class Transport:
         asked = getattr(error, "retry_after", None)
         if asked is not None and asked > self.longest_wait:
             raise UnavailableError(f"{error}; the Hub asks to come back in {asked:.0f} s")
+        if asked is not None:
+            with self._pause_lock:
+                self._resume_at = max(self._resume_at, time.monotonic() + asked)
         base = 0.1 if isinstance(error, ConflictError) else 0.5
         backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), 30.0)
         return float(max(backoff, asked + random.uniform(0.0, 0.25) if asked is not None else 0.0))

@@ -79,6 +79,10 @@ class RunArguments:
     dry_run: bool = field(
         default=False, metadata={"help": "Print the plan and the cost of the run, make one step, leave nothing."}
     )
+    push_to_hub: str | None = field(
+        default=None, metadata={"help": "Push branches as they finish: hf://ORGANISATION, or a folder."}
+    )
+    private: bool = field(default=False, metadata={"help": "Repositories that pushing makes are private."})
 
 
 @dataclass

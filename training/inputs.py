@@ -21,7 +21,7 @@ from .tokens import open_cache
 _FREE = {
     "run": {
         *("output_dir", "checkpoint_seconds", "log_steps", "progress", "trackers"),
-        *("eval_tokens", "release_tokens", "profile_steps", "dry_run"),
+        *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private"),
     },
     "schedule": {"tokens"},
     "data": {"cache_dir"},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hub.records import RunRecord
 
-from . import checkpoint, files, results
+from . import checkpoint, files, release, results
 from .checkpoint import Progress
 from .distributed import on_main, sum_over_processes
 from .evaluation import HeldOut, evaluate
@@ -76,6 +76,8 @@ class Models:
                     eval_tokens=self.held_out.tokens,
                     weights_sha256=weights,
                 )
+                trunk_log = Path(self.context.arguments.run.output_dir) / "trunk" / "log.jsonl"
+                release.write_card(temporary, record, trunk_log, folder / "log.jsonl")
                 record.save(temporary / "run.json")
             self.completed(folder / "model", record)
 

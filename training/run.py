@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 from hub.names import final_branch_name
 from hub.records import RunRecord
 
-from . import checkpoint, files, memory, setup
+from . import checkpoint, files, memory, release, setup
 from .arguments import ConfigurationError, TrainingArguments
 from .checkpoint import Progress
 from .configuration import parse_command_line
@@ -50,8 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status, by which a scheduler can tell what to do:
 
     0 done; 1 diverged; 2 bad configuration; 3 the machine gave out (disk full, out of memory, data that cannot be
-    read): nothing that was saved is lost, but starting again needs a change; 130 or 143 stopped by SIGINT or SIGTERM
-    after saving: start it again.
+    read): nothing that was saved is lost, but starting again needs a change; 4 all trained and saved, not all of it
+    pushed; 130 or 143 stopped by SIGINT or SIGTERM after saving: start it again.
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
@@ -62,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
             from .plan import dry_run
 
             return dry_run(arguments)
-        return Run(arguments).execute()
+        finishers = release.finishers(arguments)
+        return release.exit_status(Run(arguments, finishers).execute(), finishers)
     except (ConfigurationError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -4,8 +4,8 @@
 import pytest
 from huggingface_hub import ModelCard
 
+from hub import push_index
 from hub.errors import HubError
-from hub.push import push_index
 from hub.sources import read_file
 from hub.transport import Transport
 from scaling_law import JointLaw, Runs, fit, load_runs

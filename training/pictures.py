@@ -1,0 +1,108 @@
+"""The pictures of a run's card, drawn from its step logs: the training curve, and how evenly the experts were loaded.
+
+The same logs give the same bytes. matplotlib is imported when a picture is drawn, and needs no display.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from hub.records import RunRecord
+
+CURVE, LOAD = "training_curve.png", "expert_load.png"
+CAPTIONS = {
+    CURVE: "Training loss against tokens: the trunk up to the branch point, and the decay",
+    LOAD: "Tokens routed to each expert in each layer during the decay, relative to an even load",
+}
+_POINTS = 300  # of a curve; a longer log is averaged over equal shares of its steps
+_COLOURS = {"trunk": "#4c78a8", "decay": "#e45756"}
+
+
+def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[str, bytes]:
+    """PNGs by file name; those that the logs have nothing for (one expert, no lines) are left out."""
+    split = record.branch_point_tokens or 0
+    trunk = [line for line in _lines(trunk_log) if line["tokens"] <= split]
+    branch = [line for line in _lines(branch_log) if line["tokens"] <= record.tokens]
+    pictures = {}
+    curves = {"trunk": _curve(trunk), "decay": _curve(branch)}
+    if any(len(tokens) for tokens, _ in curves.values()):
+        pictures[CURVE] = _training_curve(curves, record)
+    routed = [line["tokens_per_expert"] for line in branch if line.get("tokens_per_expert")]
+    if record.experts > 1 and routed:
+        pictures[LOAD] = _expert_load(np.sum(routed, axis=0, dtype=float))
+    return pictures
+
+
+def _lines(log: Path) -> Iterator[dict]:
+    if not log.exists():
+        return
+    with open(log, encoding="utf-8") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # cut short when a process was killed
+            yield {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
+
+
+def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, loss), each [points], without the steps whose loss was not finite."""
+    finite = [(line["tokens"], line["loss"]) for line in lines if line["loss"] is not None]
+    tokens, loss = np.array(finite, float).reshape(-1, 2).T
+    pieces = np.array_split(np.arange(len(tokens)), max(1, min(_POINTS, len(tokens))))
+    means = [(tokens[piece].mean(), loss[piece].mean()) for piece in pieces if len(piece)]
+    averaged = np.array(means, float).reshape(-1, 2)
+    return averaged[:, 0], averaged[:, 1]
+
+
+def _training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord) -> bytes:
+    figure, ax = _figure(6.4, 3.8)
+    for name, (tokens, loss) in curves.items():
+        # A single point is no line; and the decay shall begin where the trunk ends.
+        ax.plot(tokens, loss, color=_COLOURS[name], label=name, linewidth=1.2, marker="." if len(tokens) < 3 else "")
+    if record.eval_loss is not None:
+        ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=f"held out: {record.eval_loss:.4f}")
+    every = np.concatenate([loss for _, loss in curves.values()])
+    low, high = every.min(), np.quantile(every, 0.98)
+    low = min(low, record.eval_loss if record.eval_loss is not None else math.inf)
+    ax.set(xlabel="training tokens", ylabel="loss (nats per token)", xscale="log")
+    ax.set_ylim(low - 0.04 * max(high - low, 1e-3), high + 0.1 * max(high - low, 1e-3))
+    ax.grid(True, which="both", alpha=0.25, linewidth=0.6)
+    ax.legend(frameon=False)
+    return _png(figure)
+
+
+def _expert_load(routed: np.ndarray) -> bytes:
+    """`routed` [layers, experts]: tokens before dropping."""
+    layers, experts = routed.shape
+    relative = routed / np.maximum(routed.mean(axis=1, keepdims=True), 1.0)
+    figure, ax = _figure(2.6 + 0.22 * max(experts, 8), 1.4 + 0.18 * max(layers, 4))
+    image = ax.imshow(relative, cmap="viridis", vmin=0.0, vmax=max(2.0, float(relative.max())), aspect="auto")
+    ax.set(xlabel="expert", ylabel="layer")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    figure.colorbar(image, ax=ax, label="load / even load")
+    return _png(figure)
+
+
+def _figure(width: float, height: float):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(min(width, 11.0), min(height, 9.0)), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)  # no pyplot: it keeps figures alive and looks for a display
+    ax = figure.subplots()
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure, ax
+
+
+def _png(figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
