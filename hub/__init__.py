@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UnavailableError,
     )
     from .hub_store import HubStore
-    from .index import describe_index, load_index, push_index, push_repo_cards
+    from .index import describe_index, list_runs, load_index, push_index, push_repo_cards
     from .local_store import LocalStore
     from .names import branch_name, index_name, repo_name
     from .published import PublishedRun, list_published, pull_published
@@ -59,7 +59,7 @@ _HOME = {
         "UnavailableError",
     ),
     "hub_store": ("HubStore",),
-    "index": ("describe_index", "load_index", "push_index", "push_repo_cards"),
+    "index": ("describe_index", "list_runs", "load_index", "push_index", "push_repo_cards"),
     "local_store": ("LocalStore",),
     "names": ("branch_name", "index_name", "repo_name"),
     "published": ("PublishedRun", "list_published", "pull_published"),
@@ -87,6 +87,7 @@ __all__ = [  # noqa: RUF022 - sorted as a person reads them
     "push_repo_cards",
     "describe_index",
     "load_index",
+    "list_runs",
     "load_records",
     "read_file",
     "publish_files",

@@ -179,6 +179,19 @@ def check_metadata(card: str) -> None:
     Raises:
         FilesError: the block between the two `---` lines is missing, is not YAML, or is no mapping of names to values.
     """
+    _metadata(card)
+
+
+def tags_of(card: str) -> list[str]:
+    """The tags in a card's metadata; none if the metadata cannot be read."""
+    try:
+        tags = _metadata(card).get("tags")
+    except FilesError:
+        return []
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+
+def _metadata(card: str) -> dict[str, Any]:
     import yaml
 
     match = _METADATA.match(card)
@@ -192,6 +205,7 @@ def check_metadata(card: str) -> None:
         raise FilesError(
             f"README.md: its metadata is a {type(metadata).__name__}, allowed is a mapping of names to values"
         )
+    return metadata
 
 
 def _with_metadata(metadata: Mapping[str, Any], parts: Iterable[str]) -> str:

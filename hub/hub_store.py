@@ -84,9 +84,10 @@ class HubStore(Store):
     def repo_id(self, repo: str) -> str:
         return f"{self.organisation}/{checked_name(repo.rpartition('/')[2], 'repository')}"
 
-    def repos(self, kind: Kind, prefix: str = "") -> list[str]:
+    def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
         lister = self._api.list_models if kind == "model" else self._api.list_datasets
-        found = self.transport.call(lambda: list(lister(author=self.organisation, search=prefix or None)))
+        wanted = {"author": self.organisation, "search": prefix or None, "filter": tag}
+        found = self.transport.call(lambda: list(lister(**wanted)))
         names = (item.id.rpartition("/")[2] for item in found)
         return sorted(name for name in names if name.startswith(prefix))
 

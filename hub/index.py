@@ -9,19 +9,23 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from .errors import ConflictError, FilesError, NotFoundError, RecordError
+from .errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
 from .files import Content, check_secrets, is_allowed
 from .markdown import block_of, replace_block
 from .names import branch_name, index_name, repo_name
 from .records import RunRecord
 from .store import Publication, Store
+from .strict_json import MAX_RECORD_BYTES
 from .tables import JSONL_NAME, PARQUET_NAME, OnInvalid, parse_records, to_jsonl, to_parquet
 
 logger = logging.getLogger(__name__)
 
 CARD_NAME = "README.md"
+MAX_LISTED = 2000  # branches of a sweep without an index
+_LISTING_WORKERS = 4
 _MAX_REWRITES = 8  # of the repositories' cards, when other writers change the index meanwhile
 SweepCard = str | Callable[[list[RunRecord]], str]
 
@@ -155,6 +159,58 @@ def load_index(
     """
     content = store.read("dataset", index_name(sweep), JSONL_NAME, revision)
     return parse_records(content, name=JSONL_NAME, on_invalid=on_invalid, problems=problems)
+
+
+def list_runs(
+    store: Store, sweep: str, *, on_invalid: OnInvalid = "raise", problems: list[str] | None = None
+) -> list[RunRecord]:
+    """All records of a sweep that has no index, from the `run.json` of every branch of its model repositories.
+
+    The repositories are found by the tag of their cards. This takes requests for each run, where an index takes three
+    in all, and a warning says how many branches were read.
+
+    Args:
+        store: where to look.
+        sweep: the sweep's name.
+        on_invalid, problems: as for `load_index`; a branch without a `run.json` is none of a run.
+
+    Raises:
+        RecordError: broken records, or more than `MAX_LISTED` branches.
+    """
+    branches = [
+        (repo, branch, commit)
+        for repo in store.repos("model", tag=f"sweep:{sweep}")
+        for branch, commit in store.branches("model", repo).items()
+        if branch != "main"
+    ]
+    if len(branches) > MAX_LISTED:
+        raise RecordError(f"the sweep {sweep!r} has {len(branches)} branches; without an index {MAX_LISTED} are read")
+
+    def read(place: tuple[str, str, str]) -> RunRecord | str | None:
+        repo, branch, commit = place
+        try:
+            content = store.read("model", repo, "run.json", commit, max_bytes=MAX_RECORD_BYTES)
+            record = RunRecord.from_json(content, what=f"run.json of {repo}@{branch}")
+            return record.replaced(repo=store.repo_id(repo), branch=branch, commit=commit)
+        except NotFoundError:
+            return None
+        except (RecordError, IntegrityError) as error:
+            return str(error)
+
+    with ThreadPoolExecutor(_LISTING_WORKERS, thread_name_prefix="hub-list") as pool:
+        found = list(pool.map(read, branches))
+    records = [item for item in found if isinstance(item, RunRecord) and item.sweep == sweep]
+    broken = [item for item in found if isinstance(item, str)]
+    if broken and on_invalid == "raise":
+        raise RecordError("\n".join([f"{len(broken)} of {len(branches)} run records are not valid", *broken[:20]]))
+    if problems is not None:
+        problems.extend(broken)
+    if branches:
+        logger.warning(
+            "%s has no index of the sweep %s; its %d runs were read from %d branches, one by one",
+            *(store.uri, sweep, len(records), len(branches)),
+        )
+    return merge([], records)
 
 
 def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:

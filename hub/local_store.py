@@ -38,11 +38,12 @@ class LocalStore(Store):
     def repo_id(self, repo: str) -> str:
         return repo.rpartition("/")[2]
 
-    def repos(self, kind: Kind, prefix: str = "") -> list[str]:
+    def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
         folder = self.root / f"{kind}s"
         if not folder.is_dir():
             return []
-        return sorted(entry.name for entry in _subfolders(folder) if entry.name.startswith(prefix))
+        found = [entry for entry in _subfolders(folder) if entry.name.startswith(prefix)]
+        return sorted(entry.name for entry in found if tag is None or tag in _tags(entry / "main" / "README.md"))
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
         folder = self._repository(kind, repo)
@@ -192,6 +193,12 @@ def _remove_abandoned(folder: Path) -> None:
                 shutil.rmtree(entry, ignore_errors=True)
         except FileNotFoundError:
             continue
+
+
+def _tags(card: Path) -> list[str]:
+    from .cards import tags_of
+
+    return tags_of(card.read_text(encoding="utf-8")) if card.is_file() else []
 
 
 def _subfolders(folder: Path) -> list[Path]:

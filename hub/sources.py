@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .errors import FilesError, NotFoundError
 from .files import Content, check_secrets, is_allowed
-from .index import load_index
+from .index import list_runs, load_index
 from .records import RunRecord
 from .store import Kind, Publication, Store, open_store
 from .tables import OnInvalid, read_records
@@ -64,7 +64,8 @@ def load_records(
 
     Args:
         source: a `.jsonl`, `.parquet` or `run.json` file; a folder that has one of them; the root of a local store, or
-            a sweep's folder of checkpoints (every `run.json` below); or a data set of the Hub, `org/sweep-runs`.
+            a sweep's folder of checkpoints (every `run.json` below); or a data set of the Hub, `org/sweep-runs`. If
+            the organisation has no such data set, the sweep's model repositories are read one by one.
         on_invalid: "raise" reports all broken rows in one error; "skip" leaves them out.
         problems: with "skip", one message per row left out is appended here.
 
@@ -78,7 +79,16 @@ def load_records(
         sweep = reference.name.removesuffix("-runs")
         if sweep == reference.name:
             raise NotFoundError(f"{source}: the index of a sweep is a data set whose name ends in -runs")
-        return load_index(reference.store, sweep, reference.revision, on_invalid=on_invalid, problems=problems)
+        store = reference.store
+        try:
+            return load_index(store, sweep, reference.revision, on_invalid=on_invalid, problems=problems)
+        except NotFoundError:
+            listed = (
+                list_runs(store, sweep, on_invalid=on_invalid, problems=problems) if not reference.revision else []
+            )
+            if not listed:
+                raise
+            return listed
     path = Path(str(source).removeprefix("file:"))
     if not path.is_dir():
         return read_records(path, on_invalid=on_invalid, problems=problems)

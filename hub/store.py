@@ -59,8 +59,8 @@ class Store(ABC):
         """The id under which the repository is known: `org/name` on the Hub, `name` in a folder."""
 
     @abstractmethod
-    def repos(self, kind: Kind, prefix: str = "") -> list[str]:
-        """The names of the repositories that start with `prefix`, sorted."""
+    def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
+        """The names of the repositories that start with `prefix` and whose card on `main` has the tag, sorted."""
 
     @abstractmethod
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:

@@ -33,9 +33,9 @@ def _from_location(location: str) -> tuple[list[Mapping[str, Any]], str]:
     organisation, _, name = location.removeprefix("hf://").partition("/")
     if not organisation or not name or "/" in name or location.startswith(("file:", ".", "/", "~")):
         raise RunsError(f"{location}: no such file or folder, and not a Hub data set of the form org/sweep-runs")
-    from hub import load_index, open_store
+    from hub import load_records
 
-    records = load_index(open_store(f"hf://{organisation}"), name.removesuffix("-runs"))
+    records = load_records(f"hf://{organisation}/{name.removesuffix('-runs')}-runs")
     return [record.model_dump() for record in records], location
 
 

@@ -1,4 +1,4 @@
-"""Pushing while training: complete in spite of faults, and when the Hub is down nothing is lost and the status says so.
+"""Pushing while training: complete in spite of faults; with the Hub down nothing is lost, and the status says so.
 
 `train.py` runs in a process of its own, against the loopback Hub.
 """
@@ -124,7 +124,7 @@ def test_a_hub_that_is_down_costs_nothing_but_the_exit_status(loopback, tiny, tm
 
 
 def test_a_run_that_is_stopped_ends_what_it_is_sending(loopback, tiny, tmp_path):
-    """SIGTERM comes while the first branch is on its way; it arrives, the rest is trained and pushed at the restart."""
+    """SIGTERM comes while the first branch is on its way: it arrives, though the second is not trained."""
     arguments = tiny(run__push_to_hub="hf://org", schedule__tokens=[1280, 100_000])
     loopback.faults.append(Fault(lambda request: request.api == "preupload", "delay", seconds=2.0))
     process = train(arguments, loopback, tmp_path)
