@@ -96,10 +96,10 @@ def _size_rows(record: RunRecord) -> list[tuple[str, object]]:
 
 
 def _result_rows(record: RunRecord) -> list[tuple[str, object]]:
-    window = count(record.train_loss_window_tokens)
+    window = f" over {count(record.train_loss_window_tokens)} tokens" if record.train_loss is not None else ""
     rows: list[tuple[str, object]] = [
         ("Held-out loss (nats/token, dropless)", decimal(record.eval_loss)),
-        ("Training loss (nats/token)", f"{decimal(record.train_loss)} over {window} tokens"),
+        ("Training loss (nats/token)", f"{decimal(record.train_loss)}{window}"),
     ]
     if record.experts > 1:
         rows.append(("Tokens dropped by the router", decimal(record.drop_rate)))
@@ -120,15 +120,20 @@ def _recipe_rows(record: RunRecord) -> list[tuple[str, object]]:
         ("Schedule (tokens)", f"warm-up {warmup}, decay {decay}, horizon {horizon}"),
         ("Global batch (sequences)", ramp or "–"),
         ("Optimizer", f"{optimizer.name}, {betas}, weight decay {optimizer.weight_decay:g}, clip {clip}"),
-        ("Precision, seed", f"{record.precision}, {record.seed}"),
-        ("Data", f"{data}, fingerprint {record.dataset.fingerprint})"),
-        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {record.tokenizer.fingerprint})"),
+        ("Precision, seed", f"{record.precision}, {_known(record.seed)}"),
+        ("Data", f"{data}, fingerprint {_known(record.dataset.fingerprint)})"),
+        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_known(record.tokenizer.fingerprint)})"),
     ]
 
 
 def _cost_rows(record: RunRecord) -> list[tuple[str, object]]:
     speed = f"{count(record.tokens_per_second)} tokens/s, MFU {decimal(record.mfu, 3)}"
+    hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
     return [
         ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
-        ("Hardware, wall time", f"{record.hardware}, {record.wall_time_seconds / 3600:.3g} h"),
+        ("Hardware, wall time", f"{_known(record.hardware)}, {hours}"),
     ]
+
+
+def _known(value: object) -> object:
+    return "–" if value is None else value

@@ -253,6 +253,9 @@ def _model_metadata(record: RunRecord, license: str, language: str) -> dict[str,
 def _loading_example(record: RunRecord) -> str:
     # Repository and branch match patterns without quotes, so they are safe inside the string literals.
     repo, branch = record.repo or repo_name(record), record.branch or branch_name(record)
+    source = "repo, revision=revision"
+    if record.tokenizer.fingerprint is None and _DATASET_ID.fullmatch(record.tokenizer.id):
+        source = f'"{record.tokenizer.id}"'  # by name only: its files are not part of the release
     return f"""Every run is a branch of its repository, so give the `revision`:
 
 ```python
@@ -260,7 +263,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 repo, revision = "{repo}", "{branch}"
 model = AutoModelForCausalLM.from_pretrained(repo, revision=revision, trust_remote_code=True, use_safetensors=True)
-tokenizer = AutoTokenizer.from_pretrained(repo, revision=revision)
+tokenizer = AutoTokenizer.from_pretrained({source})
 ```
 
 `trust_remote_code=True` runs the model's code from this revision; with the `modeling_switch_moe` package installed and

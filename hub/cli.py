@@ -19,6 +19,7 @@ from .errors import FilesError, HubError, PushErrors
 from .files import release_of
 from .index import load_index, push_index, push_repo_cards
 from .markdown import count, decimal
+from .published import REPOSITORY, PublishedRun, installed_converter, list_published, pull_published
 from .pull import pull_runs, select
 from .push import MAX_WORKERS, prepare, push_runs
 from .records import RunRecord
@@ -126,6 +127,38 @@ def runs(
             sys.stdout.write(record.to_json() + "\n")
     else:
         out.print(_table(sweep, chosen))
+
+
+@app.command()
+def published(
+    repository: Annotated[str, typer.Option(help="Where the checkpoints lie.")] = REPOSITORY,
+    revision: Annotated[str | None, typer.Option(help="Branch or commit.")] = None,
+) -> None:
+    """List the checkpoints that the paper's authors released, as arguments of pull-published."""
+    for run in list_published(repository, revision=revision):
+        tokens = count(run.tokens) if run.tokens else "–"
+        row = f"{run.d_model} {run.experts} {run.n_heads} {run.steps}  {tokens} tokens"
+        out.print(row, highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command("pull-published")
+def pull_published_command(
+    d_model: Annotated[int, typer.Argument(metavar="D", help="Width d_model.")],
+    experts: Annotated[int, typer.Argument(metavar="E", help="Number of experts.")],
+    heads: Annotated[int, typer.Argument(metavar="HEADS", help="Attention heads.")],
+    steps: Annotated[int, typer.Argument(metavar="STEPS", help="Optimizer steps.")],
+    to: Annotated[Path, typer.Option("--to", help="New or empty folder.")],
+    repository: Annotated[str, typer.Option(help="Where the checkpoints lie.")] = REPOSITORY,
+    revision: Annotated[str | None, typer.Option(help="Branch or commit; the commit goes into the record.")] = None,
+) -> None:
+    """Fetch one of the paper's checkpoints and convert it to a folder for from_pretrained, with its run record."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise FilesError(f"{to} exists and is not an empty folder; nothing was fetched")
+    convert = installed_converter()  # before gigabytes are fetched
+    run = PublishedRun(d_model, experts, heads, steps)
+    with log.status(f"fetching and converting {run.path}"):
+        commit = pull_published(run, to, convert, repository=repository, revision=revision)
+    out.print(f"{to} {repository}@{commit}", highlight=False, markup=False, soft_wrap=True)
 
 
 def run_folders(source: Path, depth: int = 4) -> list[Path]:

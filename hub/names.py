@@ -36,8 +36,10 @@ def branch_name(record: RunRecord) -> str:
     return f"step{record.steps:07d}-{base}" if record.status == "intermediate" else base
 
 
-def final_branch_name(tokens: int, seed: int) -> str:
+def final_branch_name(tokens: int, seed: int | None) -> str:
     """The branch name of a final run of that many tokens, for a caller that has no record yet."""
+    if seed is None:
+        return f"tokens{formatted_tokens(tokens)}"
     if seed < 0:
         raise RecordError(f"seed is {seed}, allowed in a branch name is a number from 0 on")
     return f"tokens{formatted_tokens(tokens)}-seed{seed}"

@@ -3,7 +3,7 @@
 `maciek-pioro/joint-moe-scaling-laws` has `<d_model>/<experts>/<heads>/<steps>.pt`, steps standing for the tokens that
 a run was trained on (512 sequences of 512 tokens per step, fewer in the first steps of the batch ramp). This module
 finds and fetches a file; what is inside is read and converted by a function that is handed in, because `hub` knows no
-model.
+model. A package that can convert announces its function as an entry point of the group `CONVERTERS`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from .atomic import sha256_of
-from .errors import IntegrityError, NotFoundError
+from .errors import FilesError, IntegrityError, NotFoundError
 from .transport import DEFAULT_TIMEOUT_SECONDS, Transport
 
 REPOSITORY = "maciek-pioro/joint-moe-scaling-laws"
@@ -30,7 +31,9 @@ STEP_TOKENS: Mapping[int, int] = {
 
 _PATH = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})/([1-9][0-9]{0,8})/([1-9][0-9]{0,8})\.pt")
 
-Convert = Callable[[Path, "PublishedRun", Path], object]
+CONVERTERS = "joint_moe_scaling_laws.converters"  # group of entry points; each is a `Convert`
+
+Convert = Callable[["PublishedFile", Path], object]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,31 @@ class PublishedRun:
         return STEP_TOKENS.get(self.steps)
 
 
+@dataclass(frozen=True)
+class PublishedFile:
+    """One of the authors' files, fetched: the run, the file on this machine, and where it is from."""
+
+    run: PublishedRun
+    path: Path
+    repository: str
+    commit: str
+
+
+def installed_converter() -> Convert:
+    """The converter that an installed package offers.
+
+    Raises:
+        FilesError: there is none.
+    """
+    for found in entry_points(group=CONVERTERS):
+        converter: Convert = found.load()
+        return converter
+    raise FilesError(
+        f"no installed package converts these checkpoints (entry points {CONVERTERS!r}); install "
+        "joint-moe-scaling-laws again with its training part"
+    )
+
+
 def list_published(
     repository: str = REPOSITORY, *, revision: str | None = None, **access: str | None
 ) -> list[PublishedRun]:
@@ -84,7 +112,7 @@ def pull_published(
     Args:
         run: which.
         destination: the folder that `convert` fills.
-        convert: called with the local `.pt` file, `run` and the destination; it must read the file as data only
+        convert: called with the `PublishedFile` and the destination; it must read the file as data only
             (`torch.load(..., weights_only=True)`).
         repository: where the files lie.
         revision: a branch or commit; default: the newest commit, which is then pinned for all requests.
@@ -111,7 +139,7 @@ def pull_published(
     expected = files[run.path].lfs.sha256 if files[run.path].lfs else None
     if expected is not None and (found := sha256_of(Path(local))) != expected:
         raise IntegrityError(f"{run.path} was received with sha256 {found}, the Hub says {expected}")
-    convert(Path(local), run, Path(destination))
+    convert(PublishedFile(run, Path(local), repository, str(info.sha)), Path(destination))
     return str(info.sha)
 
 

@@ -77,18 +77,18 @@ class OptimizerSettings(_Part):
 
 
 class DatasetReference(_Part):
-    """A data set by its id (of the Hub, or a plain name), commit and content fingerprint."""
+    """A data set by its id (of the Hub, or a plain name), commit and content fingerprint (null: not known)."""
 
     id: Line
     revision: Line | None = None
-    fingerprint: Line
+    fingerprint: Line | None
 
 
 class TokenizerReference(_Part):
-    """A tokenizer by its id (of the Hub, or a plain name) and content fingerprint."""
+    """A tokenizer by its id (of the Hub, or a plain name) and content fingerprint (null: not known)."""
 
     id: Line
-    fingerprint: Line
+    fingerprint: Line | None
 
 
 class RunRecord(_Part):
@@ -100,7 +100,8 @@ class RunRecord(_Part):
     seconds; `drop_rate` and `mfu` as fractions; `expert_load_max_over_mean` is 1 when experts are evenly loaded.
 
     `train_loss` is the mean over the last `train_loss_window_tokens`; `eval_loss` is held-out and dropless. A run with
-    `status="diverged"` may have no losses: values that are not finite are stored as null.
+    `status="diverged"` may have no losses: values that are not finite are stored as null. A run of somebody else, of
+    which not all is known, has null for the rest; a `train_loss_window_tokens` of 0 says that its loss is not known.
 
     Raises:
         RecordError: one line per offending field, with the value and what is allowed.
@@ -136,16 +137,16 @@ class RunRecord(_Part):
 
     schedule: Schedule
     optimizer: OptimizerSettings
-    seed: Integer
+    seed: Integer | None
     precision: Line
     dataset: DatasetReference
     tokenizer: TokenizerReference
 
     training_flops: Real
-    tokens_per_second: Real
+    tokens_per_second: Real | None
     mfu: Real | None = None
-    hardware: Line
-    wall_time_seconds: Real
+    hardware: Line | None
+    wall_time_seconds: Real | None
 
     versions: Annotated[dict[Line, Line], Field(max_length=64)]
     code_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,64}(?:[-+]dirty)?$")] | None = None
@@ -247,8 +248,8 @@ def _contradictions(record: RunRecord) -> list[str]:
         problems.append(f"n_total is {record.n_total}, allowed is at least n_active {record.n_active}")
     if record.experts == 1 and record.n_total != record.n_active:
         problems.append(f"n_total is {record.n_total}, allowed with experts 1 is n_active {record.n_active}")
-    if record.status != "diverged" and record.train_loss is None:
-        problems.append('train_loss is null, allowed only with status "diverged"')
+    if record.status != "diverged" and record.train_loss is None and record.train_loss_window_tokens:
+        problems.append('train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0')
     if record.branch_point_tokens is not None and record.parent_run_id is None:
         problems.append("branch_point_tokens is set, allowed only with a parent_run_id")
     if record.branch_point_tokens is not None and record.branch_point_tokens > record.tokens:

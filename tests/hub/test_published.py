@@ -11,7 +11,7 @@ import torch
 
 from hub import PublishedRun, list_published, pull_published
 from hub.errors import IntegrityError, NotFoundError
-from hub.published import REPOSITORY, STEP_TOKENS
+from hub.published import REPOSITORY, STEP_TOKENS, PublishedFile
 
 from .loopback import Fault, LoopbackHub
 
@@ -24,10 +24,10 @@ def _checkpoint() -> bytes:
     return buffer.getvalue()
 
 
-def _convert(file: Path, run: PublishedRun, destination: Path) -> None:
-    content = torch.load(file, weights_only=True)
+def _convert(file: PublishedFile, destination: Path) -> None:
+    content = torch.load(file.path, weights_only=True)
     destination.mkdir()
-    (destination / "seen.txt").write_text(f"{run.tokens} {content['model']['head.weight'].sum().item()}")
+    (destination / "seen.txt").write_text(f"{file.run.tokens} {content['model']['head.weight'].sum().item()}")
 
 
 @pytest.fixture
