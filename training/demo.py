@@ -26,11 +26,12 @@ import yaml
 from rich.console import Console
 from rich.panel import Panel
 
-from hub import RunRecord, open_store, push_index, push_run
+from hub import RunRecord, open_store, push_index, push_repo_cards, push_runs
 from scaling_law import JointLaw, OptimalTable, fit, load_runs
 
 from . import demo_report, documentation_corpus, files
 from .documentation_corpus import CorpusReport
+from .release_sweep import JudgedLaw, release_law
 from .sweep_file import Sweep
 from .sweep_plan import plan_table
 from .sweep_run import run_sweep, sweep_progress
@@ -163,15 +164,12 @@ class Demo:
 
     def release(self, sweep: Sweep) -> list[RunRecord]:
         """Push every finished run to the local hub, then the index; what is there already is left alone."""
-        from rich.progress import track
-
         store = open_store(self.folder / "hub")
         folders = [folder for run in sweep.runs for folder in run.finished()]
-        released = [
-            push_run(store, folder, RunRecord.load(folder))
-            for folder in track(folders, "releasing", console=self.console, transient=True)
-        ]
+        with self.console.status("releasing"):
+            released = push_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
         index = push_index(store, sweep.name, released)
+        push_repo_cards(store, sweep.name, [record.repo for record in released])
         size = sum(path.stat().st_size for path in (self.folder / "hub").rglob("*.safetensors"))
         repos = len({record.repo for record in released})
         self.console.print(
@@ -182,7 +180,7 @@ class Demo:
         return released
 
     def fit(self, sweep: Sweep) -> demo_report.Fitted:
-        """Fit the joint law to the released records, with a bootstrap over trunks, and keep it beside the release."""
+        """Fit the joint law to the released records, with a bootstrap over trunks, and release the law with them."""
         runs = load_runs(self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main", loss="eval_loss")
         result = fit(runs, law="joint")
         bootstrap = result.bootstrap(self.settings.bootstrap_resamples, seed=0)
@@ -191,6 +189,7 @@ class Demo:
         trust = demo_report.trust(fitted)
         self.console.print(Panel(trust, title="How far can this fit be trusted?", border_style="yellow"))
         bootstrap.law.save_pretrained(self.folder / "law")
+        release_law(open_store(self.folder / "hub"), sweep.name, JudgedLaw(bootstrap.law, runs, fitted=True))
         return fitted
 
     def query(self, fitted: demo_report.Fitted) -> OptimalTable:
