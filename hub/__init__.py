@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         RecordError,
         UnavailableError,
     )
+    from .files import run_folders
     from .hub_store import HubStore
     from .index import describe_index, list_runs, load_index, push_index, push_repo_cards
     from .local_store import LocalStore
@@ -58,6 +59,7 @@ _HOME = {
         "RecordError",
         "UnavailableError",
     ),
+    "files": ("run_folders",),
     "hub_store": ("HubStore",),
     "index": ("describe_index", "list_runs", "load_index", "push_index", "push_repo_cards"),
     "local_store": ("LocalStore",),
@@ -81,6 +83,7 @@ __all__ = [  # noqa: RUF022 - sorted as a person reads them
     "HubStore",
     "Publication",
     "open_store",
+    "run_folders",
     "push_run",
     "push_runs",
     "push_index",

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .errors import FilesError, HubError, PushErrors
-from .files import release_of
+from .files import release_of, run_folders
 from .index import load_index, push_index, push_repo_cards
 from .markdown import count, decimal
 from .published import REPOSITORY, PublishedRun, installed_converter, list_published, pull_published
@@ -159,25 +159,6 @@ def pull_published_command(
     with log.status(f"fetching and converting {run.path}"):
         commit = pull_published(run, to, convert, repository=repository, revision=revision)
     out.print(f"{to} {repository}@{commit}", highlight=False, markup=False, soft_wrap=True)
-
-
-def run_folders(source: Path, depth: int = 4) -> list[Path]:
-    """The folders with a run.json at or below `source`, sorted.
-
-    Raises:
-        FilesError: there is none.
-    """
-    if not source.is_dir():
-        raise FilesError(f"there is no folder {source}")
-    found = [source] if (source / "run.json").is_file() else []
-    level = [source]
-    for _ in range(0 if found else depth):
-        level = [entry for folder in level for entry in sorted(folder.iterdir()) if entry.is_dir()]
-        level = [entry for entry in level if not entry.name.startswith(".")]
-        found += [entry for entry in level if (entry / "run.json").is_file()]
-    if not found:
-        raise FilesError(f"{source} has no run.json, nor has a folder in it (looked {depth} levels down)")
-    return sorted(found)
 
 
 def _announce(store: Store, sweep: str, commit: str, records: list[RunRecord], tag: str, collection: bool) -> None:

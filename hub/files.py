@@ -98,6 +98,26 @@ def release_of(folder: str | Path) -> Release:
     return Release(folder, files, {name: atomic.sha256_of(files[name]) for name in weights}, skipped)
 
 
+def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
+    """The folders with a run.json at or below `source`, sorted.
+
+    Raises:
+        FilesError: there is none.
+    """
+    source = Path(source)
+    if not source.is_dir():
+        raise FilesError(f"there is no folder {source}")
+    found = [source] if (source / "run.json").is_file() else []
+    level = [source]
+    for _ in range(0 if found else depth):
+        level = [entry for folder in level for entry in sorted(folder.iterdir()) if entry.is_dir()]
+        level = [entry for entry in level if not entry.name.startswith(".")]
+        found += [entry for entry in level if (entry / "run.json").is_file()]
+    if not found:
+        raise FilesError(f"{source} has no run.json, nor has a folder in it (looked {depth} levels down)")
+    return sorted(found)
+
+
 def check_secrets(files: Mapping[str, Content]) -> None:
     """Refuse text that holds an access token.
 

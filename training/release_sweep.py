@@ -30,8 +30,8 @@ from hub import (
     push_index,
     push_repo_cards,
     push_runs,
+    run_folders,
 )
-from hub.cli import run_folders
 from hub.errors import FilesError
 from hub.markdown import escaped, table
 from hub.push import MAX_WORKERS

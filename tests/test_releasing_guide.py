@@ -1,0 +1,81 @@
+"""What docs/releasing.md shows must work: its Python is run, its commands with a folder in the place of the Hub."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hub import load_index, open_store
+from hub.published import PublishedRun
+from training.configuration import parse_command_line
+from training.run import Run, main
+
+ROOT = Path(__file__).parent.parent
+GUIDE = (ROOT / "docs" / "releasing.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, flags=re.DOTALL)
+COMMANDS = [line for language, code in BLOCKS if language == "bash" for line in code.splitlines()]
+
+
+@pytest.fixture
+def trained(tiny, tmp_path, monkeypatch):
+    """A finished run in runs/ and its configuration in run.yaml."""
+    monkeypatch.chdir(tmp_path)
+    arguments = tiny(run__output_dir="runs/one", run__sweep="my-sweep")
+    arguments.save(tmp_path / "run.yaml")
+    assert Run(arguments).execute() == 0
+    return arguments
+
+
+def shell(line: str) -> subprocess.CompletedProcess:
+    """A command of the guide with a folder in the place of the Hub (a tag and a collection are for the Hub only)."""
+    line = line.replace("hf://my-org", "my-releases").replace(" --tag v1 --collection", "")
+    words = [sys.executable if word == "python" else word for word in shlex.split(line)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_training_pushes(tiny, tmp_path, monkeypatch):
+    (command,) = [line for line in COMMANDS if "train.py" in line]
+    monkeypatch.chdir(tmp_path)
+    tiny(run__output_dir="runs/one", run__sweep="my-sweep").save(tmp_path / "run.yaml")
+    words = shlex.split(command.replace("hf://my-org", "my-releases"))
+    assert words[:3] == ["accelerate", "launch", "train.py"]
+    assert parse_command_line([*words[3:], "--run.private", "true"]).run.private
+    assert main(words[3:]) == 0
+    assert len(load_index(open_store("my-releases"), "my-sweep")) == 2
+
+
+def test_commands_and_python_in_their_order(trained, capsys):
+    """Everything but the training, the law that was fitted before, and the paper's checkpoints."""
+    for line in COMMANDS:
+        if "train.py" not in line and "--law" not in line and "published" not in line:
+            done = shell(line)
+            assert done.returncode == 0, (line, done.stderr)
+    assert len(list(Path("checkpoints").glob("my-sweep-d64-E4/*/model.safetensors"))) == 2
+    namespace: dict = {}
+    for code in (code for language, code in BLOCKS if language == "python"):
+        exec(compile(code, "releasing.md", "exec"), namespace)
+    assert len(namespace["records"]) == 2
+    assert len(namespace["runs"]) == 2
+    assert "my-sweep-d64-E4" in capsys.readouterr().out
+
+
+def test_the_commands_for_the_papers_checkpoints_exist():
+    lines = [line for line in COMMANDS if "published" in line]
+    assert [shlex.split(line)[3] for line in lines] == ["published", "pull-published"]
+    for line in lines:
+        done = shell(" ".join(line.split()[:4]) + " --help")
+        assert done.returncode == 0, done.stderr
+    run = PublishedRun(*map(int, shlex.split(lines[1])[4:8]))
+    assert run.tokens == 2_000_000_000
+
+
+def test_exit_statuses_are_those_of_the_code():
+    from training.release import RELEASE_INCOMPLETE
+
+    rows = re.findall(r"^\| ([\d n+]+) \|", GUIDE, flags=re.MULTILINE)
+    assert rows == ["0", "1", "2", str(RELEASE_INCOMPLETE), "128 + n"]
