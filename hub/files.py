@@ -40,8 +40,8 @@ _NAMES = frozenset(
 _PATTERNS = (WEIGHTS, re.compile(r"[a-z_][a-z0-9_]*\.py"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)"))
 # The same list as shell patterns, for downloads; `is_allowed` is the exact one.
 ALLOW_PATTERNS = (*sorted(_NAMES), "*.safetensors", "*.py", "*.png", "*.svg")
-_BINARY_SUFFIXES = (".safetensors", ".png", ".model", ".parquet")
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
+_MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 _MAX_FILES = 1000
 
 Content = Path | bytes  # a file on this machine, or its bytes
@@ -119,20 +119,27 @@ def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
 
 
 def check_secrets(files: Mapping[str, Content]) -> None:
-    """Refuse text that holds an access token.
+    """Refuse what holds an access token: in a text, in the texts of a picture, in the header of a weights file.
 
     Raises:
         FilesError: names the file; the token is not repeated.
     """
     for name, content in files.items():
-        if name.endswith(_BINARY_SUFFIXES):
-            continue
-        size = len(content) if isinstance(content, bytes) else content.stat().st_size
-        if size > _MAX_TEXT_BYTES:
-            raise FilesError(f"{name}: {size:,} bytes, allowed for a text file are {_MAX_TEXT_BYTES:,}")
-        data = content if isinstance(content, bytes) else content.read_bytes()
-        if contains_token(data.decode("utf-8", "replace")):
+        if contains_token(_searched(name, content).decode("utf-8", "replace")):
             raise FilesError(f"{name} holds what looks like an access token; take it out before pushing")
+
+
+def _searched(name: str, content: Content) -> bytes:
+    """The part of a file that can hold a text: of weights the header, of all others everything."""
+    if name.endswith(".safetensors"):
+        if isinstance(content, bytes):
+            return content[8 : 8 + int.from_bytes(content[:8], "little")]
+        with content.open("rb") as file:
+            return file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    if size > _MAX_TEXT_BYTES:
+        raise FilesError(f"{name}: {size:,} bytes, allowed for a file without weights are {_MAX_TEXT_BYTES:,}")
+    return content if isinstance(content, bytes) else content.read_bytes()
 
 
 def safetensors_header(path: Path) -> dict[str, tuple[int, ...]]:
@@ -148,7 +155,7 @@ def safetensors_header(path: Path) -> dict[str, tuple[int, ...]]:
 def parse_safetensors_header(prefix: bytes, read: object, size: int, name: str) -> dict[str, tuple[int, ...]]:
     """Parse a header; `prefix` are the first 8 bytes (its length, little endian), `read(n)` gives the next n bytes."""
     length = int.from_bytes(prefix, "little")
-    if len(prefix) != 8 or not 2 <= length <= min(size - 8, 100_000_000) or not callable(read):
+    if len(prefix) != 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES) or not callable(read):
         raise FilesError(f"{name} is not a safetensors file: its header says {length} of {size} bytes")
     try:
         header = strict_json.loads(read(length), what=name, max_bytes=length)

@@ -220,8 +220,11 @@ def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecor
 
 
 def _refuse_shared_weights(records: Iterable[RunRecord]) -> None:
-    """Two runs with byte-equal weights are one checkpoint released twice."""
-    listed = [record for record in records if record.weights_sha256]
+    """Two runs with byte-equal weights are one checkpoint released twice.
+
+    Only where a trunk diverged, all its branches end there, with the same weights.
+    """
+    listed = [record for record in records if record.weights_sha256 and record.status != "diverged"]
     counts = Counter(tuple(sorted((record.weights_sha256 or {}).items())) for record in listed)
     for weights, count in counts.items():
         if count > 1:

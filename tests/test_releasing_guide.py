@@ -78,4 +78,4 @@ def test_exit_statuses_are_those_of_the_code():
     from training.release import RELEASE_INCOMPLETE
 
     rows = re.findall(r"^\| ([\d n+]+) \|", GUIDE, flags=re.MULTILINE)
-    assert rows == ["0", "1", "2", str(RELEASE_INCOMPLETE), "128 + n"]
+    assert rows == ["0", "1", "2", "3", str(RELEASE_INCOMPLETE), "128 + n"]

@@ -18,7 +18,7 @@ from hub.records import RunRecord
 CURVE, LOAD = "training_curve.png", "expert_load.png"
 CAPTIONS = {
     CURVE: "Training loss against tokens: the trunk up to the branch point, and the decay",
-    LOAD: "Tokens routed to each expert in each layer during the decay, relative to an even load",
+    LOAD: "Tokens routed to each expert in each layer at the end of training, relative to an even load",
 }
 _POINTS = 300  # of a curve; a longer log is averaged over equal shares of its steps
 _COLOURS = {"trunk": "#4c78a8", "decay": "#e45756"}
@@ -26,14 +26,15 @@ _COLOURS = {"trunk": "#4c78a8", "decay": "#e45756"}
 
 def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[str, bytes]:
     """PNGs by file name; those that the logs have nothing for (one expert, no lines) are left out."""
-    split = record.branch_point_tokens or 0
+    split = record.tokens if record.branch_point_tokens is None else record.branch_point_tokens
     trunk = [line for line in _lines(trunk_log) if line["tokens"] <= split]
     branch = [line for line in _lines(branch_log) if line["tokens"] <= record.tokens]
     pictures = {}
     curves = {"trunk": _curve(trunk), "decay": _curve(branch)}
     if any(len(tokens) for tokens, _ in curves.values()):
         pictures[CURVE] = _training_curve(curves, record)
-    routed = [line["tokens_per_expert"] for line in branch if line.get("tokens_per_expert")]
+    last = branch or trunk[-max(1, len(trunk) // 10) :]  # an intermediate model lies on the trunk
+    routed = [line["tokens_per_expert"] for line in last if line["tokens_per_expert"]]
     if record.experts > 1 and routed:
         pictures[LOAD] = _expert_load(np.sum(routed, axis=0, dtype=float))
     return pictures

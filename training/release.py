@@ -23,7 +23,7 @@ from .pictures import CAPTIONS, run_pictures
 
 logger = logging.getLogger(__name__)
 
-RELEASE_INCOMPLETE = 3  # exit status: everything was trained and is saved, not everything was pushed
+RELEASE_INCOMPLETE = 4  # exit status: everything was trained and is saved, not everything was pushed
 
 
 def write_card(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path) -> None:

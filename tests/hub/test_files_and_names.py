@@ -145,3 +145,18 @@ def test_names_of_a_run() -> None:
     assert branch_name(make_record(status="intermediate", steps=1000)) == "step0001000-tokens001.5M-seed0"
     with pytest.raises(RecordError, match="seed is -1"):
         branch_name(make_record(seed=-1))
+
+
+@pytest.mark.parametrize("name", ["curve.png", "curve.svg", "tokenizer.model", "model.safetensors", "notes.py"])
+def test_a_token_is_found_in_every_kind_of_file(checkpoint: Checkpoint, name: str) -> None:
+    """In a picture's text chunk, and in the metadata of weights, too."""
+    folder = checkpoint()
+    token = "hf_" + "q" * 34
+    if name == "model.safetensors":
+        header = json.dumps({"__metadata__": {"note": token}}).encode()
+        (folder / name).write_bytes(len(header).to_bytes(8, "little") + header)
+    else:
+        (folder / name).write_bytes(b"\x89PNG\r\n\x1a\n\x00tEXtnote\x00" + token.encode() + b"\xff\x00")
+    with pytest.raises(FilesError, match=f"{name} holds what looks like an access token") as caught:
+        release_of(folder)
+    assert token not in str(caught.value)

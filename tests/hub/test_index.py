@@ -11,7 +11,7 @@ import pytest
 
 from hub import describe_index, list_runs, load_index, load_records, push_index, push_repo_cards, push_run
 from hub.cards import check_metadata, tags_of
-from hub.errors import FilesError, NotFoundError, RecordError
+from hub.errors import ConflictError, FilesError, NotFoundError, RecordError
 from hub.records import RunRecord
 from hub.store import Store
 
@@ -211,3 +211,14 @@ def test_a_card_of_a_folder_is_put_right_at_its_place_and_else_left_alone(
     assert f'repo, revision = "{store.repo_id("demo-d64-E4")}", "{pushed.branch}"' in card
     assert "| next |" in card
     assert "4.2500 (measured − predicted = +0.0625)" in card
+
+
+def test_branches_of_a_trunk_that_diverged_share_its_weights(store: Store, checkpoint: Checkpoint) -> None:
+    """The same checkpoint stands for each of them; of runs that did not diverge, that is refused."""
+    folder = checkpoint()
+    diverged = {"status": "diverged", "train_loss": None, "eval_loss": None, "parent_run_id": "trunk"}
+    pushed = [push_run(store, folder, make_record(run_id=f"run{number}", **diverged)) for number in range(2)]
+    push_index(store, "demo", pushed)
+    assert [record.run_id for record in load_index(store, "demo")] == ["run0", "run1"]
+    with pytest.raises(ConflictError, match="same weights"):
+        push_index(store, "demo", [record.replaced(status="final", train_loss=1.0) for record in pushed])

@@ -77,3 +77,20 @@ def test_the_trunk_is_shown_up_to_the_branch_point(logs):
     later = RECORD.replaced(branch_point_tokens=600_000)
     assert run_pictures(later, *logs)[CURVE] != run_pictures(RECORD, *logs)[CURVE]
     assert run_pictures(later, *logs)[LOAD] == run_pictures(RECORD, *logs)[LOAD]
+
+
+def test_an_intermediate_model_shows_the_trunk(logs, tmp_path):
+    """Its load is that of the last steps before it."""
+    tokens = np.arange(1000, 100_001, 1000)
+    before = [[9, 1]] * 50 + [[5, 5]] * 50
+    lines = [
+        {"step": i, "tokens": int(t), "loss": 5.0 - i / 50, "tokens_per_expert": [routed]}
+        for i, (t, routed) in enumerate(zip(tokens, before, strict=True))
+    ]
+    log = tmp_path / "trunk.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = make_record(status="intermediate", experts=2, tokens=100_000)
+    even = run_pictures(record, log, tmp_path / "none.jsonl")
+    uneven = run_pictures(record.replaced(tokens=50_000), log, tmp_path / "none.jsonl")
+    assert set(even) == set(uneven) == {CURVE, LOAD}
+    assert even[LOAD] != uneven[LOAD]

@@ -110,7 +110,7 @@ def test_a_hub_that_is_down_costs_nothing_but_the_exit_status(loopback, tiny, tm
     arguments = tiny(run__push_to_hub="hf://org")
     loopback.faults.append(Fault(lambda request: True, "status", 403, times=10**9))
     status, output = finished(train(arguments, loopback, tmp_path))
-    assert status == RELEASE_INCOMPLETE == 3, output
+    assert status == RELEASE_INCOMPLETE == 4, output
     assert "the release in hf://org is not complete" in output
     assert "injected fault" in output
     assert len(list(Path(arguments.run.output_dir).glob("*/model/model.safetensors"))) == 2
