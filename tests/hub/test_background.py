@@ -8,10 +8,12 @@ from concurrent.futures import Future
 import pytest
 
 from hub import BackgroundPusher, PushErrors, load_index
+from hub.errors import UnavailableError
 from hub.records import RunRecord
 from hub.store import Store
 
-from .conftest import Checkpoint
+from .conftest import Checkpoint, hub_store
+from .loopback import TOKEN, Fault, LoopbackHub
 from .samples import make_record
 
 
@@ -63,3 +65,32 @@ def test_an_error_of_the_training_is_not_hidden_by_one_of_a_push(store: Store, c
     assert running.result().run_id == "a"
     assert waiting.cancelled()
     assert [record.run_id for record in load_index(store, "demo")] == ["a"]
+
+
+def test_what_failed_while_the_hub_was_away_is_pushed_at_the_end(
+    loopback: LoopbackHub, checkpoint: Checkpoint
+) -> None:
+    """And each repository gets its card on main, once."""
+    pusher = BackgroundPusher(hub_store(loopback, attempts=2), "demo")
+    away = Fault(lambda request: True, "status", 503, times=10**9)
+    loopback.faults.append(away)
+    first = pusher.submit(checkpoint("first"), make_record(run_id="first"))
+    assert isinstance(first.exception(60), UnavailableError)
+    loopback.faults.clear()
+    pusher.submit(checkpoint("second", weight=2.0), make_record(run_id="second", seed=1))
+    assert [record.run_id for record in pusher.close()] == ["first", "second"]
+    assert [record.run_id for record in load_index(hub_store(loopback), "demo")] == ["first", "second"]
+    repo = loopback.state.repository("model", "org/demo-d64-E4")
+    assert [commit.title for commit in repo.history("main")] == ["List the revisions", "initial commit"]
+
+
+def test_a_token_in_an_error_is_not_repeated(store: Store, checkpoint: Checkpoint) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError(f"bad header: Bearer {TOKEN}")
+
+    store.publish = refuse  # type: ignore[method-assign,assignment]
+    pusher = BackgroundPusher(store, "demo")
+    pusher.submit(checkpoint(), make_record(run_id="a"))
+    with pytest.raises(PushErrors, match="Bearer <token>") as caught:
+        pusher.close()
+    assert TOKEN not in f"{caught.value} {caught.value!r}"

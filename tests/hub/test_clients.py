@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from hub import load_index, push_index, push_run
+from hub import load_index, push_index, push_repo_cards, push_run
 from hub.tables import to_jsonl
 
 from .conftest import hub_store
@@ -43,11 +43,18 @@ assert logits[0] == logits[1]
 table = load_dataset(index, split="train").to_pandas()
 card = HfApi().model_info(repo, revision=revision).card_data
 found = [model.id for model in HfApi().list_models(author="org", filter="sweep:demo")]
+try:
+    AutoModelForCausalLM.from_pretrained("org/demo-d128-E4", trust_remote_code=True)
+    refusal = "main was loaded"
+except Exception as error:
+    refusal = f"{type(error).__name__}: {error}"
 print(json.dumps({
     "module": type(model).__module__,
     "logits": logits[0],
     "rows": [table["run_id"].tolist(), table["n_active"].tolist(), table["eval_loss"].tolist()],
     "library": card.library_name,
+    "found": found,
+    "refusal": refusal,
     "results": [(result.metric_type, result.metric_value) for result in card.eval_results],
 }))
 """
@@ -64,7 +71,11 @@ def test_transformers_and_datasets_load_a_release(loopback: LoopbackHub, tmp_pat
     loopback.state.put("model", "org/demo-d64-E4", "main", {"model.safetensors": b"not these"})
     store = hub_store(loopback)
     pushed = push_run(store, tmp_path / "saved", make_record())
+    other = push_run(store, tmp_path / "saved", make_record(run_id="wide", d_model=128, sweep="demo", seed=7))
     push_index(store, "demo", [pushed, make_record(run_id="second", seed=1, eval_loss=None)])
+    # The index lists each checkpoint once; for the card on main, the other one stands in an index of its own.
+    loopback.state.put("dataset", "org/wide-runs", "main", {"runs.jsonl": other.to_json().encode() + b"\n"})
+    push_repo_cards(store, "wide", [other.repo or ""])
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
         **{"HF_ENDPOINT": loopback.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
@@ -86,5 +97,8 @@ def test_transformers_and_datasets_load_a_release(loopback: LoopbackHub, tmp_pat
     assert seen["rows"][:2] == [[first.run_id, second.run_id], [118_784, 118_784]]
     assert seen["rows"][2][0] == first.eval_loss
     assert seen["library"] == "transformers"
+    assert seen["found"] == ["org/demo-d128-E4"]  # by the tag of the card on main
+    assert "config.json" in seen["refusal"]  # main has a card and nothing to load
+    assert "org/demo-d128-E4" in seen["refusal"]
     assert seen["results"][0] == ["loss", 4.3125]
     assert to_jsonl([first, second]) == store.read("dataset", "demo-runs", "runs.jsonl")
