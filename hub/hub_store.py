@@ -248,13 +248,14 @@ class HubStore(Store):
 
     def _base(self, repo: str, known: _Repository) -> str:
         """The repository's first commit, which holds nothing of any run; every branch starts from it."""
-        if known.base is None:
-            repo_id = self.repo_id(repo)
-            base = self.transport.call(lambda: self._api.list_repo_commits(repo_id))[-1].commit_id
-            # Only a squashed history has files in its first commit; a release removes them from its branch.
-            known.base_files = tuple(path for path in self._tree("model", repo, base) if path not in _OWN_FILES)
-            known.base = base
-        return known.base
+        with self._lock:  # one thread asks for all
+            if known.base is None:
+                repo_id = self.repo_id(repo)
+                base: str = self.transport.call(lambda: self._api.list_repo_commits(repo_id))[-1].commit_id
+                # Only a squashed history has files in its first commit; a release removes them from its branch.
+                known.base_files = tuple(path for path in self._tree("model", repo, base) if path not in _OWN_FILES)
+                known.base = base
+            return known.base
 
     def _start_branch(self, repo: str, branch: str, known: _Repository) -> str:
         """Make the branch; returns its head, which is another's commit if someone was faster."""

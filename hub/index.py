@@ -15,7 +15,7 @@ from functools import partial
 from .errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
 from .files import Content, check_secrets, is_allowed
 from .markdown import block_of, replace_block
-from .names import branch_name, index_name, repo_name
+from .names import branch_name, index_name
 from .records import RunRecord
 from .store import Publication, Store
 from .strict_json import MAX_RECORD_BYTES
@@ -118,7 +118,7 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str]) -> None:
     for _ in range(_MAX_REWRITES):
         rows = parse_records(before, name=JSONL_NAME, on_invalid="skip")
         for name in names:
-            there = [row for row in rows if (row.repo or repo_name(row)).rpartition("/")[2] == name]
+            there = [row for row in rows if row.commit and row.repo and row.repo.rpartition("/")[2] == name]
             if there:
                 store.update("model", name, (CARD_NAME,), partial(_repo_card, there), "List the revisions")
         now = store.read("dataset", index_name(sweep), JSONL_NAME)

@@ -146,7 +146,7 @@ def release_files(
     from .cards import check_metadata, located, model_card
 
     if card is None and "README.md" in release.files:
-        card = release.files["README.md"].read_text(encoding="utf-8")
+        card = release.files["README.md"].read_bytes().decode("utf-8", "replace")
     if card is None:
         card = model_card(record, pictures=tuple(name for name in files if name.endswith((".png", ".svg"))))
     card = located(card, record, siblings=siblings, predicted_loss=predicted_loss)

@@ -70,6 +70,18 @@ def test_all_arrive_in_the_order_given(store: Store, runs: Runs, workers: int) -
     assert f"{store.repo_id('demo-d128-E4')}@" in card.replace("\\", "")
 
 
+def test_threads_ask_once_for_what_they_share(loopback: LoopbackHub, runs: Runs) -> None:
+    """Into repositories that were there before: create and refs, commits and tree of each, then three calls a run."""
+    for repo in ("org/demo-d64-E4", "org/demo-d128-E4"):
+        loopback.state.put("model", repo, "main", {"notes.txt": b"x"})
+    push_runs(hub_store(loopback), runs, workers=6)
+    calls = loopback.api_calls()
+    assert {name: calls.count(name) for name in set(calls)} == {
+        **{"create": 2, "refs": 2, "commits": 2, "tree": 2},
+        **{"branch": RUNS, "preupload": RUNS, "commit": RUNS},
+    }
+
+
 @pytest.mark.parametrize("kind", ["status", "drop", "lose", "429"])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_every_seventh_request_fails(loopback: LoopbackHub, runs: Runs, kind: str, workers: int) -> None:
