@@ -16,7 +16,13 @@ _MAX_RELATIVE_ROUNDING = 1e-3
 
 def repo_name(record: RunRecord) -> str:
     """The name of the run's model repository, without organisation."""
-    return f"{record.sweep}-d{record.d_model}-E{record.experts}"
+    return f"{record.sweep}-{size_name(record.d_model, record.experts, record.n_blocks, record.n_heads)}"
+
+
+def size_name(d_model: int, experts: int, n_blocks: int, n_heads: int) -> str:
+    """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64."""
+    on_rule = 64 * n_blocks == 64 * n_heads == d_model
+    return f"d{d_model}{'' if on_rule else f'-b{n_blocks}-h{n_heads}'}-E{experts}"
 
 
 def index_name(sweep: str) -> str:

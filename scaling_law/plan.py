@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from scaling_law.architecture import Architecture
+from scaling_law.batch_ramp import PAPER_STAGES, BatchRamp, RampStage
 from scaling_law.laws import JointLaw
 from scaling_law.learning_rate import LearningRateLaw
 from scaling_law.units import format_bytes, format_count
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SEQUENCE_LENGTH = 512
-BATCH_RAMP: tuple[tuple[float, int], ...] = ((0.0, 128), (0.5e9, 256), (1e9, 512))  # from tokens on: sequences
 WARMUP_TOKENS, WARMUP_SHARE = 130e6, 0.1  # the paper's warm-up, and the share of a short run it may take
 DECAY_FRACTION = 0.2
 ADAM_BYTES = 12.0  # fp32 master weights and two moments
@@ -30,14 +30,14 @@ GRADIENT_BYTES = 4.0
 @dataclass(frozen=True)
 class Plan:
     """A run to launch. Tokens, FLOPs, bytes, hours; `branches` are the token counts of the trunk's decay branches,
-    the longest last; `batch_ramp` pairs (from tokens on, sequences); `loss` the law's prediction in nats."""
+    the longest last; `loss` is the law's prediction in nats."""
 
     architecture: Architecture
     tokens: int
     branches: tuple[int, ...]
     steps: int
     sequence_length: int
-    batch_ramp: tuple[tuple[int, int], ...]
+    batch_ramp: tuple[RampStage, ...]
     warmup_tokens: int
     decay_tokens: int
     learning_rate: float
@@ -70,7 +70,7 @@ class Plan:
                 "tokens": list(self.branches),
                 "warmup_tokens": self.warmup_tokens,
                 "decay_fraction": DECAY_FRACTION,
-                "batch_ramp": [f"{start}:{sequences}" for start, sequences in self.batch_ramp],
+                "batch_ramp": [f"{stage.from_tokens}:{stage.sequences}" for stage in self.batch_ramp],
             },
             "optimizer": {"learning_rate": self.learning_rate},
         }
@@ -97,7 +97,7 @@ class Plan:
     def _lines(self) -> list[tuple[str, str]]:
         a = self.architecture
         interval = "" if self.loss_interval is None else " ({:.4f}…{:.4f})".format(*self.loss_interval)
-        ramp = ", ".join(f"{sequences} from {format_count(start)}" for start, sequences in self.batch_ramp)
+        ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
         return [
@@ -127,7 +127,7 @@ def plan(
     gpu_flops: float = 989e12,
     mfu: float = 0.4,
     sequence_length: int = SEQUENCE_LENGTH,
-    batch_ramp: Sequence[tuple[float, int]] = BATCH_RAMP,
+    batch_ramp: Sequence[RampStage] = PAPER_STAGES,
     learning_rate_law: LearningRateLaw | None = None,
     **limits: Any,
 ) -> Plan:
@@ -150,9 +150,10 @@ def plan(
     row = table.best
     architecture = row.architecture
     assert architecture is not None  # integral rows have one
-    ramp = tuple((int(start), int(sequences)) for start, sequences in batch_ramp)
-    tokens, steps = whole_steps(row.tokens, ramp, sequence_length)
-    shorter = [whole_steps(tokens / 2**k, ramp, sequence_length)[0] for k in range(branches - 1, 0, -1)]
+    ramp = BatchRamp(batch_ramp, sequence_length)
+    steps = max(1, ramp.steps(row.tokens))
+    tokens = ramp.tokens(steps)
+    shorter = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(branches - 1, 0, -1)]
     warmup = int(min(WARMUP_TOKENS, WARMUP_SHARE * tokens))
     training = architecture.training_flops(tokens)
     return Plan(
@@ -161,7 +162,7 @@ def plan(
         branches=(*(t for t in dict.fromkeys(shorter) if t * (1 - DECAY_FRACTION) > warmup), tokens),
         steps=steps,
         sequence_length=sequence_length,
-        batch_ramp=ramp,
+        batch_ramp=ramp.stages,
         warmup_tokens=warmup,
         decay_tokens=int(DECAY_FRACTION * tokens),
         learning_rate=row.learning_rate,
@@ -178,20 +179,3 @@ def plan(
         mfu=mfu,
         warnings=table.warnings,
     )
-
-
-def whole_steps(tokens: float, ramp: Sequence[tuple[int, int]], sequence_length: int) -> tuple[int, int]:
-    """(tokens, steps) of the whole steps nearest to `tokens` under the batch ramp; at least one step."""
-    done, steps = 0, 0
-    for i, (_, sequences) in enumerate(ramp):
-        batch = sequences * sequence_length
-        last = i + 1 == len(ramp)
-        end = tokens if last else min(tokens, ramp[i + 1][0])
-        if end <= done:
-            break
-        # a stage holds until the token count has passed its end; the last step of all is the nearest one
-        count = round((end - done) / batch) if end == tokens else -(-int(end - done) // batch)
-        done, steps = done + count * batch, steps + count
-    if not steps:
-        return ramp[0][1] * sequence_length, 1
-    return done, steps

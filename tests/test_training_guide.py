@@ -11,11 +11,12 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from typer.testing import CliRunner
 
-from training import presets
+from training import prepare, presets
 from training import sweep as sweep_module
 from training.arguments import SECTIONS
 from training.configuration import parse_command_line
 from training.model import build_model, model_config
+from training.release import RELEASE_INCOMPLETE
 from training.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +51,14 @@ def test_the_launched_commands_are_understood(command, in_guide_folder):
     arguments.check_processes(launcher.num_processes or 1)
     if "--config" in flags:
         assert arguments.schedule.tokens == [10**9, 2 * 10**9]
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "training.prepare" in command])
+def test_the_prepare_commands_are_understood(command):
+    options = typer.main.get_command(prepare.app)
+    context = options.make_context("prepare", shlex.split(command)[3:])
+    arguments = parse_command_line(["--run.output_dir", "unused", *context.args])
+    assert (arguments.model.d_model, arguments.data.dataset_config) == (512, "sample-10BT")
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "training.sweep" in command])
@@ -97,3 +106,8 @@ def test_the_sweep_of_the_guide_is_what_the_text_says(in_guide_folder):
     planned = json.loads(CliRunner().invoke(sweep_module.app, ["plan", "sweep.yaml", "--json"]).output)
     assert len(planned["runs"]) == 9
     assert max(branch["target_tokens"] for run in planned["runs"] for branch in run["branches"]) == 4 * 10**9
+
+
+def test_exit_statuses_are_those_of_the_code():
+    rows = re.findall(r"^\| ([\d, ]+) \|", GUIDE, flags=re.MULTILINE)
+    assert rows == ["0", "1", "2", "3", str(RELEASE_INCOMPLETE), "130, 143"]

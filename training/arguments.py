@@ -14,9 +14,11 @@ from typing import Literal
 
 import yaml
 
+from hub.names import size_name
+from scaling_law.batch_ramp import PAPER_STAGES, BatchRamp, RampStage
 from scaling_law.units import parse_count
 
-from .schedule import BatchRamp, RampStage, Schedule
+from .schedule import Schedule
 
 
 class ConfigurationError(ValueError):
@@ -102,10 +104,9 @@ class ModelArguments:
 
     @property
     def name(self) -> str:
-        """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64."""
-        blocks, heads = (value or self.d_model // 64 for value in (self.n_blocks, self.n_heads))
-        on_rule = blocks == heads == self.d_model / 64
-        return f"d{self.d_model}{'' if on_rule else f'-b{blocks}-h{heads}'}-E{self.experts}"
+        """The size as names of runs and repositories have it; see `hub.names.size_name`."""
+        by_rule = self.d_model // 64
+        return size_name(self.d_model, self.experts, self.n_blocks or by_rule, self.n_heads or by_rule)
 
 
 @dataclass
@@ -151,7 +152,7 @@ class ScheduleArguments:
     warmup_tokens: Count = field(default=Count("130M"), metadata={"help": "Tokens of linear warm-up."})
     decay_fraction: float = field(default=0.2, metadata={"help": "Share of a run's tokens that decays to 0."})
     batch_ramp: list[str] = field(
-        default_factory=lambda: ["0:128", "0.5B:256", "1B:512"],
+        default_factory=lambda: [f"{stage.from_tokens}:{stage.sequences}" for stage in PAPER_STAGES],
         metadata={"help": "Stages `from_tokens:sequences` of the global batch."},
     )
 

@@ -144,7 +144,7 @@ def main(
         raise typer.Exit(2) from error
     except (CorruptCacheError, OSError) as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(74) from error  # EX_IOERR, as train.py
+        raise typer.Exit(3) from error  # as train.py
     except KeyboardInterrupt:
         console.print("interrupted; start it again to go on after the last whole shard")
         sys.exit(130)

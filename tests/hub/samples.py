@@ -58,7 +58,8 @@ def record_fields(**changes: Any) -> dict[str, Any]:
         "wall_time_seconds": 71.4,
         "versions": {"torch": "2.13.0", "python": "3.11.7"},
     }
-    fields.update(changes)
+    by_rule = changes.get("d_model", 64) // 64
+    fields.update({"n_blocks": by_rule, "n_heads": by_rule} | changes)
     return fields
 
 

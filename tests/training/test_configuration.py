@@ -49,7 +49,11 @@ def test_a_saved_configuration_is_read_back_as_it_was(tmp_path):
 
 def test_the_defaults_are_the_papers_recipe():
     arguments = from_dict({"run": {"output_dir": "out"}})
-    assert arguments.schedule.batch_ramp == ["0:128", "0.5B:256", "1B:512"]
+    assert [(s.from_tokens, s.sequences) for s in arguments.schedule.stages()] == [
+        (0, 128),
+        (500_000_000, 256),
+        (10**9, 512),
+    ]
     assert arguments.schedule.warmup_tokens == 130_000_000
     assert arguments.schedule.decay_fraction == 0.2
     assert (arguments.optimizer.gradient_clip, arguments.optimizer.weight_decay) == (0.1, 0.1)

@@ -53,7 +53,7 @@ def test_damage_and_bad_flags_have_their_exit_status(config, tmp_path):
     data[7] ^= 1
     shard.write_bytes(data)
     damaged = prepare("--config", config, "--verify")
-    assert damaged.exit_code == 74
+    assert damaged.exit_code == 3
     assert "tokens-00000.bin: the sha256 differs" in damaged.output
     for words, message in (
         (["--data.colour", "red"], "data.colour: no such key"),

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.schedule import BatchRamp, RampStage, Schedule
+from scaling_law.batch_ramp import BatchRamp, RampStage
+from training.schedule import Schedule
 
 PAPER_STAGES = [RampStage(0, 128), RampStage(500_000_000, 256), RampStage(1_000_000_000, 512)]
 
