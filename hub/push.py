@@ -100,8 +100,8 @@ def push_runs(
         return released
 
     with ThreadPoolExecutor(workers, thread_name_prefix="hub-push") as pool:
-        futures = [pool.submit(push, position) for position in range(len(runs))]
         try:
+            futures = [pool.submit(push, position) for position in range(len(runs))]
             errors = [future.exception() for future in futures]
         except BaseException:  # interrupted: end what is being sent, start nothing more
             pool.shutdown(wait=True, cancel_futures=True)

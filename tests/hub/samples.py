@@ -58,8 +58,10 @@ def record_fields(**changes: Any) -> dict[str, Any]:
         "wall_time_seconds": 71.4,
         "versions": {"torch": "2.13.0", "python": "3.11.7"},
     }
-    by_rule = changes.get("d_model", 64) // 64
-    fields.update({"n_blocks": by_rule, "n_heads": by_rule} | changes)
+    width = changes.get("d_model")
+    if isinstance(width, int) and width % 64 == 0:
+        fields.update({"n_blocks": width // 64, "n_heads": width // 64})
+    fields.update(changes)
     return fields
 
 
