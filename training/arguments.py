@@ -52,6 +52,9 @@ class RunArguments:
     checkpoint_seconds: float = field(
         default=600.0, metadata={"help": "A checkpoint to resume from at least this often (wall seconds)."}
     )
+    async_checkpoints: bool = field(
+        default=True, metadata={"help": "Write checkpoints in a thread, from a copy in the host's memory."}
+    )
     log_steps: int = field(default=10, metadata={"help": "A line in log.jsonl every this many steps."})
     train_loss_window: float = field(
         default=0.05, metadata={"help": "The final training loss is the mean over this last share of the tokens."}

@@ -8,7 +8,8 @@
 
 A checkpoint is written under a temporary name and renamed, so a folder without the `.tmp` is complete; its checksums
 find what was damaged later. Branch points are pinned; of the others, the newest two are kept, so that there is one
-before the newest. With several machines the folder must be on a file system that all of them share.
+before the newest. With several machines the folder must be on a file system that all of them share. They are written
+by `checkpoint_writer`.
 """
 
 from __future__ import annotations
@@ -19,19 +20,14 @@ import random
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from hub.atomic import sha256_of, sync_folder
-
-from . import files
-from .distributed import on_main
+from hub.atomic import sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -73,55 +69,6 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step{step:07d}"
 
 
-def save(folder: Path, session, progress: Progress) -> Path:
-    """Write the checkpoint of this step under `folder`; every process calls this.
-
-    Args:
-        session: has `accelerator`, and the prepared `model` and `optimizer`.
-
-    Raises:
-        CheckpointError: on every process, where one of them could not write.
-    """
-    import torch.distributed.checkpoint as dcp
-
-    accelerator = session.accelerator
-    target = path_of(folder, progress.step)
-    temporary = folder / f".{target.name}.tmp"
-
-    def make() -> None:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-
-    def complete() -> None:
-        (temporary / "progress.json").write_text(json.dumps(asdict(progress)))
-        paths = sorted(path for path in temporary.rglob("*") if path.is_file())
-        with ThreadPoolExecutor(_THREADS) as pool:
-            digests = pool.map(sha256_of, paths)
-            checksums = {str(path.relative_to(temporary)): digest for path, digest in zip(paths, digests, strict=True)}
-        files.sync_tree(temporary)
-        files.write_json(temporary / "checksums.json", checksums)
-        remove(target)  # only there if it was damaged
-        temporary.rename(target)
-        sync_folder(folder)
-
-    try:
-        on_main(accelerator, make)
-        # Random states first: should this process fail here, its error ends all processes with the next collective.
-        torch.save(_random_states(accelerator.device), temporary / f"random-{accelerator.process_index}.pt")
-        with _alone_or_together() as no_dist:
-            # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
-            writer = dcp.FileSystemWriter(temporary / "state", thread_count=1)
-            dcp.save(_state(session), storage_writer=writer, no_dist=no_dist)
-        on_main(accelerator, complete)
-    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
-        if accelerator.is_main_process:
-            shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(folder).free  # torch's writers do not always say that the disk is full
-        reason = f"{_reason(error)} ({free:,} bytes are free there)"
-        raise CheckpointError(f"the checkpoint {target} could not be written: {reason}") from error
-    return target
-
-
 def load(path: Path, session) -> Progress:
     """Restore model, optimizer and random states; returns the progress. Every process calls this."""
     import torch.distributed.checkpoint as dcp
@@ -130,9 +77,11 @@ def load(path: Path, session) -> Progress:
     accelerator, optimizer = session.accelerator, _bare(session.optimizer)
     reader = dcp.FileSystemReader(path / "state")
     stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
-    state = _state(session, with_optimizer=stepped)
-    with _alone_or_together() as no_dist:
-        dcp.load(state, storage_reader=reader, no_dist=no_dist)
+    state = state_of(session, with_optimizer=stepped)
+    with warnings.catch_warnings():
+        # It warns where a single process loads, which is what is meant then.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        dcp.load(state, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
     set_model_state_dict(session.model, state["model"])
     if stepped:
         set_optimizer_state_dict(session.model, optimizer, state["optimizer"])
@@ -144,7 +93,7 @@ def load(path: Path, session) -> Progress:
     return Progress(**json.loads((path / "progress.json").read_text()))
 
 
-def _state(session, with_optimizer: bool | None = None) -> dict:
+def state_of(session, with_optimizer: bool | None = None) -> dict:
     """Model and optimizer by the parameters' names, which are the same however the model is wrapped.
 
     An optimizer that has not stepped has no state and is left out: asking torch for its state would make one, which
@@ -159,28 +108,8 @@ def _state(session, with_optimizer: bool | None = None) -> dict:
     return state
 
 
-@contextmanager
-def _alone_or_together() -> Iterator[bool]:
-    """Whether torch's `no_dist` is meant; it warns where a single process saves, which is what is meant then."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield not torch.distributed.is_initialized()
-
-
 def _bare(optimizer):
     return getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
-
-
-def _random_states(device: torch.device) -> dict:
-    name, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 (the state others may draw from)
-    states = {
-        "python": random.getstate(),
-        "numpy": (str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
-        "torch": torch.get_rng_state(),
-    }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
 
 
 def _restore_random_states(states: dict, device: torch.device) -> None:
@@ -190,13 +119,6 @@ def _restore_random_states(states: dict, device: torch.device) -> None:
     torch.set_rng_state(states["torch"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
-
-
-def _reason(error: BaseException) -> str:
-    """The first cause: torch wraps what its writers raise, one per process."""
-    for wrapped, _ in getattr(error, "failures", {}).values():
-        return _reason(wrapped)
-    return str(error.__cause__ or error)
 
 
 def steps(folder: Path) -> list[int]:
@@ -220,20 +142,24 @@ def newest_intact(folder: Path, at_most: int | None = None) -> Path | None:
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
-        checksums = json.loads((path / "checksums.json").read_text())
+        expected = json.loads((path / "checksums.json").read_text())
     except FileNotFoundError:
         return "checksums.json is missing"
     except ValueError:
         return "checksums.json is not JSON"
-    for name in checksums:
+    for name in expected:
         if not (path / name).exists():
             return f"{name} is missing"
+    found = checksums(path)
+    return next((f"the sha256 of {name} differs" for name in expected if found[name] != expected[name]), None)
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """sha256 of every file below a folder, but of the list of them itself."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = [name for name in names if name != "checksums.json"]
     with ThreadPoolExecutor(_THREADS) as pool:
-        digests = pool.map(sha256_of, (path / name for name in checksums))
-        for (name, expected), digest in zip(checksums.items(), digests, strict=True):
-            if digest != expected:
-                return f"the sha256 of {name} differs"
-    return None
+        return dict(zip(names, pool.map(sha256_of, (folder / name for name in names)), strict=True))
 
 
 def prune(folder: Path, pinned: set[int]) -> None:

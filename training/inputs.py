@@ -20,7 +20,7 @@ from .tokens import open_cache
 # What may differ when a run goes on: it does not change the numbers.
 _FREE = {
     "run": {
-        *("output_dir", "checkpoint_seconds", "log_steps", "progress", "trackers"),
+        *("output_dir", "checkpoint_seconds", "async_checkpoints", "log_steps", "progress", "trackers"),
         *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private"),
     },
     "schedule": {"tokens"},

@@ -31,6 +31,7 @@ from hub.records import RunRecord
 from . import checkpoint, files, memory, release, setup
 from .arguments import ConfigurationError, TrainingArguments
 from .checkpoint import Progress
+from .checkpoint_writer import CheckpointWriter
 from .configuration import parse_command_line
 from .distributed import make_accelerator, on_main
 from .inputs import check_inputs
@@ -105,6 +106,7 @@ class Run:
             self.session.before_step = StepProfiler(
                 self.folder / "profile", self.accelerator.process_index, *a.run.profile_steps
             )
+        self.writer = CheckpointWriter(self.session, a.run.async_checkpoints)
         self.schedule = self.session.schedule
         self.models = Models(self.session, self.context, self.tokenizer, self.held_out, finishers)
         self.evaluations = {self.schedule.ramp.steps(tokens) for tokens in a.run.eval_tokens}
@@ -128,6 +130,7 @@ class Run:
             try:
                 status = 0 if self._train() else 1
             except Interrupted as error:
+                self.writer.wait()
                 logger.warning("%s", error)
                 status = 128 + self.stop.number if self.stop.number else 128 + signal.SIGTERM
             except RuntimeError as error:
@@ -164,6 +167,7 @@ class Run:
             self._train_trunk(pending)
         except Diverged as error:
             logger.error("the trunk diverged: %s", error)
+            self.writer.wait()
             reached = on_main(self.accelerator, lambda: {b.decay_step for b in pending if self._intact(b.decay_step)})
             for branch in pending:
                 if branch.decay_step not in reached:
@@ -200,6 +204,7 @@ class Run:
         finally:
             if close := getattr(self.session.before_step, "close", None):
                 close()
+            self.writer.close()
             self._run_data.close()
             self.models.close()
 
@@ -226,6 +231,7 @@ class Run:
                 every = self.arguments.run.checkpoint_seconds
                 train(self.session, progress, point, None, at_step, self._save_trunk, every)
                 self._save_trunk(progress)
+        self.writer.wait()
 
     def _intact(self, step: int) -> bool:
         path = checkpoint.path_of(self._trunk, step)
@@ -235,8 +241,7 @@ class Run:
         self._save(self._trunk, {branch.decay_step for branch in self.branches}, progress)
 
     def _save(self, folder: Path, pinned: set[int], progress: Progress) -> None:
-        checkpoint.save(folder, self.session, progress)
-        on_main(self.accelerator, lambda: checkpoint.prune(folder, pinned))
+        self.writer.save(folder, progress, then=lambda: checkpoint.prune(folder, pinned))
 
     # -- branches
 
@@ -263,8 +268,10 @@ class Run:
                 train(self.session, progress, branch.end_step, branch, at_step, save, every)
             except Diverged as error:
                 logger.error("%s diverged: %s", folder.name, error)
+                self.writer.wait()
                 self.models.leave(folder, branch, progress, "diverged")
                 return False
+        self.writer.wait()  # before its folder is cleared of checkpoints
         # No finite step in the whole window of the final loss: there is no loss to report.
         status = "final" if progress.window_steps else "diverged"
         self.models.leave(folder, branch, progress, status)

@@ -8,6 +8,7 @@ import random
 import resource
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,7 +158,7 @@ def damage_by_cut(path):
 
 @pytest.mark.parametrize("damage", [damage_by_flip, damage_by_cut, Path.unlink])
 def test_of_a_damaged_checkpoint_the_one_before_is_used(tiny, caplog, damage):
-    arguments = tiny(run__checkpoint_seconds=1e-6, schedule__tokens=[1280])
+    arguments = tiny(run__checkpoint_seconds=1e-6, run__async_checkpoints=False, schedule__tokens=[1280])
     run = Run(arguments)
     run.session.stop_requested = lambda: checkpoint.steps(run.folder / "trunk") == [4, 5]
     assert run.execute() == 128 + signal.SIGTERM
@@ -172,10 +173,31 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(tiny, caplog, damage):
 def test_a_checkpoint_before_the_first_step_counts_no_step(tiny, tmp_path):
     """torch makes an optimizer's state by a step of its own; Adam would count it."""
     run = Run(tiny())
-    path = checkpoint.save(tmp_path, run.session, Progress())
+    run.writer.save(tmp_path, Progress())
+    run.writer.wait()
+    path = checkpoint.path_of(tmp_path, 0)
     assert not run.session.optimizer.state
     checkpoint.load(path, run.session)
     assert not run.session.optimizer.state
+
+
+def test_a_checkpoint_is_of_the_step_it_was_taken_at(tiny, tmp_path, monkeypatch):
+    """The thread has not begun to write when training goes on; what it writes is the copy."""
+    run = Run(tiny())
+    go_on, write = threading.Event(), run.writer._write
+    monkeypatch.setattr(run.writer, "_write", lambda *arguments: (go_on.wait(60), write(*arguments)))
+    before = {name: tensor.clone() for name, tensor in run.session.model.state_dict().items()}
+    progress = Progress(step=3)
+    run.writer.save(tmp_path, progress)
+    progress.step = 4
+    with torch.no_grad():
+        for parameter in run.session.model.parameters():
+            parameter.add_(1.0)
+    go_on.set()
+    run.writer.wait()
+    assert checkpoint.load(checkpoint.path_of(tmp_path, 3), run.session).step == 3
+    for name, tensor in run.session.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
 
 
 def test_only_the_pinned_and_the_newest_two_are_kept(tmp_path):
