@@ -21,6 +21,8 @@ from hub.records import NAME_PATTERN
 from . import presets
 from .arguments import SECTIONS, ConfigurationError, ModelArguments, TrainingArguments
 
+ALIASES = {"--dry-run": "--run.dry_run=true", "--push-to-hub": "--run.push_to_hub"}
+
 
 def parse_command_line(argv: list[str]) -> TrainingArguments:
     """`--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
@@ -38,7 +40,7 @@ def parse_command_line(argv: list[str]) -> TrainingArguments:
     if known.help:
         print(_help())
         raise SystemExit(0)
-    rest = ["--run.dry_run=true" if word == "--dry-run" else word for word in rest]
+    rest = [ALIASES.get(word, word) for word in rest]
     values = _read_yaml(known.config) if known.config else {}
     return from_dict(values | {"preset": known.preset} if known.preset else values, rest)
 
@@ -161,6 +163,7 @@ def _parse_section(section: str, words: dict[str, list[str]], problems: list[str
 
 def _help() -> str:
     lines = ["usage: accelerate launch train.py [--preset NAME ...] [--config FILE.yaml] [--section.field value ...]"]
+    lines += ["", *(f"{short} is {long}" for short, long in ALIASES.items())]
     lines += ["", "A preset gives values that FILE.yaml and flags change; `python -m training.presets` lists them."]
     for section, cls in SECTIONS.items():
         lines += ["", f"{section}:"]

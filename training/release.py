@@ -1,6 +1,6 @@
 """From a finished branch to a release: the card beside the model, and pushing it while the training goes on.
 
-`train.py --run.push_to_hub hf://ORG` (or a folder) pushes every branch when it is finished, in the background and on
+`train.py --push-to-hub hf://ORG` (or a folder) pushes every branch when it is finished, in the background and on
 the main process only. A push that fails stops nothing: the model lies in the output folder, and
 `python -m hub push OUTPUT_DIR hf://ORG` completes the release. The exit status of the command says so.
 """

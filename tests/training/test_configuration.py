@@ -114,3 +114,9 @@ def test_help_lists_every_field(capsys):
     shown = capsys.readouterr().out
     assert all(f"--{section}." in shown for section in SECTIONS)
     assert "--schedule.batch_ramp" in shown
+
+
+def test_short_names_of_two_flags():
+    words = ["--run.output_dir", "out", "--push-to-hub", "hf://org", "--dry-run"]
+    run = parse_command_line(words).run
+    assert (run.push_to_hub, run.dry_run) == ("hf://org", True)
