@@ -91,7 +91,7 @@ def test_a_converted_run_can_be_released_like_any_other(server, command, tmp_pat
     store = open_store(tmp_path / "store")
     pushed = push_run(store, tmp_path / "out", RunRecord.load(tmp_path / "out"))
     push_index(store, pushed.sweep, [pushed])
-    assert (pushed.repo, pushed.branch) == ("joint-moe-scaling-laws-d48-E4", "tokens002.0B")
+    assert (pushed.repo, pushed.branch) == ("joint-moe-scaling-laws-d48-b2-h3-E4", "tokens002.0B")
     assert load_index(store, pushed.sweep) == [pushed]
 
 
