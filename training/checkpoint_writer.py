@@ -69,8 +69,14 @@ class CheckpointWriter:
             pending.result()
 
     def close(self) -> None:
-        """Let the checkpoint that is being written end, however; nothing more can be saved."""
+        """Let the checkpoint that is being written end, however; nothing more can be saved. May be called twice.
+
+        Before the end of a process its group must be gone: gloo's threads would abort it.
+        """
         self._thread.shutdown(wait=True)
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
 
     def _write(self, target: Path, state: dict, random_states: dict, progress: str, then: Callable[[], None]) -> None:
         import torch.distributed.checkpoint as dcp
@@ -97,8 +103,10 @@ class CheckpointWriter:
             self._on_each(lambda: torch.save(random_states, temporary / f"random-{index}.pt"))
             with _no_warning():
                 # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
-                writer = dcp.FileSystemWriter(temporary / "state", thread_count=1)
-                dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+                # `complete` syncs what this machine wrote; what others wrote only they can.
+                alone = self._group is None
+                writer = dcp.FileSystemWriter(temporary / "state", thread_count=1, sync_files=not alone)
+                dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=alone)
             self._on_each(complete, main_only=True)
         except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
             if self._is_main:

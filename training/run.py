@@ -138,6 +138,7 @@ class Run:
                     raise
                 raise memory.explained(self.session, self.arguments, error) from None
             self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
+            self.writer.close()
             self.accelerator.end_training()
         return status
 
