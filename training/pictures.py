@@ -81,13 +81,15 @@ def _training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record:
 
 def _expert_load(routed: np.ndarray) -> bytes:
     """`routed` [layers, experts]: tokens before dropping."""
+    from matplotlib.ticker import MaxNLocator
+
     layers, experts = routed.shape
     relative = routed / np.maximum(routed.mean(axis=1, keepdims=True), 1.0)
     figure, ax = _figure(2.6 + 0.22 * max(experts, 8), 1.4 + 0.18 * max(layers, 4))
     image = ax.imshow(relative, cmap="viridis", vmin=0.0, vmax=max(2.0, float(relative.max())), aspect="auto")
     ax.set(xlabel="expert", ylabel="layer")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.get_major_locator().set_params(integer=True)
+    for axis in (ax.xaxis, ax.yaxis):  # at least one whole number, also where there is one layer only
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.colorbar(image, ax=ax, label="load / even load")
     return _png(figure)
 
