@@ -145,7 +145,11 @@ def test_the_number_of_workers_is_bounded(store: Store, runs: Runs, workers: int
         push_runs(store, runs, workers=workers)
 
 
-def test_interrupted_it_ends_what_is_being_sent_and_starts_nothing_more(store: Store, runs: Runs) -> None:
+def test_interrupted_it_ends_what_is_being_sent_and_starts_nothing_more(
+    store: Store, runs: Runs, request: pytest.FixtureRequest
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     publish, calls = store.publish, []
 
     def interrupted(*arguments):  # type: ignore[no-untyped-def]
