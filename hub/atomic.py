@@ -51,6 +51,11 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def weights_sha256(folder: Path) -> dict[str, str]:
+    """The sha256 of every safetensors file in a folder, by file name."""
+    return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

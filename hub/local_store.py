@@ -146,7 +146,7 @@ class LocalStore(Store):
 
     def _published_before(self, repo: str, branch: str, weights: Mapping[str, str]) -> Publication:
         folder = self.folder("model", repo, branch)
-        there = {entry.name: atomic.sha256_of(entry) for entry in folder.glob("*.safetensors")}
+        there = atomic.weights_sha256(folder)
         if there != dict(weights):
             raise ConflictError(
                 f"{self.repo_id(repo)} has a branch {branch!r} with other weights "

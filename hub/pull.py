@@ -77,7 +77,7 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
         raise NotFoundError(f"run {record.run_id} has no released weights")
     repo = record.repo.rpartition("/")[2] if record.repo else repo_name(record)
     folder = store.fetch(repo, revision, destination)
-    found = {file.name: atomic.sha256_of(file) for file in folder.glob("*.safetensors")}
+    found = atomic.weights_sha256(folder)
     if found != dict(record.weights_sha256):
         raise IntegrityError(
             f"the weights of run {record.run_id} at {repo}@{revision} have sha256 {found}, "

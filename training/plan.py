@@ -20,7 +20,7 @@ from .arguments import TrainingArguments
 from .distributed import make_accelerator
 from .loop import Session, StepResult, train_step
 from .model import architecture, peak_learning_rate
-from .schedule import Branch
+from .schedule import total_tokens
 from .tokenizer import load_tokenizer
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
@@ -85,11 +85,6 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return 0
-
-
-def total_tokens(branches: list[Branch]) -> int:
-    """Tokens that a trunk with these branches trains."""
-    return max(b.branch_point_tokens for b in branches) + sum(b.tokens - b.branch_point_tokens for b in branches)
 
 
 def saved_for_backward(session: Session) -> int:

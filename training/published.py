@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hub.atomic import sha256_of
+from hub.atomic import weights_sha256
 from hub.cards import model_card
 from hub.errors import FilesError
 from hub.names import formatted_tokens
@@ -53,7 +53,7 @@ def convert(file: PublishedFile, destination: Path) -> Path:
     destination.parent.mkdir(parents=True, exist_ok=True)
     with files.atomic_folder(destination) as folder:
         model.save_pretrained(folder)
-        weights = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+        weights = weights_sha256(folder)
         record = run_record(file, config.num_hidden_layers, config.vocab_size, weights)
         record.save(folder)
         (folder / "README.md").write_text(_card(record, file), encoding="utf-8")

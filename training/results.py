@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from hub.atomic import sha256_of
+from hub.atomic import weights_sha256
 from hub.records import RunRecord
 from modeling_switch_moe import SwitchMoeForCausalLM
 from scaling_law.architecture import Architecture
@@ -162,7 +162,7 @@ def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, s
         shell = SwitchMoeForCausalLM(config)
     shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
-    return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+    return weights_sha256(folder)
 
 
 def describe_hardware(device, world_size: int) -> tuple[str, float | None]:

@@ -10,6 +10,7 @@ constant learning rate, and each D is a *branch* that leaves the trunk where its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scaling_law.batch_ramp import BatchRamp
@@ -77,3 +78,8 @@ class Schedule:
             return self.peak
         decay_tokens = branch.tokens - branch.branch_point_tokens
         return self.peak * max(branch.tokens - tokens, 0) / decay_tokens
+
+
+def total_tokens(branches: Sequence[Branch]) -> int:
+    """Tokens that a trunk with these branches trains: the trunk to its last branch point, and every decay."""
+    return max(b.branch_point_tokens for b in branches) + sum(b.tokens - b.branch_point_tokens for b in branches)

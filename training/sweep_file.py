@@ -37,7 +37,7 @@ from . import presets, sweep_filter
 from .arguments import SECTIONS, ConfigurationError, TrainingArguments
 from .configuration import from_dict
 from .model import architecture
-from .schedule import Branch
+from .schedule import Branch, total_tokens
 from .tokenizer import load_tokenizer
 
 _KEYS = {"sweep", "output_dir", "base", "grid", "runs", "from", "where", "overrides"}
@@ -87,8 +87,7 @@ class SweepRun:
     @property
     def target_tokens(self) -> int:
         """Tokens that this run trains: the trunk to its last branch point, and every branch's decay."""
-        decays = sum(branch.tokens - branch.branch_point_tokens for branch in self.branches)
-        return max(branch.branch_point_tokens for branch in self.branches) + decays
+        return total_tokens(self.branches)
 
     @property
     def separate_tokens(self) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import contents, prepare
-from training import token_builder, tokens
+from training import token_builder
 from training.arguments import ConfigurationError
 from training.data import TrainingData
 from training.inputs import held_out, training_data
@@ -21,22 +21,11 @@ from training.order import SequenceOrder
 from training.text import TextSource
 from training.token_builder import GrowingCache, TokenBuildError
 from training.token_writer import lock_of
-from training.tokenizer import load_tokenizer
 from training.tokens import CorruptCacheError, TokenCache, open_cache
 
 ROOT = Path(__file__).parent.parent.parent
 CPU = torch.device("cpu")
 LENGTH = 32
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tokenizer_folder):
-    return load_tokenizer(str(tokenizer_folder))
-
-
-@pytest.fixture
-def small_shards(monkeypatch):
-    monkeypatch.setattr(tokens, "SHARD_TOKENS", 700)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from training.plan import dry_run, total_tokens
+from training.plan import dry_run
 from training.run import Run, main
+from training.schedule import total_tokens
 
 
 def output(arguments) -> str:

@@ -21,16 +21,6 @@ from training.tokens import CorruptCacheError, TokenCache
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tokenizer_folder):
-    return load_tokenizer(str(tokenizer_folder))
-
-
-@pytest.fixture
-def small_shards(monkeypatch):
-    monkeypatch.setattr(tokens, "SHARD_TOKENS", 700)
-
-
-@pytest.fixture(scope="module")
 def many_files(tmp_path_factory):
     """Twelve files of 20 documents each."""
     import pyarrow as pa

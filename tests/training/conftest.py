@@ -1,0 +1,16 @@
+"""What the tests of the token cache share."""
+
+import pytest
+
+from training import tokens
+from training.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_folder):
+    return load_tokenizer(str(tokenizer_folder))
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(tokens, "SHARD_TOKENS", 700)
