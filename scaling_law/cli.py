@@ -5,6 +5,7 @@ Every command takes --json and --help with examples. See `scaling_law.cli_suppor
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ app = typer.Typer(
 )
 
 FixOption = typer.Option([], help="Hold a coefficient: --fix e_max=256 (repeatable).")
+LearningRateLawOption = support.learning_rate_law_option("--law")
 OutputOption = typer.Option(None, "--output", "-o", help="Folder for scaling_law.json.")
+LearningRateOutput = typer.Option(None, "--output", "-o", help="File for the law (JSON).")
 FiguresArgument = typer.Argument(Path("figures"), help="Folder to write to.")
 
 
@@ -230,7 +233,7 @@ def learning_rate(
     n_blocks: int | None = typer.Option(None, help="Number of blocks."),
     n_heads: int | None = typer.Option(None, help="Number of heads."),
     vocab_size: int = typer.Option(50257, help="Vocabulary size."),
-    reading: str = typer.Option("code", help="code (what the paper's runs used) or paper (as its text says)."),
+    law: str = LearningRateLawOption,
     as_json: bool = JsonOption,
 ) -> None:
     """The peak learning rate of an architecture.
@@ -239,13 +242,15 @@ def learning_rate(
 
         scaling-law learning-rate --d-model 1024 --experts 8
 
-        scaling-law learning-rate --d-model 512 --reading paper --json
+        scaling-law learning-rate --d-model 512 --law paper --json
+
+        scaling-law learning-rate --d-model 192 --n-blocks 3 --vocab-size 1024 --law my-learning-rates.json
     """
     from scaling_law.architecture import Architecture
     from scaling_law.learning_rate import LearningRateLaw
 
     with clear_errors():
-        chosen = LearningRateLaw.published(reading)  # type: ignore[arg-type]
+        chosen = LearningRateLaw.named(law)
         architecture = Architecture(d_model, experts, n_blocks, n_heads, vocab_size)
         rate = chosen.learning_rate(architecture)
     value = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}
@@ -257,6 +262,37 @@ def learning_rate(
     }
     text = f"{rate:.4g}  (reading {chosen.reading!r}: {chosen.source}; N_act {format_count(architecture.n_active)})"
     show(value, as_json, text)
+
+
+@app.command("fit-learning-rate")
+def fit_learning_rate(
+    runs: str = typer.Argument(..., help="Runs of a grid of learning rates, from any source that `fit` takes."),
+    experts: str | None = typer.Option(None, help="Fit to models of these E only, such as 1,8; the others check it."),
+    loss: str = typer.Option("eval_loss", help="The column to judge by."),
+    reading: str = typer.Option("code", help="What N counts: code (what the paper's runs used) or paper."),
+    output: Path | None = LearningRateOutput,
+    as_json: bool = JsonOption,
+) -> None:
+    """Fit the peak learning rate to a grid: LR = exp(intercept + slope_n ln N + slope_e ln E).
+
+    Examples:
+
+        scaling-law fit-learning-rate lr-runs.jsonl --experts 1,8 -o my-learning-rates.json
+
+        accelerate launch train.py --optimizer.learning_rate_law my-learning-rates.json
+    """
+    from scaling_law.learning_rate_grid import LearningRateGrid
+
+    with clear_errors():
+        grid = LearningRateGrid.load(runs, loss)
+        law = grid.fit(support.optional(experts, parse_experts, "--experts"), reading)  # type: ignore[arg-type]
+        if output is not None:
+            law.save(output)
+    if as_json:
+        show({"law": asdict(law), "models": grid.to_dicts(law)}, True, None)
+        return
+    show(None, False, grid.table(law))
+    typer.echo(repr(law))
 
 
 for command in (cli_reports.tables, cli_reports.plan, cli_reports.reach):

@@ -11,6 +11,7 @@ from scaling_law import cli_support as support
 from scaling_law.cli_support import JsonOption, LawOption, clear_errors, show
 from scaling_law.units import format_bytes, parse_bytes, parse_context, parse_count, parse_experts
 
+LearningRateLawOption = support.learning_rate_law_option("--learning-rate-law")
 PlanOutput = typer.Option(None, "--output", "-o", help="Write the YAML for train.py to this file.")
 
 
@@ -54,6 +55,7 @@ def plan(
     sweep: str = typer.Option("run", help="Name of the sweep the run belongs to."),
     output: Path | None = PlanOutput,
     law: str = LawOption,
+    learning_rate_law: str = LearningRateLawOption,
     as_json: bool = JsonOption,
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
@@ -64,6 +66,7 @@ def plan(
 
         scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
     """
+    from scaling_law.learning_rate import LearningRateLaw
     from scaling_law.plan import plan as make_plan
 
     with clear_errors():
@@ -79,6 +82,7 @@ def plan(
             kv_cache_tokens=parse_context(kv_tokens, "--kv-tokens"),
             inference_tokens=parse_count(inference_tokens, "--inference-tokens"),
             vocab_size=vocab_size,
+            learning_rate_law=LearningRateLaw.named(learning_rate_law),
         )
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,13 @@ LawOption = typer.Option(
 JsonOption = typer.Option(False, "--json", help="Print JSON instead of tables.")
 
 
+def learning_rate_law_option(name: str) -> Any:
+    """The option that names a law of the peak learning rate."""
+    return typer.Option(
+        "code", name, help="code (what the paper's runs used), paper (as its text says), or the file of a fitted law."
+    )
+
+
 def choose_law(name: str) -> Law:
     """The law that `--law` names: published, printed, a folder with scaling_law.json, or a Hub repo."""
     from scaling_law.serialization import load_law

@@ -9,8 +9,11 @@ the learning rates of their grid. Both are here under the names "paper" and "cod
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +22,8 @@ from numpy.typing import ArrayLike
 from scaling_law.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 
 Reading = Literal["code", "paper"]
+READINGS = ("code", "paper")
+FORMAT, VERSION = "learning_rate_law", 1
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
 
@@ -37,8 +42,13 @@ class LearningRateLaw:
     rmse: float | None = None
 
     def __post_init__(self) -> None:
-        if self.reading not in ("code", "paper"):
+        if self.reading not in READINGS:
             raise ValueError(f"reading={self.reading!r} must be 'code' or 'paper'")
+        for name in ("intercept", "slope_n", "slope_e"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, (int, float)):
+                raise ValueError(f"{name}={value!r} is not a number")
+            if not math.isfinite(value):
+                raise ValueError(f"{name}={value!r} must be finite")
 
     @classmethod
     def published(cls, reading: Reading = "code") -> LearningRateLaw:
@@ -46,6 +56,36 @@ class LearningRateLaw:
         if reading == "paper":
             return cls(8.39, -0.81, -0.25, "paper", "Ludziejewski et al. 2025, text")
         return cls(8.391640956, -0.8121798244, -0.25, reading, "Ludziejewski et al. 2025, code of the runs")
+
+    @classmethod
+    def named(cls, name: str | Path) -> LearningRateLaw:
+        """The published law for "code" and "paper", else the fitted one of this file (see `load`)."""
+        return cls.published(str(name)) if str(name) in READINGS else cls.load(name)  # type: ignore[arg-type]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the law as JSON, atomically; `train.py --optimizer.learning_rate_law PATH` takes it."""
+        from hub.atomic import write_bytes
+
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_bytes(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> LearningRateLaw:
+        """Read what `save` wrote. OSError; ValueError that names the file and the field for anything else."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: not valid JSON ({error})") from None
+        if not isinstance(data, Mapping) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+            raise ValueError(f"{path}: not a learning-rate law: format must be {FORMAT!r} and version {VERSION}")
+        names = {"format", "version", *cls.__dataclass_fields__}
+        if set(data) != names:
+            raise ValueError(f"{path}: the fields must be exactly {sorted(names)}, here are {sorted(data)}")
+        try:
+            return cls(**{name: data[name] for name in cls.__dataclass_fields__})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def counted_parameters(
         self, d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float = VOCAB_SIZE

@@ -173,8 +173,11 @@ class ScheduleArguments:
 @dataclass
 class OptimizerArguments:
     learning_rate: float | None = field(default=None, metadata={"help": "Peak learning rate; default: by the law."})
-    learning_rate_law: Literal["code", "paper"] = field(
-        default="code", metadata={"help": "Which reading of the paper's law sets the peak learning rate."}
+    learning_rate_law: str = field(
+        default="code",
+        metadata={
+            "help": "The law of the peak learning rate: a reading of the paper's (code, paper), or a JSON file."
+        },
     )
     learning_rate_scale: float = field(
         default=1.0, metadata={"help": "Multiplies the law's rate, say for other batch sizes than the paper's."}

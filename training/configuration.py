@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from hub.records import NAME_PATTERN
+from scaling_law.learning_rate import READINGS, LearningRateLaw
 
 from . import presets
 from .arguments import SECTIONS, ConfigurationError, ModelArguments, TrainingArguments
@@ -197,6 +198,11 @@ def _problems(a: TrainingArguments):
     positive |= {} if o.learning_rate is None else {"optimizer.learning_rate": o.learning_rate}
     positive |= {} if d.train_tokens is None else {"data.train_tokens": d.train_tokens}
     yield from (f"{name}: {value}; it must be greater than 0" for name, value in positive.items() if not value > 0)
+    try:
+        LearningRateLaw.named(o.learning_rate_law)
+    except (ValueError, OSError) as error:
+        readings = " or ".join(READINGS)
+        yield f"optimizer.learning_rate_law: {o.learning_rate_law!r} is neither {readings} nor a law's file ({error})"
     not_negative = {
         "model.capacity_factor": m.capacity_factor,
         "model.balance_loss": m.balance_loss,

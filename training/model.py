@@ -6,7 +6,7 @@ import torch
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.architecture import Architecture
-from scaling_law.learning_rate import LearningRateLaw
+from scaling_law.learning_rate import READINGS, LearningRateLaw
 
 from .arguments import ModelArguments, OptimizerArguments, TrainingArguments
 
@@ -51,10 +51,12 @@ def peak_learning_rate(arguments: OptimizerArguments, arch: Architecture) -> tup
     """The peak learning rate and where it comes from."""
     if arguments.learning_rate is not None:
         return arguments.learning_rate, "given"
-    reading = arguments.learning_rate_law
-    rate = LearningRateLaw.published(reading=reading).learning_rate(arch) * arguments.learning_rate_scale
+    law = LearningRateLaw.named(arguments.learning_rate_law)
+    rate = law.learning_rate(arch) * arguments.learning_rate_scale
     scaled = "" if arguments.learning_rate_scale == 1 else f", times {arguments.learning_rate_scale:g}"
-    return rate, f"Ludziejewski et al. 2025, reading '{reading}'{scaled}"
+    if arguments.learning_rate_law in READINGS:
+        return rate, f"Ludziejewski et al. 2025, reading '{law.reading}'{scaled}"
+    return rate, f"exp({law.intercept:.6g} {law.slope_n:+.6g} ln N {law.slope_e:+.6g} ln E), {law.source}{scaled}"
 
 
 def build_optimizer(model: torch.nn.Module, arguments: OptimizerArguments, device: torch.device):

@@ -1,4 +1,4 @@
-"""Many runs from one file: `python -m training.sweep plan|run|status|config|slurm SWEEP.yaml`.
+"""Many runs from one file: `python -m training.sweep plan|run|status|records|config|slurm SWEEP.yaml`.
 
 What the file may hold is described in `sweep_file`. Each run is one `accelerate launch train.py`, which goes on from
 what is there; a run that fails does not stop the others.
@@ -18,6 +18,7 @@ from .slurm import Job, script
 from .sweep_file import Sweep
 from .sweep_plan import plan_sweep, plan_table
 from .sweep_run import run_sweep, sweep_progress, write_configuration
+from .sweep_state import records as run_records
 from .sweep_state import status as run_status
 from .sweep_state import status_table
 
@@ -96,6 +97,24 @@ def run(
     for name, (exit_status, log) in outcome.failed.items():
         errors.print(f"[red]run {name} failed with exit status {exit_status}[/]: see {log}")
     raise typer.Exit(1 if outcome.failed else 0)
+
+
+@app.command()
+def records(
+    sweep_file: _SweepFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .jsonl file to write.")],
+) -> None:
+    """Write the records of the runs that are through, one JSON line each, as `scaling-law fit` reads them."""
+    from hub.atomic import write_bytes
+    from hub.tables import to_jsonl
+
+    if output.suffix != ".jsonl":
+        _fail(f"--output: {str(output)!r}; it must end in .jsonl")
+    found = [record for run in _load(sweep_file).runs for record in run_records(run)]
+    if not found:
+        _fail("no run of the sweep is through")
+    write_bytes(output, to_jsonl(found))
+    print(f"{len(found)} records in {output}")
 
 
 @app.command()

@@ -18,6 +18,9 @@ Instead of a grid, or to be multiplied with one (by seeds, say), the runs may co
     from: [plan-a.json, plan-b.yaml]                            # from what `scaling-law plan` wrote
 
 Later wins: base, then the run, then the grid, then overrides.
+
+A grid over `optimizer.learning_rate` finds the best one: each rate is then a sweep of its own, `my-sweep-lr0.01`, and
+its runs are named so too (`d512-E8-seed0-lr0.01`); `LearningRateLaw` is fitted to the best rates.
 """
 
 from __future__ import annotations
@@ -203,15 +206,24 @@ def _run(sweep: str, folder: Path, values: dict, listed: dict, point: dict) -> S
     for override in values.get("overrides") or []:
         if all(_get(sections, name) == value for name, value in override.get("where", {}).items()):
             _update(sections, _nested(override["set"], "overrides"))
-    _update(sections, {"run": {"sweep": sweep, "output_dir": str(folder)}})
+    rate = f"-lr{_rate(point):g}" if "learning_rate" in point.get("optimizer", {}) else ""
+    _update(sections, {"run": {"sweep": f"{sweep}{rate}", "output_dir": str(folder)}})
     try:
         arguments = from_dict(sections)
     except ConfigurationError as error:
         size = {name: value for name, value in sections.get("model", {}).items() if name in ("d_model", "experts")}
         raise ConfigurationError(f"run {size or 'of the sweep'}: {error}") from error
-    name = f"{arguments.model.name}-seed{arguments.run.seed}"
+    name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
     arguments.run.output_dir = str(folder / name)
     return SweepRun(name, folder / name, arguments)
+
+
+def _rate(point: dict) -> float:
+    value = point["optimizer"]["learning_rate"]
+    try:
+        return float(value)  # YAML reads 1e-3, without a point, as text
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"sweep file: grid.optimizer.learning_rate has {value!r}; give numbers") from None
 
 
 def _nested(values: dict, where: str) -> dict:

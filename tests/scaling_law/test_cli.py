@@ -95,7 +95,7 @@ def test_reach(shell):
 
 def test_learning_rate(shell):
     assert "0.001699" in shell("learning-rate", "--d-model", 512).output
-    data = json.loads(shell("learning-rate", "--d-model", 512, "--reading", "paper", "--json").output)
+    data = json.loads(shell("learning-rate", "--d-model", 512, "--law", "paper", "--json").output)
     assert data["learning_rate"] == pytest.approx(4.18e-3, rel=1e-3)
 
 
@@ -113,7 +113,7 @@ def test_learning_rate(shell):
         (("tables", "figures"), "'figures' is not one of"),
         (("plan", "--flops", "1e20", "--mfu", "0"), "mfu=0"),
         (("learning-rate", "--d-model", 100), "d_model=100"),
-        (("learning-rate", "--d-model", 128, "--reading", "other"), "reading='other'"),
+        (("learning-rate", "--d-model", 128, "--law", "other"), "other"),
         (("figures", "out", "--suffix", "bmp"), "suffix"),
     ],
 )

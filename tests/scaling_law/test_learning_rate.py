@@ -1,5 +1,7 @@
 """Both readings of the published learning-rate law, and its fit."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,33 @@ def test_fit_refuses_what_determines_nothing():
         fit_learning_rate([1e8, 2e8], [1, 2], [1e-3, -1])
     with pytest.raises(ValueError, match="reading='text'"):
         LearningRateLaw(1.0, 1.0, 1.0, "text")
+
+
+def test_a_saved_law_is_the_same_law(tmp_path):
+    law = LearningRateLaw(8.1, -0.79, -0.2, "paper", "least squares on 6 models", 0.03)
+    assert LearningRateLaw.load(law.save(tmp_path / "law.json")) == law
+    assert LearningRateLaw.named(tmp_path / "law.json") == law
+    assert LearningRateLaw.named("paper") == LearningRateLaw.published("paper")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 1"),
+        ({"format": "scaling_law"}, "not a learning-rate law"),
+        ({"slope_n": "-0.8"}, "slope_n='-0.8' is not a number"),
+        ({"slope_e": True}, "slope_e=True is not a number"),
+        ({"intercept": float("nan")}, "intercept=nan must be finite"),
+        ({"reading": "text"}, "reading='text'"),
+        ({"slope": 1}, "the fields must be exactly"),
+    ],
+)
+def test_what_is_no_law_is_refused_by_file_and_field(tmp_path, change, message):
+    path = LearningRateLaw.published().save(tmp_path / "law.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=message) as error:
+        LearningRateLaw.load(path)
+    assert str(path) in str(error.value)
 
 
 def test_best_of_grid_interpolates():

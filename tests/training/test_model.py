@@ -1,8 +1,11 @@
 """Learning rate and parameter groups as the arguments say."""
 
+import math
+
 import pytest
 import torch
 
+from scaling_law import LearningRateLaw
 from training.arguments import ModelArguments, OptimizerArguments
 from training.model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
 
@@ -19,6 +22,15 @@ def test_the_peak_rate_is_the_papers_law_unless_given():
     assert scaled == pytest.approx(rate / 10)
     assert law.endswith("times 0.1")
     assert peak_learning_rate(OptimizerArguments(learning_rate=0.5), arch) == (0.5, "given")
+
+
+def test_a_fitted_law_sets_the_rate_and_is_named_by_its_numbers(tmp_path):
+    fitted = LearningRateLaw(2.0, -0.5, 0.25, source="least squares on 6 models")
+    arch = architecture(ModelArguments(d_model=64, experts=8), vocab_size=1000)
+    arguments = OptimizerArguments(learning_rate_law=str(fitted.save(tmp_path / "rates.json")))
+    rate, law = peak_learning_rate(arguments, arch)
+    assert rate == pytest.approx(math.exp(2.0) * (arch.n_active + 512 * 64) ** -0.5 * 8**0.25, rel=1e-12)
+    assert law == "exp(2 -0.5 ln N +0.25 ln E), least squares on 6 models"
 
 
 def test_more_experts_get_a_lower_rate():

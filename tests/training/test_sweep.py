@@ -36,6 +36,16 @@ def test_a_grid_is_every_combination_with_its_overrides(values, tmp_path):
     assert sweep.runs[1].arguments.run.output_dir == str(tmp_path / "d64-E4-seed0")
 
 
+def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(values, tmp_path):
+    """So that its runs share a hub with those of other rates, of which every name would be the same."""
+    values["grid"] = {"model.experts": [1, 4], "optimizer.learning_rate": [0.01, "2e-2"]}
+    runs = Sweep.from_dict(values, tmp_path).runs
+    assert [run.name for run in runs] == [f"d64-E{e}-seed0-lr{rate}" for e in (1, 4) for rate in (0.01, 0.02)]
+    assert [run.arguments.run.sweep for run in runs] == ["tiny-lr0.01", "tiny-lr0.02"] * 2
+    assert [run.arguments.optimizer.learning_rate for run in runs] == [0.01, 0.02] * 2
+    assert len({run.folder for run in runs}) == 4
+
+
 def test_the_plan_counts_what_sharing_a_trunk_saves(values, tmp_path):
     run = Sweep.from_dict(values, tmp_path).runs[0]
     assert run.separate_tokens == 1280 + 2560
@@ -50,7 +60,8 @@ def test_the_plan_counts_what_sharing_a_trunk_saves(values, tmp_path):
         ({"grid": {"model.d_model": 64}}, "give a list of values"),
         ({"grid": {"model.experts": [0]}}, "model.experts: 0; it must be greater than 0"),
         ({"grid": {"model.expert": [1]}}, "did you mean model.experts"),
-        ({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}, "two runs have the same name"),
+        ({"grid": {"optimizer.weight_decay": [0.1, 0.2]}}, "two runs have the same name"),
+        ({"grid": {"optimizer.learning_rate": ["high"]}}, "grid.optimizer.learning_rate has 'high'"),
     ],
 )
 def test_a_sweep_that_cannot_be_run_is_refused(values, tmp_path, change, message):
