@@ -295,7 +295,7 @@ def fit_learning_rate(
     typer.echo(repr(law))
 
 
-for command in (cli_reports.tables, cli_reports.plan, cli_reports.reach):
+for command in (cli_reports.tables, cli_reports.plan, cli_reports.reach, cli_reports.match, cli_reports.report):
     app.command()(command)
 
 

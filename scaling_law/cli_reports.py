@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from scaling_law.cli_support import JsonOption, LawOption, clear_errors, show
 from scaling_law.units import format_bytes, parse_bytes, parse_context, parse_count, parse_experts
 
 LearningRateLawOption = support.learning_rate_law_option("--learning-rate-law")
+RESULTS = typer.Argument(..., help="Folder with runs.jsonl, and learning-rates.jsonl and matched.jsonl if there are.")
+IntoOption = typer.Option(..., help="The Markdown file with the blocks to fill; figures go beside it.")
+MatchedOutput = typer.Option(..., "--output", "-o", help="File for the plan (JSON).")
 PlanOutput = typer.Option(None, "--output", "-o", help="Write the YAML for train.py to this file.")
 
 
@@ -92,6 +96,55 @@ def plan(
         typer.echo(
             f"accelerate launch train.py --config {output}" if output else "-o FILE writes the YAML for train.py"
         )
+
+
+def report(
+    folder: Path = RESULTS,
+    into: Path = IntoOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Fill a report on runs: the fit, how it extrapolates, and the paper's findings asked of these runs.
+
+    Examples:
+
+        scaling-law report docs/results --into docs/report.md
+    """
+    from scaling_law.report import write_report
+
+    with clear_errors():
+        written = write_report(folder, into)
+    show({"written": [str(path) for path in written]}, as_json, "\n".join(f"wrote {path}" for path in written))
+
+
+def match(
+    runs: str = typer.Argument(..., help="Runs to fit the law to, from any source that `fit` takes."),
+    flops: str = typer.Option(..., help="Budget of each model: 1e13."),
+    experts: str = typer.Option("2,4", help="Experts of the models beside the dense one: 2,4,8."),
+    n_blocks: int | None = typer.Option(None, help="Blocks and heads of all models; default d_model / 64."),
+    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    bootstrap: int = typer.Option(1000, help="Resamples for the intervals."),
+    output: Path = MatchedOutput,
+    as_json: bool = JsonOption,
+) -> None:
+    """Plan a matched experiment: dense and MoE models of the same total parameters and FLOPs, with predicted losses.
+
+    Examples:
+
+        scaling-law match docs/results/runs.jsonl --flops 1e13 --n-blocks 2 --vocab-size 1024 -o matched-plan.json
+    """
+    from scaling_law.fitting import fit
+    from scaling_law.matched import plan_matched
+
+    with clear_errors():
+        made = plan_matched(
+            fit(runs).bootstrap(bootstrap),
+            parse_count(flops, "--flops"),
+            parse_experts(experts, "--experts"),
+            n_blocks=n_blocks,
+            vocab_size=vocab_size,
+        )
+        made.save(output)
+    show(asdict(made) if as_json else None, as_json, made.table())
 
 
 def reach(

@@ -104,10 +104,13 @@ class LearningRateLaw:
         """ln of predicted over best learning rate for each model: errors inside (interpolation) or outside a fit."""
         return np.log(self.at(counted_parameters, experts)) - np.log(np.asarray(learning_rates, float))
 
+    def counted(self, architecture: Architecture) -> float:
+        """The N that this law's reading counts, for an architecture."""
+        return float(self.counted_parameters(architecture.d_model, architecture.blocks, architecture.vocab_size))
+
     def learning_rate(self, architecture: Architecture) -> float:
         """Peak LR of an architecture."""
-        counted = self.counted_parameters(architecture.d_model, architecture.blocks, architecture.vocab_size)
-        return float(self.at(counted, architecture.experts))
+        return float(self.at(self.counted(architecture), architecture.experts))
 
 
 def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:

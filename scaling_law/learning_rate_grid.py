@@ -109,9 +109,9 @@ class LearningRateGrid:
             if len(model.learning_rates) < 3:
                 rates = ", ".join(f"{rate:g}" for rate in model.learning_rates)
                 raise RunsError(f"{_name(model)}: learning rates {rates}; a grid needs three")
-        counted = LearningRateLaw.published(reading)
+        published = LearningRateLaw.published(reading)
         return fit_learning_rate(
-            [_counted(counted, model) for model in chosen],
+            [published.counted(model.architecture) for model in chosen],
             [model.architecture.experts for model in chosen],
             [model.best for model in chosen],
             with_experts=len({model.architecture.experts for model in chosen}) > 1,
@@ -164,8 +164,3 @@ def _name(model: ModelGrid) -> str:
 
     a = model.architecture
     return size_name(a.d_model, int(a.experts), a.blocks, a.heads)
-
-
-def _counted(law: LearningRateLaw, model: ModelGrid) -> float:
-    a = model.architecture
-    return float(law.counted_parameters(a.d_model, a.blocks, a.vocab_size))

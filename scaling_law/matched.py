@@ -1,0 +1,173 @@
+"""A matched experiment: dense and MoE models of the same total parameters and FLOPs, predicted before training.
+
+The paper's Figure 1(b): a dense model of about the compute-optimal size, and for each E the model that fills the same
+memory (N_total) and spends the same FLOPs, so on more tokens; and the rule of thumb, on E times the dense model's
+tokens. `plan_matched` writes down the models with the law's predictions, `measured` puts the losses beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from scaling_law.architecture import HEAD_DIM, VOCAB_SIZE, Architecture
+from scaling_law.laws import JointLaw
+from scaling_law.runs import Runs
+from scaling_law.uncertainty import Bootstrap
+from scaling_law.units import format_count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Role = Literal["same FLOPs", "E times the tokens"]
+FORMAT, VERSION = "matched_experiment", 1
+MEMORY_TOLERANCE = 0.005  # by which an MoE may exceed the dense model's total parameters
+TOKEN_TOLERANCE = 0.01  # within which a run's tokens are those of the plan: training rounds to whole batches
+
+
+@dataclass(frozen=True)
+class MatchedModel:
+    """One model of the experiment. Tokens; loss and its 95 % interval for one new run, in nats per token."""
+
+    architecture: Architecture
+    tokens: int
+    role: Role
+    loss: float
+    low: float
+    high: float
+
+    @property
+    def training_flops(self) -> float:
+        """6 N_act D."""
+        return self.architecture.training_flops(self.tokens)
+
+
+@dataclass(frozen=True)
+class MatchedPlan:
+    """The models, the dense one first, and which law predicted them (`law` is its provenance and coefficients)."""
+
+    flops: float
+    law: str
+    models: tuple[MatchedModel, ...]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON, atomically."""
+        from hub.atomic import write_bytes
+
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_bytes(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> MatchedPlan:
+        """Read what `save` wrote; ValueError for anything else."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if (data["format"], data["version"]) != (FORMAT, VERSION):
+                raise ValueError(f"format must be {FORMAT!r} and version {VERSION}")
+            models = [
+                MatchedModel(**{**model, "architecture": Architecture(**model["architecture"])})
+                for model in data["models"]
+            ]
+            return cls(float(data["flops"]), str(data["law"]), tuple(models))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: not the plan of a matched experiment ({error})") from None
+
+    def table(self) -> Table:
+        """For rich to print."""
+        from rich.table import Table
+
+        table = Table(title=f"{self.flops:.3g} FLOPs, the same memory", title_justify="left")
+        for column in ("E", "", "d_model", "N_act", "N_total", "D", "predicted loss", "95 %"):
+            table.add_column(column, justify="right")
+        for model in self.models:
+            a = model.architecture
+            sizes = [format_count(value) for value in (a.n_active, a.n_total, model.tokens)]
+            interval = f"{model.low:.3f}…{model.high:.3f}"
+            table.add_row(str(a.experts), model.role, str(a.d_model), *sizes, f"{model.loss:.4f}", interval)
+        return table
+
+    def sweep(self, name: str, base: dict[str, Any]) -> dict[str, Any]:
+        """The values of a sweep file that trains the models: one trunk for each architecture."""
+        runs: dict[Architecture, list[int]] = {}
+        for model in self.models:
+            runs.setdefault(model.architecture, []).append(model.tokens)
+        return {
+            "sweep": name,
+            "output_dir": f"runs-{name}",
+            "base": base,
+            "runs": [
+                {
+                    "model": {"d_model": a.d_model, "n_blocks": a.blocks, "n_heads": a.heads, "experts": a.experts},
+                    "schedule": {"tokens": sorted(tokens)},
+                }
+                for a, tokens in runs.items()
+            ],
+        }
+
+
+def plan_matched(
+    fitted: Bootstrap,
+    flops: float,
+    experts: Sequence[int] = (2, 4),
+    *,
+    n_blocks: int | None = None,
+    vocab_size: int = VOCAB_SIZE,
+) -> MatchedPlan:
+    """The dense model nearest the compute-optimal one for `flops`, and for each E the two MoE models beside it.
+
+    Args:
+        fitted: the bootstrap of a joint law; its intervals are those of single new runs.
+        n_blocks: blocks and heads of all models; None follows d_model / 64, so only widths that are multiples of 64.
+
+    Raises ValueError where no model of an E is as small as the dense one.
+    """
+    law = fitted.law
+    if not isinstance(law, JointLaw):
+        raise ValueError(f"a {law.name} law cannot plan this; a joint law is needed")
+    wanted = float(law.compute_optimal(flops, 1.0).n_active)
+    dense = min(_architectures(1, n_blocks, vocab_size, 4 * wanted), key=lambda a: abs(math.log(a.n_active / wanted)))
+    tokens = round(flops / (6 * dense.n_active))
+    models = [_predicted(fitted, dense, tokens, "same FLOPs")]
+    limit = dense.n_total * (1 + MEMORY_TOLERANCE)
+    for e in experts:
+        fitting = _architectures(e, n_blocks, vocab_size, limit)
+        if not fitting:
+            raise ValueError(f"experts={e}: no model has at most the {dense.n_total:,} parameters of the dense one")
+        moe = fitting[-1]
+        models.append(_predicted(fitted, moe, round(flops / (6 * moe.n_active)), "same FLOPs"))
+        models.append(_predicted(fitted, moe, e * tokens, "E times the tokens"))
+    values = ", ".join(f"{name} {value:.6g}" for name, value in law.coefficients.items())
+    return MatchedPlan(flops, f"{law.conditions.provenance if law.conditions else law.name}: {values}", tuple(models))
+
+
+def measured(plan: MatchedPlan, runs: Runs) -> list[list[float]]:
+    """The losses of the runs of each model of the plan (nats per token), one for each seed; an empty list for none."""
+    found = []
+    for model in plan.models:
+        own = (runs.experts == model.architecture.experts) & (runs.n_active == model.architecture.n_active)
+        own &= abs(runs.tokens / model.tokens - 1) <= TOKEN_TOLERANCE
+        found.append(runs.loss[own].tolist())
+    return found
+
+
+def _architectures(experts: int, n_blocks: int | None, vocab_size: int, largest: float) -> list[Architecture]:
+    """All models of at most `largest` total parameters, by ascending width; heads have an even width."""
+    found: list[Architecture] = []
+    step = HEAD_DIM if n_blocks is None else 2 * n_blocks
+    for d in range(step, 2**16, step):
+        architecture = Architecture(d, experts, n_blocks, n_blocks, vocab_size)
+        if architecture.n_total > largest:
+            break
+        found.append(architecture)
+    return found
+
+
+def _predicted(fitted: Bootstrap, architecture: Architecture, tokens: int, role: Role) -> MatchedModel:
+    at = (architecture.n_active, tokens, architecture.experts)
+    low, high = fitted.prediction_interval(*at, kind="prediction")
+    return MatchedModel(architecture, tokens, role, float(fitted.law.loss(*at)), float(low), float(high))

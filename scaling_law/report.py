@@ -1,0 +1,369 @@
+"""A report on the runs of one folder: what was run, the fit, how it extrapolates, and the paper's findings.
+
+    scaling-law report docs/results --into docs/report.md
+
+The prose is written by hand in the Markdown file; each number in a table comes from the records, between two comments
+(`<!-- fit -->` … `<!-- /fit -->`) whose content is replaced. The folder holds `runs.jsonl`, and for the parts that
+need them `learning-rates.jsonl`, `matched-plan.json` and `matched.jsonl`; `<!-- other/fit -->` is about its subfolder
+`other`. Figures go beside the Markdown file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hub import atomic
+from hub.markdown import block_of, replace_block, table
+from scaling_law import findings
+from scaling_law.findings import Finding
+from scaling_law.fit_result import FitResult
+from scaling_law.fitting import fit
+from scaling_law.isoflop import isoflop_profiles, repeat_scatter
+from scaling_law.laws import JointLaw
+from scaling_law.learning_rate_grid import LearningRateGrid
+from scaling_law.matched import MatchedPlan, measured
+from scaling_law.runs import Runs, load_runs
+from scaling_law.splits import Split, compare
+from scaling_law.uncertainty import Bootstrap
+from scaling_law.units import format_count
+
+RESAMPLES = 1000
+LEARNING_RATE_EXPERTS = (1, 8)  # fitted on these; the others check it, as in the paper
+
+
+@dataclass(frozen=True)
+class Results:
+    """The records of a folder and what is computed from them, each once."""
+
+    folder: Path
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The final runs, with their held-out loss."""
+        return load_runs(self.folder / "runs.jsonl")
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The records as they are, of which a few more fields are reported."""
+        from scaling_law.run_sources import read_rows
+
+        return [dict(row) for row in read_rows(self.folder / "runs.jsonl")[0]]
+
+    @cached_property
+    def fitted(self) -> FitResult:
+        """The joint law."""
+        return fit(self.runs, "joint")
+
+    @cached_property
+    def bootstrap(self) -> Bootstrap:
+        """Of the joint law, over trunks."""
+        return self.fitted.bootstrap(RESAMPLES)
+
+    @property
+    def law(self) -> JointLaw:
+        """The joint law with its draws."""
+        assert isinstance(self.bootstrap.law, JointLaw)
+        return self.bootstrap.law
+
+    @cached_property
+    def experts(self) -> list[float]:
+        """The numbers of experts of the runs."""
+        return sorted(set(self.runs.experts.tolist()))
+
+    @cached_property
+    def budgets(self) -> list[float]:
+        """Three round budgets inside the runs: every E has a size with runs on both sides."""
+        low, high = np.log10(np.quantile(self.runs.flops, [0.25, 0.95]))
+        rounded = [float(f"{10**x:.0e}") for x in np.linspace(low, high, 3)]
+        return list(dict.fromkeys(rounded))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Of the tokenizer that all runs share."""
+        sizes = {int(row["vocab_size"]) for row in self.rows}
+        if len(sizes) > 1:
+            raise ValueError(f"{self.folder}: runs of several vocabularies ({sorted(sizes)}) have no common loss")
+        return sizes.pop()
+
+    @cached_property
+    def rates(self) -> LearningRateGrid | None:
+        """The grid of learning rates, where there is one."""
+        path = self.folder / "learning-rates.jsonl"
+        return LearningRateGrid.load(path) if path.exists() else None
+
+    @cached_property
+    def matched(self) -> tuple[MatchedPlan, list[list[float]]] | None:
+        """The matched experiment and the losses measured for each of its models, where there is one."""
+        plan, runs = self.folder / "matched-plan.json", self.folder / "matched.jsonl"
+        if not plan.exists() or not runs.exists():
+            return None
+        loaded = MatchedPlan.load(plan)
+        return loaded, measured(loaded, load_runs(runs))
+
+
+def write_report(folder: str | Path, report: str | Path) -> list[Path]:
+    """Replace the blocks of the Markdown file `report` and draw its figures beside it; returns what was written.
+
+    Only the blocks that the file has are computed. Raises RunsError and ValueError as `load_runs` and `fit` do, and
+    ValueError for a file without a block.
+    """
+    from scaling_law.report_figures import draw
+
+    results, target = Results(Path(folder)), Path(report)
+    text = target.read_text(encoding="utf-8")
+    subfolders = sorted(path.parent.name for path in results.folder.glob("*/runs.jsonl"))
+    about = {"": results} | {f"{name}/": Results(results.folder / name) for name in subfolders}
+    found = [(f"{prefix}{name}", one, make) for prefix, one in about.items() for name, make in BLOCKS.items()]
+    found = [(name, one, make) for name, one, make in found if block_of(text, name) is not None]
+    if not found:
+        raise ValueError(
+            f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {', '.join(BLOCKS)}"
+        )
+    for name, one, make in found:
+        text = replace_block(text, name, make(one))
+    drawn = draw(results, target.parent / "figures", target.stem)
+    atomic.write_bytes(target, text.encode())
+    return [target, *drawn]
+
+
+# -- the blocks
+
+
+def runs_block(results: Results) -> str:
+    """What was run."""
+    rows = []
+    sizes = sorted({(r["d_model"], r["n_blocks"], r["n_heads"]) for r in results.rows})
+    for d, blocks, heads in sizes:
+        own = [r for r in results.rows if (r["d_model"], r["n_blocks"], r["n_heads"]) == (d, blocks, heads)]
+        tokens = sorted({r["tokens"] for r in own})
+        rows.append(
+            (
+                d,
+                blocks,
+                format_count(own[0]["n_active"]),
+                f"{format_count(min(r['n_total'] for r in own))} to {format_count(max(r['n_total'] for r in own))}",
+                ", ".join(f"{e}" for e in sorted({r["experts"] for r in own})),
+                ", ".join(format_count(t) for t in tokens),
+                len(own),
+            )
+        )
+    header = ("d_model", "blocks", "N_act", "N_total", "E", "tokens D", "runs")
+    runs = results.runs
+    ratio = runs.tokens / runs.n_active
+    said = (
+        f"{len(runs)} runs of {len(set(runs.trunk.tolist()))} trunks; {format_count(_trained_tokens(results.rows))} "
+        f"tokens trained in all, {runs.flops.min():.1e} to {runs.flops.max():.1e} FLOPs each, D/N_act from "
+        f"{ratio.min():.1f} to {ratio.max():.0f}."
+    )
+    if epochs := [row["epochs"] for row in results.rows if row.get("epochs") is not None]:
+        said += f" At most {max(epochs):.2f} epochs of the data."
+    deviation, freedom = repeat_scatter(runs)
+    if freedom:
+        said += (
+            f" Runs that differ in their seed only scatter by {deviation:.4f} nats (standard deviation, {freedom} "
+            "degrees of freedom)."
+        )
+    return table(header, rows, right=(0, 1, 2, 6)) + "\n\n" + said
+
+
+def _trained_tokens(rows: list[dict[str, Any]]) -> int:
+    """Tokens that were trained: each trunk to its last branch point once, and the decay of every branch."""
+    trunks: dict[str, int] = {}
+    decays = 0
+    for row in rows:
+        start = row.get("branch_point_tokens") or 0
+        decays += row["tokens"] - start
+        if start:
+            trunks[row["parent_run_id"]] = max(start, trunks.get(row["parent_run_id"], 0))
+    return decays + sum(trunks.values())
+
+
+def fit_block(results: Results) -> str:
+    """Coefficients with intervals, and how well they are determined."""
+    published = JointLaw.published().coefficients
+    rows = []
+    for name, value in results.law.coefficients.items():
+        low, high = results.bootstrap.interval(name)
+        rows.append((name, f"{value:.4g}", f"{low:.4g} to {high:.4g}", f"{published[name]:.4g}"))
+    status = " ".join(results.fitted.status.messages) or "All coefficients are determined."
+    return (
+        table(("coefficient", "fitted", "95 % (trunks resampled)", "the paper's"), rows, right=(1, 2, 3))
+        + f"\n\nRMSE {results.fitted.rmse:.4f} nats over {len(results.runs)} runs of mean loss "
+        + f"{results.runs.loss.mean():.3f}. {status}"
+    )
+
+
+def residuals_block(results: Results) -> str:
+    """Errors for each E, and of a Chinchilla fit of its own."""
+    rows = []
+    rmse, bias = results.fitted.rmse_by_experts(), results.fitted.bias_by_experts()
+    for e in results.experts:
+        own = results.runs.subset(results.runs.experts == e)
+        separate = fit(own, "chinchilla")
+        rows.append((f"{e:g}", len(own), f"{rmse[e]:.4f}", f"{bias[e]:+.4f}", f"{separate.rmse:.4f}"))
+    header = ("E", "runs", "RMSE of the joint law", "its bias", "RMSE of a Chinchilla law for this E")
+    return table(header, rows, right=range(5))
+
+
+def held_out(results: Results) -> Iterator[tuple[str, Split]]:
+    """The splits of the report: without the largest width, without the longest runs, without the lowest losses."""
+    runs = results.runs
+    empty = runs.subset(np.zeros(len(runs), bool))
+    lowest = runs.loss <= np.sort(runs.loss)[max(1, len(runs) // 10) - 1]
+    for name, held in (
+        (f"the largest size (N_act {format_count(runs.n_active.max())})", runs.n_active == runs.n_active.max()),
+        ("the longest run of each trunk", _longest(runs)),
+        ("the tenth of lowest loss", lowest),
+        (f"the largest E ({max(results.experts):g})", runs.experts == max(results.experts)),
+    ):
+        yield name, Split(runs.subset(~held), runs.subset(held), empty, name)
+
+
+def extrapolation_block(results: Results) -> str:
+    """What fits to the rest say of runs that they have not seen."""
+    rows = []
+    for name, parts in held_out(results):
+        compared = compare(parts, allow_unidentifiable=True)
+        seen, spread = parts.validation, float(np.std(parts.validation.loss))
+        separate = compared.rmse["separate"]["validation"]
+        bias = float(np.mean(compared.joint.errors_on(seen)))
+        rows.append(
+            (
+                name,
+                f"{len(parts.train)} / {len(seen)}",
+                f"{compared.rmse['joint']['validation']:.4f}",
+                f"{bias:+.4f}",
+                "cannot" if compared.left_out else f"{separate:.4f}",
+                f"{spread:.3f}",
+            )
+        )
+    header = ("held out", "fitted / predicted", "RMSE, joint law", "its bias", "RMSE, Chinchilla for each E", "spread")
+    return table(header, rows, right=range(1, 6))
+
+
+def isoflop_block(results: Results) -> str:
+    """The runs at fixed budgets, without a law."""
+    rows = []
+    for flops in results.budgets:
+        profiles = isoflop_profiles(results.runs, flops)
+        dense = next((p.best_loss for p in profiles if p.experts == 1), float("nan"))
+        rows += [
+            (
+                f"{flops:.0e}",
+                f"{p.experts:g}",
+                f"{format_count(p.best_n_active)}{' (end of the sizes)' if p.at_edge else ''}",
+                f"{flops / (6 * p.best_n_active**2):.3g}",
+                f"{p.best_loss:.3f}",
+                "" if p.experts == 1 else f"{p.best_loss - dense:+.3f}",
+            )
+            for p in profiles
+        ]
+    header = ("FLOPs", "E", "best N_act", "D/N_act there", "loss", "against dense")
+    return table(header, rows, right=range(6))
+
+
+def all_findings(results: Results) -> list[Finding]:
+    """The paper's four findings and its rule of thumb, at budgets inside the runs."""
+    law, low, high = results.law, results.budgets[0], results.budgets[-1]
+    moe = [e for e in results.experts if e > 1]
+    found = [findings.more_tokens_per_parameter(law, flops, results.experts) for flops in (low, high)]
+    found += [findings.better_with_experts(law, flops, e) for flops in (low, high) for e in moe]
+    found += [findings.better_in_memory(law, high, e, vocab_size=results.vocab_size) for e in moe]
+    if results.rates is not None:
+        found.append(findings.lower_learning_rate(results.rates))
+    return found + [
+        findings.better_in_memory(law, high, e, vocab_size=results.vocab_size, times_tokens=True)
+        for e in moe
+        if e <= 8
+    ]
+
+
+def findings_block(results: Results) -> str:
+    """Claim, verdict, evidence."""
+    rows = [(f.name, f.claim, f.verdict, f"{f.share:.1%}", f.evidence) for f in all_findings(results)]
+    return table(("", "claim", "on these runs", "share", "evidence"), rows, right=(3,))
+
+
+def learning_rates_block(results: Results) -> str:
+    """Best rates of the grid, and two laws: of E = 1 and 8 as in the paper, and of all models."""
+    if results.rates is None:
+        return "No learning rates were searched."
+    some, every = results.rates.fit(LEARNING_RATE_EXPERTS), results.rates.fit()
+    rows = []
+    for model in results.rates.models:
+        a = model.architecture
+        cells = [f"{a.d_model}", f"{a.experts}", format_count(a.n_active), f"{model.best:.4f}"]
+        for law in (some, every):
+            cost = model.loss_at(law.learning_rate(a)) - min(model.losses)
+            cells.append(f"{law.learning_rate(a):.4f} ({cost:+.3f})")
+        rows.append(cells)
+    header = ("d_model", "E", "N_act", "best of the grid", "law of E = 1 and 8 (nats it costs)", "law of all models")
+    laws = "\n".join(
+        f"- {name}: ln LR = {law.intercept:.3f} {law.slope_n:+.3f} ln N {law.slope_e:+.3f} ln E, RMSE {law.rmse:.2f}"
+        for name, law in (("E = 1 and 8", some), ("all models", every))
+    )
+    return table(header, rows, right=range(6)) + "\n\n" + laws
+
+
+def matched_block(results: Results) -> str:
+    """Predicted before training, and measured."""
+    if results.matched is None:
+        return "No matched experiment was run."
+    plan, losses = results.matched
+    dense = np.mean(losses[0]) if losses[0] else float("nan")
+    rows = []
+    for model, seen in zip(plan.models, losses, strict=True):
+        a, loss = model.architecture, float(np.mean(seen)) if seen else float("nan")
+        inside = "" if not seen else "inside" if model.low <= loss <= model.high else "outside"
+        rows.append(
+            (
+                a.experts,
+                model.role if a.experts > 1 else "dense",
+                a.d_model,
+                format_count(a.n_active),
+                format_count(a.n_total),
+                format_count(model.tokens),
+                f"{model.training_flops:.2e}",
+                f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
+                ", ".join(f"{value:.3f}" for value in seen),
+                inside,
+                f"{loss - dense:+.3f}" if a.experts > 1 else "",
+            )
+        )
+    header = (
+        "E",
+        "",
+        "d_model",
+        "N_act",
+        "N_total",
+        "D",
+        "FLOPs",
+        "predicted (95 %)",
+        "measured",
+        "",
+        "against dense",
+    )
+    return table(header, rows, right=(0, 2, 3, 4, 5, 6))
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "runs": runs_block,
+    "learning-rates": learning_rates_block,
+    "fit": fit_block,
+    "residuals": residuals_block,
+    "extrapolation": extrapolation_block,
+    "isoflop": isoflop_block,
+    "findings": findings_block,
+    "matched": matched_block,
+}
+
+
+def _longest(runs: Runs) -> np.ndarray:
+    longest = {t: runs.tokens[runs.trunk == t].max() for t in np.unique(runs.trunk)}
+    return runs.tokens == np.array([longest[t] for t in runs.trunk])
