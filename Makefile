@@ -1,6 +1,7 @@
 # make demo        the whole loop on this machine: corpus, sweep, release, fit, query, use (about 10 minutes)
 # make demo FAST=1 the same, smaller, in about a minute
 # make test        the tests; `make test-slow` those that take minutes
+# make report      the report on our own runs again, from their records
 # make lint        ruff and mypy
 # PYTHON=… chooses the interpreter (3.10 or newer), PIP_FLAGS=… is passed to pip.
 
@@ -9,7 +10,7 @@ VENV ?= .venv
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow lint clean
+.PHONY: setup demo test test-slow report lint clean
 
 setup: $(VENV)/.ready
 
@@ -28,6 +29,9 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+report: setup
+	$(BIN)/scaling-law report docs/results --into docs/report.md
 
 lint: setup
 	$(BIN)/ruff check .

@@ -91,23 +91,18 @@ class MatchedPlan:
             table.add_row(str(a.experts), model.role, str(a.d_model), *sizes, f"{model.loss:.4f}", interval)
         return table
 
-    def sweep(self, name: str, base: dict[str, Any]) -> dict[str, Any]:
-        """The values of a sweep file that trains the models: one trunk for each architecture."""
+    def configurations(self) -> list[dict[str, Any]]:
+        """The sections of `train.py` of one trunk for each architecture; a sweep file takes them `from` the plan."""
         runs: dict[Architecture, list[int]] = {}
         for model in self.models:
             runs.setdefault(model.architecture, []).append(model.tokens)
-        return {
-            "sweep": name,
-            "output_dir": f"runs-{name}",
-            "base": base,
-            "runs": [
-                {
-                    "model": {"d_model": a.d_model, "n_blocks": a.blocks, "n_heads": a.heads, "experts": a.experts},
-                    "schedule": {"tokens": sorted(tokens)},
-                }
-                for a, tokens in runs.items()
-            ],
-        }
+        return [
+            {
+                "model": {"d_model": a.d_model, "n_blocks": a.blocks, "n_heads": a.heads, "experts": a.experts},
+                "schedule": {"tokens": sorted(tokens)},
+            }
+            for a, tokens in runs.items()
+        ]
 
 
 def plan_matched(

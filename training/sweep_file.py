@@ -15,7 +15,7 @@ Instead of a grid, or to be multiplied with one (by seeds, say), the runs may co
     runs: [{model.d_model: 512, schedule.tokens: [1B]}, ...]    # from a list, of dotted fields or sections
     from: paper                                                 # from the paper's listing, or the part of it
     where: experts in {1, 8}, d_model <= 1024, tokens <= 4B     #   for which all of `where` holds
-    from: [plan-a.json, plan-b.yaml]                            # from what `scaling-law plan` wrote
+    from: [plan-a.json, plan-b.yaml]                            # from what `scaling-law plan` or `match` wrote
 
 Later wins: base, then the run, then the grid, then overrides.
 
@@ -34,7 +34,9 @@ from pathlib import Path
 import yaml
 
 from hub.names import final_branch_name
+from scaling_law import matched
 from scaling_law.architecture import VOCAB_SIZE, Architecture
+from scaling_law.matched import MatchedPlan
 
 from . import presets, sweep_filter
 from .arguments import SECTIONS, ConfigurationError, TrainingArguments
@@ -170,23 +172,30 @@ def _listed(values: dict, folder: Path) -> list[dict]:
         return list(sweep_filter.select(presets.listing().values(), str(values.get("where") or "")))
     if "from" in values:
         paths = values["from"] if isinstance(values["from"], list) else [values["from"]]
-        return [_planned(folder / str(path)) for path in paths]
+        return [run for path in paths for run in _planned(folder / str(path))]
     return [{}]
 
 
-def _planned(path: Path) -> dict:
-    """The configuration in what `scaling-law plan` wrote with `--json` or `--output`."""
+def _planned(path: Path) -> list[dict]:
+    """The run of `scaling-law plan` (`--json` or `--output`), or the runs of `scaling-law match`."""
     try:
         plan = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError(f"sweep file: from: {error}") from error
+    if isinstance(plan, dict) and plan.get("format") == matched.FORMAT:
+        try:
+            return MatchedPlan.load(path).configurations()
+        except ValueError as error:
+            raise ConfigurationError(f"sweep file: from: {error}") from error
     sections = plan.get("configuration", plan) if isinstance(plan, dict) else None
     if not isinstance(sections, dict) or not set(sections) <= {*SECTIONS, "preset"}:
-        raise ConfigurationError(f"sweep file: from: {str(path)!r} is neither 'paper' nor a plan of scaling-law plan")
+        raise ConfigurationError(
+            f"sweep file: from: {str(path)!r} is neither 'paper' nor a plan of scaling-law plan or match"
+        )
     sections = _nested(sections, str(path))
     for decided_here in ("output_dir", "sweep"):
         sections.get("run", {}).pop(decided_here, None)
-    return sections
+    return [sections]
 
 
 def _grid(grid: dict[str, list]) -> Iterator[dict]:

@@ -149,7 +149,8 @@ def status_table(sweep: Sweep):
 
     table = Table(title=f"sweep {sweep.name}")
     for heading in ("run", "state", "tokens", "", "loss", "tokens/s", "time left"):
-        table.add_column(heading, justify="left" if heading in ("run", "state") else "right")
+        left = heading in ("run", "state")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading == "run")  # E1 is not E1…
     colours = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "red", "waiting": "dim"}
     for one in map(status, sweep.runs):
         table.add_row(

@@ -1,7 +1,6 @@
 """A matched experiment: equal memory and FLOPs to the parameter, the law's predictions, and the losses beside them."""
 
 import pytest
-import yaml
 
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.matched import MatchedPlan, measured, plan_matched
@@ -65,10 +64,18 @@ def test_measured_losses_come_to_their_model_with_every_seed(fitted):
     assert measured(plan, Runs.from_columns(n, d, [1, 2, 2], [2.0, 1.9, 1.91])) == [[2.0], [1.9, 1.91], []]
 
 
-def test_the_sweep_trains_each_architecture_once(fitted, tmp_path):
+def test_a_sweep_trains_each_architecture_of_the_plan_once(fitted, tmp_path):
+    from training.arguments import ConfigurationError
     from training.sweep_file import Sweep
 
     plan = plan_matched(fitted, FLOPS, (2, 4))
-    sweep = Sweep.from_dict(yaml.safe_load(yaml.safe_dump(plan.sweep("matched", {}))), tmp_path)
-    assert [len(run.branches) for run in sweep.runs] == [1, 2, 2]
-    assert {run.arguments.model.experts for run in sweep.runs} == {1, 2, 4}
+    plan.save(tmp_path / "plan.json")
+    values = {"sweep": "matched", "from": "plan.json", "grid": {"run.seed": [0, 1]}}
+    sweep = Sweep.from_dict(values, tmp_path / "out", tmp_path)
+    assert [len(run.branches) for run in sweep.runs] == [1, 1, 2, 2, 2, 2]
+    assert {(run.arguments.model.experts, run.arguments.run.seed) for run in sweep.runs} == {
+        (e, seed) for e in (1, 2, 4) for seed in (0, 1)
+    }
+    (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text().replace('"low"', '"lower"'))
+    with pytest.raises(ConfigurationError, match=r"plan\.json: not the plan of a matched experiment"):
+        Sweep.from_dict(values, tmp_path / "out", tmp_path)
