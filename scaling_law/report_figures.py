@@ -9,18 +9,16 @@ import numpy as np
 
 from scaling_law.figures import colour_of, new_figure, predicted_against_observed, save
 from scaling_law.isoflop import isoflop_profiles
+from scaling_law.results import Results, held_out
 from scaling_law.splits import Split
 from scaling_law.units import format_count
 
 if TYPE_CHECKING:
     from scaling_law.fit_result import FitResult
-    from scaling_law.report import Results
 
 
 def draw(results: Results, folder: Path, prefix: str) -> list[Path]:
     """Write every figure that the results allow, as `<prefix>-<name>.png`; returns the paths."""
-    from scaling_law.report import held_out
-
     written = [
         predicted_against_observed(results.fitted, folder / f"{prefix}-fit.png"),
         loss_by_size(results, folder / f"{prefix}-losses.png"),

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from scaling_law import Architecture, JointLaw, fit, load_runs, report
+from scaling_law import Architecture, JointLaw, fit, load_runs, results
 from scaling_law.cli import app
 from scaling_law.matched import plan_matched
-from scaling_law.report import BLOCKS, Results, all_findings, write_report
+from scaling_law.report import BLOCKS, all_findings, write_report
+from scaling_law.results import Results
 
 from .synthetic import TINY_LAW
 from .test_learning_rate_grid import rows as learning_rate_rows
@@ -54,17 +55,17 @@ def write(path, rows):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "RESAMPLES", 50)
+    monkeypatch.setattr(results, "RESAMPLES", 50)
     write(tmp_path / "results" / "runs.jsonl", records())
     (tmp_path / "report.md").write_text(TEXT)
     return tmp_path
 
 
 def test_every_block_is_filled_and_the_prose_stays(folder):
-    results = folder / "results"
-    write(results / "learning-rates.jsonl", learning_rate_rows())
-    plan = plan_matched(fit(load_runs(results / "runs.jsonl")).bootstrap(20), 5e12, (2,), n_blocks=2, vocab_size=2048)
-    plan.save(results / "matched-plan.json")
+    source = folder / "results"
+    write(source / "learning-rates.jsonl", learning_rate_rows())
+    plan = plan_matched(fit(load_runs(source / "runs.jsonl")).bootstrap(20), 5e12, (2,), n_blocks=2, vocab_size=2048)
+    plan.save(source / "matched-plan.json")
     trained = [
         row
         | {"run_id": f"m{i}", "n_active": m.architecture.n_active, "tokens": m.tokens, "eval_loss": 5.0}
@@ -72,9 +73,9 @@ def test_every_block_is_filled_and_the_prose_stays(folder):
         | {"n_blocks": 2, "n_heads": 2}
         for i, (m, row) in enumerate(zip(plan.models, records(), strict=False))
     ]
-    write(results / "matched.jsonl", trained)
+    write(source / "matched.jsonl", trained)
     target = folder / "report.md"
-    done = CliRunner().invoke(app, ["report", str(results), "--into", str(target)])
+    done = CliRunner().invoke(app, ["report", str(source), "--into", str(target)])
     assert done.exit_code == 0, done.output
     text = target.read_text()
     assert text.startswith("# Report\n\nBefore.\n")
@@ -85,7 +86,7 @@ def test_every_block_is_filled_and_the_prose_stays(folder):
     assert "| outside |" in text  # no one predicted a loss of 5
     pictures = {"fit", "losses", "isoflop", "held-out", "learning-rates", "matched"}
     assert {path.stem.removeprefix("report-") for path in (folder / "figures").iterdir()} == pictures
-    assert write_report(results, target)[0] == target
+    assert write_report(source, target)[0] == target
     assert target.read_text() == text  # and again the same
 
 
@@ -125,9 +126,9 @@ def test_what_cannot_be_reported_is_refused(folder):
 
 
 def test_budgets_lie_inside_the_runs(folder):
-    results = Results(folder / "results")
-    assert results.runs.flops.min() < min(results.budgets)
-    assert max(results.budgets) < results.runs.flops.max()
+    of = Results(folder / "results")
+    assert of.runs.flops.min() < min(of.budgets)
+    assert max(of.budgets) < of.runs.flops.max()
 
 
 @pytest.mark.skipif(not (DOCS / "report.md").exists(), reason="there is no report")

@@ -1,0 +1,112 @@
+"""The records of one folder and what is computed from them, each once: what a report and its figures are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaling_law.fit_result import FitResult
+from scaling_law.fitting import fit
+from scaling_law.laws import JointLaw
+from scaling_law.learning_rate_grid import LearningRateGrid
+from scaling_law.matched import MatchedPlan, measured
+from scaling_law.runs import Runs, load_runs
+from scaling_law.splits import Split
+from scaling_law.uncertainty import Bootstrap
+from scaling_law.units import format_count
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Results:
+    """The records of a folder and what is computed from them, each once."""
+
+    folder: Path
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The final runs, with their held-out loss."""
+        return load_runs(self.folder / "runs.jsonl")
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The records as they are, of which a few more fields are reported."""
+        from scaling_law.run_sources import read_rows
+
+        return [dict(row) for row in read_rows(self.folder / "runs.jsonl")[0]]
+
+    @cached_property
+    def fitted(self) -> FitResult:
+        """The joint law."""
+        return fit(self.runs, "joint")
+
+    @cached_property
+    def bootstrap(self) -> Bootstrap:
+        """Of the joint law, over trunks."""
+        return self.fitted.bootstrap(RESAMPLES)
+
+    @property
+    def law(self) -> JointLaw:
+        """The joint law with its draws."""
+        assert isinstance(self.bootstrap.law, JointLaw)
+        return self.bootstrap.law
+
+    @cached_property
+    def experts(self) -> list[float]:
+        """The numbers of experts of the runs."""
+        return sorted(set(self.runs.experts.tolist()))
+
+    @cached_property
+    def budgets(self) -> list[float]:
+        """Three round budgets inside the runs: every E has a size with runs on both sides."""
+        low, high = np.log10(np.quantile(self.runs.flops, [0.25, 0.95]))
+        rounded = [float(f"{10**x:.0e}") for x in np.linspace(low, high, 3)]
+        return list(dict.fromkeys(rounded))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Of the tokenizer that all runs share."""
+        sizes = {int(row["vocab_size"]) for row in self.rows}
+        if len(sizes) > 1:
+            raise ValueError(f"{self.folder}: runs of several vocabularies ({sorted(sizes)}) have no common loss")
+        return sizes.pop()
+
+    @cached_property
+    def rates(self) -> LearningRateGrid | None:
+        """The grid of learning rates, where there is one."""
+        path = self.folder / "learning-rates.jsonl"
+        return LearningRateGrid.load(path) if path.exists() else None
+
+    @cached_property
+    def matched(self) -> tuple[MatchedPlan, list[list[float]]] | None:
+        """The matched experiment and the losses measured for each of its models, where there is one."""
+        plan, runs = self.folder / "matched-plan.json", self.folder / "matched.jsonl"
+        if not plan.exists() or not runs.exists():
+            return None
+        loaded = MatchedPlan.load(plan)
+        return loaded, measured(loaded, load_runs(runs))
+
+
+def held_out(results: Results) -> Iterator[tuple[str, Split]]:
+    """The splits of the report: without the largest width, without the longest runs, without the lowest losses."""
+    runs = results.runs
+    empty = runs.subset(np.zeros(len(runs), bool))
+    lowest = runs.loss <= np.sort(runs.loss)[max(1, len(runs) // 10) - 1]
+    for name, held in (
+        (f"the largest size (N_act {format_count(runs.n_active.max())})", runs.n_active == runs.n_active.max()),
+        ("the longest run of each trunk", _longest(runs)),
+        ("the tenth of lowest loss", lowest),
+        (f"the largest E ({max(results.experts):g})", runs.experts == max(results.experts)),
+    ):
+        yield name, Split(runs.subset(~held), runs.subset(held), empty, name)
+
+
+def _longest(runs: Runs) -> np.ndarray:
+    longest = {t: runs.tokens[runs.trunk == t].max() for t in np.unique(runs.trunk)}
+    return runs.tokens == np.array([longest[t] for t in runs.trunk])
