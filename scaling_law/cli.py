@@ -161,7 +161,7 @@ def fit(
         table = load_runs(runs, loss, None if status == "all" else status, "skip" if skip_invalid else "raise")
         result = fit_law(
             table,
-            kind,  # type: ignore[arg-type]
+            kind,
             fixed=_assignments(fix),
             starts=starts,  # type: ignore[arg-type]
             workers=workers or None,

@@ -29,8 +29,8 @@ class FitStatus:
     """How a fit went.
 
     `n_agree` of the `n_released` best of `n_starts` starts ended at the best objective. `bounds_hit` and
-    `undetermined` name coefficients; standard errors are those of the logarithm for a, b, c (m, n), of ln(E_start −
-    1) and ln(E_max − E_start), and absolute for the rest.
+    `undetermined` name coefficients; standard errors are those of the logarithm for the `logarithmic` ones (a, b, c),
+    of ln(E_start − 1) and ln(E_max − E_start), and absolute for the rest.
     """
 
     converged: bool
@@ -41,6 +41,7 @@ class FitStatus:
     condition_number: float
     standard_errors: Mapping[str, float]
     undetermined: tuple[str, ...]
+    logarithmic: tuple[str, ...] = ()
     set_aside: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -71,7 +72,7 @@ class FitStatus:
         if self.bounds_hit:
             found.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
         if self.undetermined:
-            each = [f"{name} ({describe_error(name, self.standard_errors[name])})" for name in self.undetermined]
+            each = [f"{name} ({self.error_in_words(name)})" for name in self.undetermined]
             found.append(f"Not determined by these runs: {', '.join(each)}.")
         if self.bounds_hit or self.undetermined:
             found.append(
@@ -79,6 +80,10 @@ class FitStatus:
                 "inside the range of the runs, and bootstrap it before using any answer outside."
             )
         return tuple(found)
+
+    def error_in_words(self, name: str) -> str:
+        """The standard error of a coefficient: ×÷ for what is fitted as a logarithm, ± for the rest."""
+        return describe_error(name, self.standard_errors[name], self.logarithmic)
 
     def __str__(self) -> str:
         return self.verdict
@@ -165,7 +170,9 @@ class FitResult(Generic[LawT_co]):
         for name, value in self.law.coefficients.items():
             note = "at a bound" if name in self.status.bounds_hit else ("not determined" if name in vague else "")
             error = self.status.standard_errors.get(name)
-            shown = "fixed" if name in self.problem.settings.fixed else (describe_error(name, error) if error else "")
+            shown = (
+                "fixed" if name in self.problem.settings.fixed else (self.status.error_in_words(name) if error else "")
+            )
             coefficients.add_row(name, f"{value:.5g}", shown, note, style="yellow" if name in vague else "")
         per_experts = Table(title="Errors per number of experts (nats)", title_justify="left")
         for name in ("E", "runs", "RMSE", "mean error"):

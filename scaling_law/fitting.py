@@ -22,7 +22,6 @@ from scaling_law.runs import Runs, load_runs
 from scaling_law.solver import Solutions
 
 FloatArray = NDArray[np.float64]
-LawName = Literal["joint", "chinchilla", "routed"]
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
 # A run is an outlier beyond this many robust standard deviations and this many Huber thresholds; and if more than this
 # part of the runs were outliers, the law would be at fault, not the runs.
@@ -31,7 +30,7 @@ OUTLIER_SIGMAS, OUTLIER_DELTAS, OUTLIER_PART = 8.0, 5.0, 0.1
 
 def fit(
     runs: Any,
-    law: LawName = "joint",
+    law: str = "joint",
     *,
     huber_delta: float = 0.01,
     weights: Literal["inverse_loss"] | ArrayLike | None = None,
@@ -48,6 +47,7 @@ def fit(
     """Fit `law` to `runs` (a Runs, or anything `load_runs` reads).
 
     Args:
+        law: "joint", "chinchilla", "routed", or the name of another registered law.
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
         weights: row weights [n]; "inverse_loss" is the paper's underweighting of underperforming runs, read as weights
             proportional to 1 / loss (lowest loss: weight 1); None for equal weights.
@@ -129,6 +129,7 @@ def describe(
         bounds_hit=tuple(name for name, hit in zip(objective.names, at_bound, strict=True) if hit),
         condition_number=seen.condition_number,
         standard_errors=seen.standard_errors,
+        logarithmic=tuple(name for name in objective.names if name in objective.positive),
         undetermined=seen.undetermined,
         set_aside=tuple(name for name, out in zip(runs.run_id, aside, strict=True) if out),
         warnings=tuple(warnings),

@@ -7,25 +7,22 @@ that the runs do not see at all, and coefficients whose standard error exceeds w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.objective import LOGARITHMIC, TRANSFORM, Objective
+from scaling_law.laws import LAWS
+from scaling_law.objective import Objective
+from scaling_law.terms import BY_EXPERTS, CONSTANT, INTERACTION, SIZE, SLOPE, TRANSFORM, roles
 
 FloatArray = NDArray[np.float64]
 
 # The standard error up to which a coefficient counts as determined: exponents and interactions absolutely; factors by
 # their logarithm (1: a factor e); E_start and E_max by ln(E_start − 1) and ln(E_max − E_start).
-RESOLUTION = {
-    **dict.fromkeys(("alpha", "beta", "mu", "nu"), 0.05),
-    **dict.fromkeys(("delta", "omega"), 0.5),
-    **dict.fromkeys(("gamma", "zeta"), 0.03),
-    **dict.fromkeys(("a", "b", "m", "n"), 1.0),
-    **dict.fromkeys(("c", "e_start", "e_max"), 0.7),
-}
+RESOLUTION = {SLOPE: 0.05, BY_EXPERTS: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7}
+TRANSFORM_RESOLUTION = 0.7
 RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
 
 
@@ -64,15 +61,16 @@ def examine(objective: Objective, theta: FloatArray, free: NDArray[np.bool_]) ->
     errors = np.where(unseen, np.inf, errors)
     condition = float(singular[0] / singular[-1]) if singular[-1] > 0 else float("inf")
     table = {name: float(error) for name, error in zip(names, errors, strict=True)}
-    vague = tuple(name for name, error in table.items() if not error <= RESOLUTION[name])
+    limits = {name: RESOLUTION[role] for name, role in roles(objective.terms).items()}
+    vague = tuple(name for name, error in table.items() if not error <= limits.get(name, TRANSFORM_RESOLUTION))
     return Identifiability(condition, table, vague)
 
 
-def describe_error(name: str, error: float) -> str:
-    """A standard error in words: ×÷ for what is fitted as a logarithm, ± for the rest."""
+def describe_error(name: str, error: float, positive: Collection[str]) -> str:
+    """A standard error in words: ×÷ for what is fitted as a logarithm (those `positive`, and Ê's), ± for the rest."""
     if not np.isfinite(error):
         return "not seen by these runs"
-    if name in LOGARITHMIC or name in TRANSFORM:
+    if name in positive or name in TRANSFORM:
         what = {"e_start": " of e_start − 1", "e_max": " of e_max − e_start"}.get(name, "")
         factor = f"×÷ {np.exp(error):.3g}" if error < np.log(1e6) else "more than ×÷ 1e6"
         return f"{factor}{what}"
@@ -86,18 +84,21 @@ def design_problems(law: str, columns: Mapping[str, FloatArray], free: set[str])
         found.append(
             f"{len(columns['loss'])} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})"
         )
-    about_experts = sorted(free & {"delta", "gamma", "omega", "zeta", "e_start", "e_max"})
+    terms = LAWS[law].terms
+    role = roles(terms)
+    about_experts = sorted(name for name in free if role.get(name, BY_EXPERTS) in (BY_EXPERTS, INTERACTION))
     experts = np.unique(columns["experts"])
-    if law != "chinchilla" and len(experts) == 1 and about_experts:
+    if len(experts) == 1 and about_experts:
         found.append(f"all runs have experts={experts[0]:g}: {', '.join(about_experts)} are not identifiable")
-    for column, exponents in (("n_active", {"alpha", "gamma", "mu"}), ("tokens", {"beta", "zeta", "nu"})):
-        values = columns[column]
-        hit = sorted(free & exponents)
-        if hit and np.ptp(np.log(values)) < 1e-6:
-            found.append(f"all runs have {column}={values[0]:g}: {', '.join(hit)} are not identifiable")
+    for term in terms:
+        hit = sorted(name for name in free & {*term.coefficients} if role[name] in (SLOPE, INTERACTION))
+        if term.variable and hit and np.ptp(np.log(columns[term.variable])) < 1e-6:
+            value = columns[term.variable][0]
+            found.append(f"all runs have {term.variable}={value:g}: {', '.join(hit)} are not identifiable")
     ratio = np.log(columns["tokens"] / columns["n_active"])
-    both = sorted(free & {"a", "alpha", "b", "beta", "m", "mu", "n", "nu"})
-    if law != "routed" and len(ratio) > 1 and np.ptp(ratio) < 0.02 and both:
+    powers = [term for term in terms if term.variable in ("n_active", "tokens")]
+    both = sorted(name for term in powers for name in free & {*term.coefficients} if role[name] in (SIZE, SLOPE))
+    if len({term.variable for term in powers}) == 2 and len(ratio) > 1 and np.ptp(ratio) < 0.02 and both:
         value = np.exp(ratio.mean())
         found.append(f"all runs have tokens/n_active={value:.3g}: {', '.join(both)} cannot be told apart")
     return found

@@ -31,7 +31,7 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = ()) -> str:
         f"# {kind}: `{law.formula}`",
         "N is active parameters, D training tokens, Ê the transformed number of experts "
         "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)); losses are in nats per token.",
-        f'```python\nfrom scaling_law import {kind}\n\nlaw = {kind}.from_pretrained("{repo}")\nprint(law)\n```',
+        loading_code(law, repo),
         "## Coefficients",
         table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()], right=(1,)),
     ]
@@ -56,6 +56,15 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = ()) -> str:
         parts.append(f"```json\n{json.dumps(conditions.objective, indent=1)}\n```")
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
     return _METADATA + "\n" + "\n\n".join(parts) + "\n"
+
+
+def loading_code(law: Law, place: str) -> str:
+    """A block of Python that loads this law from `place`; a law of another package is imported from there."""
+    import scaling_law
+
+    kind = type(law).__name__
+    module = "scaling_law" if kind in scaling_law.__all__ else type(law).__module__
+    return f'```python\nfrom {module} import {kind}\n\nlaw = {kind}.from_pretrained("{place}")\nprint(law)\n```'
 
 
 def law_pictures(law: Law) -> dict[str, bytes]:

@@ -5,6 +5,7 @@
     RoutedLaw     L = a Ê^δ N^(α + γ ln Ê)                                  Clark et al. 2022, Eq. 3 of the paper
 
 N is the active parameters with embedding and head, D the training tokens, ln natural. Losses are nats per token.
+Another law is one more registered class with its `terms`; see docs/adding_a_law.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.conditions import Conditions
-from scaling_law.experts import expert_transform, log_expert_transform_gradient
+from scaling_law.experts import expert_transform
+from scaling_law.terms import VARIABLES, Term, coefficients_of, differentiate_terms, evaluate_terms
 
 if TYPE_CHECKING:
     from scaling_law.optimum import ComputeOptimum, OptimalTable
@@ -30,11 +32,13 @@ FloatArray = NDArray[np.float64]
 class Law:
     """What all laws share. `conditions` say what the law was fitted on; `draws` are bootstrap coefficients.
 
-    `draws` has shape [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None.
+    A kind of law has a `name`, a `formula` and its `terms`; value and derivatives follow from these, and a class may
+    write them out. `draws` has shape [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None.
     """
 
     name: ClassVar[str] = ""
     formula: ClassVar[str] = ""
+    terms: ClassVar[tuple[Term, ...]] = ()
 
     conditions: Conditions | None = field(default=None, kw_only=True, compare=False)
     draws: FloatArray | None = field(default=None, kw_only=True, compare=False)
@@ -67,11 +71,13 @@ class Law:
 
     def loss(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
         """Predicted loss in nats per token. Arguments broadcast. ValueError for N, D ≤ 0, E < 1 or non-finite."""
-        raise NotImplementedError
+        return self._evaluate(tuple(self.coefficients.values()), *_inputs(n_active, tokens, experts))
 
     def jacobian(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> FloatArray:
         """∂L/∂coefficient, of shape [..., n_coefficients], for arguments that broadcast to [...]."""
-        raise NotImplementedError
+        inputs = np.broadcast_arrays(*_inputs(n_active, tokens, experts))
+        columns = differentiate_terms(self.terms, self.coefficients, dict(zip(VARIABLES, inputs, strict=True)))
+        return np.stack([columns[name] for name in self.coefficient_names()], axis=-1)
 
     def loss_draws(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> FloatArray:
         """Losses under each of the law's draws, of shape [n_draws, ...]. ValueError if the law has none."""
@@ -82,7 +88,9 @@ class Law:
         return np.asarray(self._evaluate(columns, *_inputs(n_active, tokens, experts)))
 
     def _evaluate(self, columns: Any, n: FloatArray, d: FloatArray, e: FloatArray) -> Any:
-        raise NotImplementedError
+        """The loss for coefficients `columns`, in the order of `coefficient_names()`; all broadcast."""
+        values = dict(zip(self.coefficient_names(), columns, strict=True))
+        return evaluate_terms(self.terms, values, dict(zip(VARIABLES, (n, d, e), strict=True)))
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
@@ -122,12 +130,37 @@ class Law:
         return f"{type(self).__name__}({body})" + (f"  # {'; '.join(notes)}" if notes else "")
 
 
+LAWS: dict[str, type[Law]] = {}
+
+
+def register(kind: type[LawT]) -> type[LawT]:
+    """Decorator of a law's class: from here on `fit(runs, law=name)` and the files of laws know it by its `name`.
+
+    ValueError if the name is missing or another law's, or if the fields are not the coefficients of the terms.
+    """
+    known = LAWS.get(kind.name)
+    if not kind.name or (known and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__)):
+        raise ValueError(f"{kind.__name__}.name={kind.name!r} must be given, and not be another law's: {sorted(LAWS)}")
+    wanted = coefficients_of(kind.terms)
+    if sorted(wanted) != sorted(kind.coefficient_names()):
+        fields_of = ", ".join(kind.coefficient_names())
+        raise ValueError(f"{kind.__name__}: its fields ({fields_of}) must be those of its terms ({', '.join(wanted)})")
+    LAWS[kind.name] = kind
+    return kind
+
+
+@register
 @dataclass(frozen=True, repr=False)
 class ChinchillaLaw(Law):
     """L = m N^μ + n D^ν + c with μ, ν < 0. `experts` says for which number of experts it holds, if one is meant."""
 
     name: ClassVar[str] = "chinchilla"
     formula: ClassVar[str] = "L = m·N^μ + n·D^ν + c"
+    terms: ClassVar[tuple[Term, ...]] = (
+        Term("n_active", ("m", "mu")),
+        Term("tokens", ("n", "nu")),
+        Term(None, ("c",)),
+    )
 
     m: float
     mu: float
@@ -147,9 +180,7 @@ class ChinchillaLaw(Law):
         return m * n**mu + big_n * d**nu + c
 
     def jacobian(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> FloatArray:
-        n, d, _ = np.broadcast_arrays(*_inputs(n_active, tokens, 1 if experts is None else experts))
-        x, y = n**self.mu, d**self.nu
-        return np.stack([x, self.m * x * np.log(n), y, self.n * y * np.log(d), np.ones_like(x)], axis=-1)
+        return super().jacobian(n_active, tokens, 1 if experts is None else experts)
 
     def compute_optimal(self, flops: ArrayLike) -> tuple[Any, Any]:
         """(N_act, D) of the lowest loss with 6 N D = flops, in closed form (Eq. in Section "Compute Optimality").
@@ -170,12 +201,18 @@ def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[A
     return np.exp(log_n), np.exp(log_budget - log_n)
 
 
+@register
 @dataclass(frozen=True, repr=False)
 class JointLaw(Law):
     """The joint law of dense and MoE models. `JointLaw.published()` is the paper's."""
 
     name: ClassVar[str] = "joint"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"
+    terms: ClassVar[tuple[Term, ...]] = (
+        Term("n_active", ("a", "alpha", "delta", "gamma"), experts=True),
+        Term("tokens", ("b", "beta", "omega", "zeta"), experts=True),
+        Term(None, ("c",)),
+    )
 
     a: float
     alpha: float
@@ -196,24 +233,9 @@ class JointLaw(Law):
 
         return published_law(rounded)
 
-    def loss(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
-        return self._evaluate(tuple(self.coefficients.values()), *_inputs(n_active, tokens, experts))
-
     def _evaluate(self, columns: Any, n: FloatArray, d: FloatArray, e: FloatArray) -> Any:
         m, mu, big_n, nu = joint_to_chinchilla(columns, e)
         return m * n**mu + big_n * d**nu + columns[10]
-
-    def jacobian(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> FloatArray:
-        n, d, e = np.broadcast_arrays(*_inputs(n_active, tokens, experts))
-        log_e, _, by_start, by_max = log_expert_transform_gradient(e, self.e_start, self.e_max)
-        x, y = np.log(n), np.log(d)
-        size = self.a * np.exp(self.delta * log_e + (self.alpha + self.gamma * log_e) * x)
-        data = self.b * np.exp(self.omega * log_e + (self.beta + self.zeta * log_e) * y)
-        by_log_e = size * (self.delta + self.gamma * x) + data * (self.omega + self.zeta * y)
-        columns = [size / self.a, size * x, size * log_e, size * log_e * x]
-        columns += [data / self.b, data * y, data * log_e, data * log_e * y]
-        columns += [by_log_e * by_start, by_log_e * by_max, np.ones_like(size)]
-        return np.stack(columns, axis=-1)
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """(m, μ, n, ν) for each E of `experts`, as arrays of its shape."""
@@ -253,12 +275,14 @@ def joint_to_chinchilla(columns: Any, experts: FloatArray) -> tuple[Any, Any, An
     return a * e_hat**delta, alpha + gamma * log_e, b * e_hat**omega, beta + zeta * log_e
 
 
+@register
 @dataclass(frozen=True, repr=False)
 class RoutedLaw(Law):
     """Clark et al.'s law for runs of one data set size: L = a Ê^δ N^(α + γ ln Ê)."""
 
     name: ClassVar[str] = "routed"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê)"
+    terms: ClassVar[tuple[Term, ...]] = (Term("n_active", ("a", "alpha", "delta", "gamma"), experts=True),)
 
     a: float
     alpha: float
@@ -279,16 +303,7 @@ class RoutedLaw(Law):
         return a * e_hat**delta * n ** (alpha + gamma * np.log(e_hat))
 
     def jacobian(self, n_active: ArrayLike, tokens: ArrayLike | None = None, experts: ArrayLike = 1) -> FloatArray:
-        n, _, e = np.broadcast_arrays(*_inputs(n_active, 1.0 if tokens is None else tokens, experts))
-        log_e, _, by_start, by_max = log_expert_transform_gradient(e, self.e_start, self.e_max)
-        x = np.log(n)
-        size = self.a * np.exp(self.delta * log_e + (self.alpha + self.gamma * log_e) * x)
-        by_log_e = size * (self.delta + self.gamma * x)
-        columns = [size / self.a, size * x, size * log_e, size * log_e * x, by_log_e * by_start, by_log_e * by_max]
-        return np.stack(columns, axis=-1)
-
-
-LAWS: dict[str, type[Law]] = {law.name: law for law in (JointLaw, ChinchillaLaw, RoutedLaw)}
+        return super().jacobian(n_active, 1.0 if tokens is None else tokens, experts)
 
 
 def _inputs(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -21,34 +21,9 @@ from numpy.typing import NDArray
 
 from scaling_law.experts import log_expert_transform_gradient
 from scaling_law.laws import LAWS, Law
+from scaling_law.terms import TRANSFORM, coefficients_of, has_transform, positive_coefficients
 
 FloatArray = NDArray[np.float64]
-TRANSFORM = ("e_start", "e_max")
-
-
-@dataclass(frozen=True)
-class Term:
-    """One term of a law: a power of `variable` (None: a constant), its coefficients' names, and whether E enters."""
-
-    variable: str | None
-    coefficients: tuple[str, ...]
-    experts: bool
-
-
-FORMS: dict[str, tuple[Term, ...]] = {
-    "joint": (
-        Term("n_active", ("a", "alpha", "delta", "gamma"), True),
-        Term("tokens", ("b", "beta", "omega", "zeta"), True),
-        Term(None, ("c",), False),
-    ),
-    "chinchilla": (
-        Term("n_active", ("m", "mu"), False),
-        Term("tokens", ("n", "nu"), False),
-        Term(None, ("c",), False),
-    ),
-    "routed": (Term("n_active", ("a", "alpha", "delta", "gamma"), True),),
-}
-LOGARITHMIC = {"a", "b", "c", "m", "n"}  # positive coefficients, fitted as their logarithms
 
 
 @dataclass(frozen=True)
@@ -64,11 +39,11 @@ class Objective:
     """Q(θ) for one set of runs. θ is the concatenation of the terms' parameters, then (u, v) where the law has Ê.
 
     Args:
-        law: "joint", "chinchilla" or "routed".
+        law: the name of a registered law, such as "joint".
         columns: "n_active", "tokens", "experts", "loss" and "weight", each [n].
         huber_delta: threshold of the Huber loss on ln L.
         l2: factor of |θ|²/2 in the law's own (uncentred) coordinates, as the paper's weight decay; 0 for none.
-        centred: names of the terms' first coefficients (a, b, m, n) whose term is centred.
+        centred: names of the terms' first coefficients (a, b, c) whose term is centred.
         e_max: E_max if it is fixed; then v is idle.
     """
 
@@ -82,12 +57,12 @@ class Objective:
         e_max: float | None = None,
     ) -> None:
         self.e_max = e_max
-        self.law, self.terms, self.huber_delta, self.l2 = law, FORMS[law], huber_delta, l2
+        self.law, self.terms, self.huber_delta, self.l2 = law, LAWS[law].terms, huber_delta, l2
+        self.positive = positive_coefficients(self.terms)
         self.target, self.weight = np.log(columns["loss"]), columns["weight"]
         self.expert_values, self.expert_index = np.unique(columns["experts"], return_inverse=True)
-        self.has_transform = any(term.experts for term in self.terms)
-        names = [name for term in self.terms for name in term.coefficients]
-        self.names: tuple[str, ...] = (*names, *(TRANSFORM if self.has_transform else ()))
+        self.has_transform = has_transform(self.terms)
+        self.names = coefficients_of(self.terms)
         self.slices, first = [], 0
         for term in self.terms:
             self.slices.append(slice(first, first + len(term.coefficients)))
@@ -111,7 +86,7 @@ class Objective:
 
     def from_coefficients(self, values: Mapping[str, Any]) -> FloatArray:
         """θ of coefficients given as scalars or arrays [S]; shape [p] or [S, p]."""
-        natural = {k: np.log(v) if k in LOGARITHMIC else np.asarray(v, float) for k, v in values.items()}
+        natural = {k: np.log(v) if k in self.positive else np.asarray(v, float) for k, v in values.items()}
         columns = []
         for term, cx, ce in zip(self.terms, self.centre_x, self.centre_e, strict=True):
             columns += _shift([natural[name] for name in term.coefficients], cx, ce)
@@ -134,7 +109,7 @@ class Objective:
         """Coefficients in the order of the law's class, of θ's shape."""
         natural = self.natural(theta)
         order = LAWS[self.law].coefficient_names()
-        return np.stack([np.exp(natural[k]) if k in LOGARITHMIC else natural[k] for k in order], axis=-1)
+        return np.stack([np.exp(natural[k]) if k in self.positive else natural[k] for k in order], axis=-1)
 
     def make_law(self, theta: FloatArray) -> Law:
         """The law with parameters θ [p]."""

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.laws import LAWS
-from scaling_law.objective import FORMS, LOGARITHMIC, TRANSFORM, Objective
+from scaling_law.objective import Objective
 from scaling_law.runs import Runs
 from scaling_law.solver import Solutions, minimise
 from scaling_law.starts import paper_starts, scaled_starts
+from scaling_law.terms import TRANSFORM
 
 if TYPE_CHECKING:
     from scaling_law.objective import Evaluation
@@ -93,8 +94,8 @@ def make_problem(
     starts: Any,
 ) -> Problem:
     """Check the settings and set up objective and box. ValueError naming the setting."""
-    if law not in FORMS:
-        raise ValueError(f"law={law!r} must be one of {sorted(FORMS)}")
+    if law not in LAWS:
+        raise ValueError(f"law={law!r} must be one of {sorted(LAWS)}")
     if not (np.isfinite(huber_delta) and huber_delta > 0):
         raise ValueError(f"huber_delta={huber_delta!r} must be positive and finite")
     if not (np.isfinite(l2) and l2 >= 0):
@@ -105,7 +106,7 @@ def make_problem(
     columns = {"n_active": runs.n_active, "tokens": runs.tokens, "experts": runs.experts, "loss": runs.loss}
     columns["weight"] = row_weights
     touched = {*fixed, *bounds}
-    centred = [term.coefficients[0] for term in FORMS[law] if not touched & set(term.coefficients)]
+    centred = [term.coefficients[0] for term in LAWS[law].terms if not touched & set(term.coefficients)]
     objective = Objective(law, columns, huber_delta, l2, centred, e_max=fixed.get("e_max"))
     lower, upper = _box(objective, fixed, bounds, float(runs.loss.min()) if len(runs) else 1.0)
     name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
@@ -134,18 +135,19 @@ def _box(
     )
     upper = np.append(wide, [np.inf] * (objective.size - len(wide)))
     lower = -upper
-    limits: dict[str, tuple[float, float]] = {"c": (C_BOX * lowest_loss, lowest_loss)} | dict(bounds)
+    constants = [term.coefficients[0] for term in objective.terms if term.variable is None]
+    limits = dict.fromkeys(constants, (C_BOX * lowest_loss, lowest_loss)) | dict(bounds)
     limits |= {name: (value, value) for name, value in fixed.items()}
     if "e_max" in bounds:
         raise ValueError("bounds: e_max cannot be bounded; fix it with fixed={'e_max': ...} or bound e_start")
     for name, (low, high) in limits.items():
-        if name not in objective.names and not (name == "c" and name not in {*fixed, *bounds}):
+        if name not in objective.names:
             raise ValueError(
                 f"{'fixed' if name in fixed else 'bounds'}: {name!r} is not one of {list(objective.names)}"
             )
-        if not (np.isfinite(low) and np.isfinite(high) and low <= high) or (name in LOGARITHMIC and low <= 0):
+        if not (np.isfinite(low) and np.isfinite(high) and low <= high) or (name in objective.positive and low <= 0):
             raise ValueError(
-                f"{name}: ({low!r}, {high!r}) must be finite, ordered{', positive' * (name in LOGARITHMIC)}"
+                f"{name}: ({low!r}, {high!r}) must be finite, ordered{', positive' * (name in objective.positive)}"
             )
     for i, name in enumerate(objective.names):
         if name in TRANSFORM:
@@ -161,7 +163,7 @@ def _box(
                 raise ValueError(f"e_start: {limits[name]} must be above 1 and below e_max")
             lower[i], upper[i] = np.log(np.array(limits[name]) - 1.0)
         elif name in limits and name not in TRANSFORM:
-            lower[i], upper[i] = np.log(limits[name]) if name in LOGARITHMIC else limits[name]
+            lower[i], upper[i] = np.log(limits[name]) if name in objective.positive else limits[name]
     return lower, upper
 
 

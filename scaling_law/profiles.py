@@ -21,8 +21,6 @@ from scaling_law.problem import make_problem
 if TYPE_CHECKING:
     from scaling_law.fit_result import FitResult
 
-POSITIVE = {"a", "b", "c", "m", "n"}
-
 
 @dataclass(frozen=True)
 class ProfileInterval:
@@ -88,7 +86,7 @@ def _refit(
 def _end(result: FitResult, coefficient: str, side: float, limit: float) -> float:
     """Where the profile crosses the limit on one side: steps that grow until it has, then bisection."""
     best = result.law.coefficients[coefficient]
-    logarithmic = coefficient in POSITIVE or coefficient in ("e_start", "e_max")
+    logarithmic = coefficient in result.problem.objective.positive or coefficient in ("e_start", "e_max")
     floor = 1.0 if coefficient in ("e_start", "e_max") else 0.0
 
     def at(distance: float) -> float:

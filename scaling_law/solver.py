@@ -64,7 +64,7 @@ def minimise(
         trial_theta = now.theta + step
         trial = evaluate(trial_theta, active)
         gain = now.cost - trial.cost
-        accepted = np.isfinite(trial.cost) & (gain >= -ROUNDING * now.cost)
+        accepted = np.isfinite(trial.cost) & (gain >= -ROUNDING * (now.cost + floor))
         small = promised <= tolerance * (now.cost + floor)
         now.calm = np.where(small & (now.damping < 1e-2), now.calm + 1, 0)
         stuck = ~accepted & ((small & (now.damping < 1e-2)) | (now.damping > 1e12))

@@ -14,34 +14,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.objective import FORMS, LOGARITHMIC, TRANSFORM, Objective, _shift
+from scaling_law.laws import LAWS
+from scaling_law.objective import Objective, _shift
+from scaling_law.terms import BY_EXPERTS, CONSTANT, INTERACTION, SIZE, SLOPE, TRANSFORM, Term, has_transform, roles
 
 FloatArray = NDArray[np.float64]
 START_TRANSFORM = (2.0, 256.0)  # E_start and E_max while the paper's grid is run
 SCALED_TRANSFORMS = (START_TRANSFORM, (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0, 1e4))
 
-_SIZES, _EXPONENTS, _INTERACTIONS = (30.0, 100.0, 300.0), (-0.05, -0.25, -0.5), (-0.5, 0.0, 0.5)
 PAPER_GRID: dict[str, tuple[float, ...]] = {
-    "a": _SIZES,
-    "alpha": _EXPONENTS,
-    "delta": _INTERACTIONS,
-    "gamma": _INTERACTIONS,
-    "b": _SIZES,
-    "beta": _EXPONENTS,
-    "omega": _INTERACTIONS,
-    "zeta": _INTERACTIONS,
-    "c": (0.5, 1.0, 2.0),
-    "m": _SIZES,
-    "mu": _EXPONENTS,
-    "n": _SIZES,
-    "nu": _EXPONENTS,
+    SIZE: (30.0, 100.0, 300.0),
+    SLOPE: (-0.05, -0.25, -0.5),
+    BY_EXPERTS: (-0.5, 0.0, 0.5),
+    INTERACTION: (-0.5, 0.0, 0.5),
+    CONSTANT: (0.5, 1.0, 2.0),
 }
 
 
 def paper_starts(law: str, fixed: Mapping[str, float]) -> dict[str, FloatArray]:
     """The paper's grid for the coefficients of `law` that are not fixed; each coefficient as an array [S]."""
-    names = [name for term in FORMS[law] for name in term.coefficients]
-    return _grid({name: (fixed[name],) if name in fixed else PAPER_GRID[name] for name in names}, fixed)
+    terms = LAWS[law].terms
+    choices = {name: (fixed[name],) if name in fixed else PAPER_GRID[role] for name, role in roles(terms).items()}
+    table = np.array(list(product(*choices.values())))
+    found = dict(zip(choices, table.T, strict=True))
+    if has_transform(terms):
+        for name, value in zip(TRANSFORM, _start_transform(fixed, *START_TRANSFORM), strict=True):
+            found[name] = np.full(len(table), value)
+    return found
 
 
 def scaled_starts(
@@ -56,7 +55,8 @@ def scaled_starts(
     lowest = float(columns["loss"].min())
     choices: dict[str, tuple[float, ...]] = {}
     powers = [term for term in objective.terms if term.variable]
-    if len(powers) < len(objective.terms):
+    constants = [term.coefficients[0] for term in objective.terms if not term.variable]
+    if constants:
         choices["floor"] = (0.05, 0.5, 0.85)
     if len(powers) > 1:
         choices["share"] = (0.2, 0.5, 0.8)
@@ -67,12 +67,13 @@ def scaled_starts(
     found: dict[str, list[Any]] = {}
     for values in product(*choices.values()):
         point = dict(zip(choices, values, strict=True))
-        floor = fixed.get("c", point.get("floor", 0.0) * lowest)
+        floor = point.get("floor", 0.0) * lowest
+        start = {name: fixed.get(name, floor) for name in constants}
+        floor = sum(start.values())
         rest = max(middle - floor, 0.02 * middle)
-        start = {"c": floor} if "floor" in point else {}
         for i, term in enumerate(powers):
             share = point.get("share", 1.0)
-            size = rest * (share if i == 0 else 1.0 - share)
+            size = rest * (share if i == 0 else (1.0 - share) / (len(powers) - 1))
             start |= _term_start(
                 term, columns, (np.log(size), point[f"slope{i}"], point.get(f"experts{i}", 0.0)), fixed
             )
@@ -99,9 +100,10 @@ def _start_transform(fixed: Mapping[str, float], e_start: float, e_max: float) -
 
 
 def _term_start(
-    term: Any, columns: Mapping[str, FloatArray], at_centre: tuple[float, float, float], fixed: Mapping[str, float]
+    term: Term, columns: Mapping[str, FloatArray], at_centre: tuple[float, float, float], fixed: Mapping[str, float]
 ) -> dict[str, float]:
     """Coefficients of a term with given size and slopes at the middle of the data; fixed ones in their places."""
+    assert term.variable is not None  # a constant has no slopes to start from
     size, slope, by_experts = at_centre
     cx = float(np.mean(np.log(columns[term.variable])))
     ce = float(np.mean(np.log(1.0 + columns["experts"]))) if term.experts else 0.0
@@ -114,13 +116,4 @@ def _term_start(
         e = fixed[names[2]] + interaction * cx if names[2] in fixed else by_experts
         values = _shift([size, x, e, interaction], -cx, -ce)
     natural = dict(zip(names, values, strict=True))
-    return {k: fixed[k] if k in fixed else float(np.exp(v) if k in LOGARITHMIC else v) for k, v in natural.items()}
-
-
-def _grid(choices: Mapping[str, tuple[float, ...]], fixed: Mapping[str, float]) -> dict[str, FloatArray]:
-    table = np.array(list(product(*choices.values())))
-    found = dict(zip(choices, table.T, strict=True))
-    if any(name in ("delta", "omega") for name in choices):
-        for name, value in zip(TRANSFORM, _start_transform(fixed, *START_TRANSFORM), strict=True):
-            found[name] = np.full(len(table), value)
-    return found
+    return {k: fixed[k] if k in fixed else float(np.exp(v) if k == names[0] else v) for k, v in natural.items()}

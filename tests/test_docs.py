@@ -1,22 +1,88 @@
-"""What the guides show must work: Python blocks run in their order, shell commands answer, links lead somewhere."""
+"""What README and guides show must work: Python blocks run, commands and options exist, links lead somewhere."""
 
+import importlib
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+import typer
+from accelerate.commands.launch import launch_command_parser
 
-DOCS = Path(__file__).parent.parent / "docs"
-GUIDES = sorted(DOCS.glob("*.md"))
+from training.arguments import SECTIONS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+APPS = {
+    "scaling-law": "scaling_law.cli",
+    "python -m hub": "hub.cli",
+    "python -m training.sweep": "training.sweep",
+    "python -m training.prepare": "training.prepare",
+    "python -m training.presets": "training.presets",
+    "python -m training.release_sweep": "training.release_sweep",
+}
+LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
 
 def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("guide", ["planning.md", "fitting.md"])
+def command_lines(path: Path) -> list[str]:
+    """The commands of a page's shell blocks, without prompts, comments and redirections."""
+    code = "".join([*blocks(path, "bash"), *blocks(path, "console")])
+    lines = [line.removeprefix("$ ").split(" # ")[0].split(" > ")[0].strip() for line in code.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def inline_code(path: Path) -> list[str]:
+    """What stands in the text between backticks, on one line."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [" ".join(code.split()) for code in re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text)]
+
+
+def application(line: str) -> tuple[click.Command, list[str]] | None:
+    """The program of a line as click knows it, and its words after that."""
+    for start, module in APPS.items():
+        if line == start or line.startswith(start + " "):
+            return typer.main.get_command(importlib.import_module(module).app), shlex.split(line[len(start) :])
+    return None
+
+
+def parsed(line: str) -> None:
+    """Parse a whole command line of ours; click says what is wrong with it."""
+    command, words = application(line)
+    name = line
+    if isinstance(command, click.Group) and words:
+        assert words[0] in command.commands, f"{line}: there is no {words[0]!r}, only {sorted(command.commands)}"
+        command, name, words = command.commands[words[0]], words[0], words[1:]
+    command.make_context(name, words)
+
+
+def options_of(command: click.Command) -> set[str]:
+    own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union(*map(options_of, getattr(command, "commands", {}).values()))
+
+
+def train_options() -> set[str]:
+    fields = {f"--{section}.{name}" for section, kind in SECTIONS.items() for name in kind.__dataclass_fields__}
+    return fields | {"--section.field", "--config", "--preset", "--dry-run", "--push-to-hub", "--help"}
+
+
+def launch_options() -> set[str]:
+    return {option for action in launch_command_parser()._actions for option in action.option_strings}
+
+
+def words_with_dashes(line: str) -> set[str]:
+    return {word.split("=")[0] for word in shlex.split(line) if re.match(r"--?[a-z]", word)}
+
+
+@pytest.mark.parametrize("guide", ["planning.md", "fitting.md"])  # the others have tests of their own
 def test_python_blocks_run(guide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {}
@@ -25,10 +91,9 @@ def test_python_blocks_run(guide, tmp_path, monkeypatch):
     assert namespace
 
 
-COMMANDS = [line for block in blocks(DOCS / "planning.md", "bash") for line in block.splitlines()]
-
-
-@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("scaling-law")])
+@pytest.mark.parametrize(
+    "command", [line for line in command_lines(DOCS / "planning.md") if re.match("scaling-law (?!fit)", line)]
+)
 def test_shell_commands_answer(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [sys.executable, "-m", "scaling_law.cli", *shlex.split(command)[1:]]
@@ -36,7 +101,99 @@ def test_shell_commands_answer(command, tmp_path, monkeypatch):
     assert result.returncode in (0, 3), result.stderr  # 3: answered, outside the fitted range
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
-def test_links_lead_somewhere(guide):
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", guide.read_text(encoding="utf-8")):
-        assert (guide.parent / target).exists(), target
+@every_page
+def test_command_lines_are_those_of_the_programs(page):
+    """Every line of a shell block: ours parse as a whole, those of `accelerate launch` have options that exist."""
+    for line in command_lines(page):
+        if application(line):
+            if "training.prepare" in line:  # hands what it does not know to train.py
+                assert words_with_dashes(line) <= train_options() | options_of(application(line)[0]) | {"-m"}, line
+            else:
+                parsed(line)
+        elif line.startswith("accelerate launch"):
+            before, script, after = re.fullmatch(r"accelerate launch(.*?)(train\.py|-m \S+)(.*)", line).groups()
+            assert script in ("train.py", "-m training.run"), line
+            assert words_with_dashes(before) <= launch_options(), line
+            assert words_with_dashes(after) <= train_options(), line
+        else:
+            assert line.split()[0] in ("make", "sbatch"), f"{page.name}: no test knows {line!r}"
+
+
+@every_page
+def test_commands_and_options_in_the_text_exist(page):
+    """Commands between backticks may leave out arguments; `a|b|c` stands for each."""
+    known = train_options() | launch_options()
+    for module in APPS.values():
+        known |= options_of(typer.main.get_command(importlib.import_module(module).app))
+    for code in inline_code(page):
+        if code.startswith("python -m "):
+            assert importlib.util.find_spec(code.split()[2]), f"{page.name}: {code}"
+        for line in alternatives(code):
+            found = application(line)
+            if found and found[1] and isinstance(found[0], click.Group) and found[1][0].islower():
+                command = found[0].commands.get(found[1][0])
+                assert command is not None, f"{page.name}: {code}"
+                assert words_with_dashes(line) <= options_of(command) | {"-m"}, f"{page.name}: {code}"
+            elif code.startswith("--") or found or code.startswith(LAUNCH):
+                options = words_with_dashes(line) - {"-m"}
+                assert options <= known | benchmark_options(), f"{page.name}: {code}: {options - known}"
+
+
+def alternatives(code: str) -> list[str]:
+    """`sweep plan|run x` as `sweep plan x` and `sweep run x`, of the first word that offers a choice."""
+    choice = next((word for word in code.split() if re.fullmatch(r"\w+(\|\w+)+", word)), "")
+    return [code.replace(choice, word) for word in choice.split("|")] if choice else [code]
+
+
+def benchmark_options() -> set[str]:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py"))
+    return set(re.findall(r'"(--[a-z][\w-]*)"', sources))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("scaling-law optimal --flops 1e22 --memroy 80GB", "No such option"),
+        ("scaling-law optimal --memory 80GB", "Missing option"),
+        ("python -m hub push runs", "Missing argument"),
+    ],
+)
+def test_a_wrong_command_line_would_be_found(line, message):
+    with pytest.raises(click.UsageError) as raised:
+        parsed(line)
+    assert message in raised.value.format_message()
+
+
+HELP_EXAMPLES = [
+    (name, " ".join(line.split()))
+    for name, command in typer.main.get_command(importlib.import_module("scaling_law.cli").app).commands.items()
+    for line in (command.help or "").splitlines()
+    if line.strip().startswith("scaling-law ")
+]
+
+
+@pytest.mark.parametrize(("name", "line"), HELP_EXAMPLES)
+def test_the_examples_of_the_help_parse(name, line):
+    parsed(line)
+    assert line.split()[1] == name
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that a page's headings get."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        there = page.parent / name if name else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+def test_every_guide_is_linked_from_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in sorted(DOCS.glob("*.md")) if f"](docs/{path.name})" not in readme] == []

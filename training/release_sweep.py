@@ -37,7 +37,7 @@ from hub.markdown import escaped, table
 from hub.push import MAX_WORKERS
 from scaling_law import Runs, fit, load_runs
 from scaling_law.figures import predicted_against_observed
-from scaling_law.law_card import law_card
+from scaling_law.law_card import law_card, loading_code
 from scaling_law.laws import Law
 from scaling_law.serialization import FILE_NAME, law_to_json, load_law
 
@@ -116,7 +116,6 @@ def release_law(store: Store, sweep: str, judgement: JudgedLaw) -> str:
 def law_section(judgement: JudgedLaw, repo: str) -> str:
     """The Markdown of a law in the card of an index."""
     law, count = judgement.law, len(judgement.runs)
-    kind = type(law).__name__
     how = f"Fitted to {count} of these runs" if judgement.fitted else f"Fitted elsewhere; compared with {count} runs"
     place = repo if "/" in repo else f"models/{repo}/main"  # in a local store: the folder below its root
     rows = [(name, f"{value:.6g}") for name, value in law.coefficients.items()]
@@ -128,7 +127,7 @@ def law_section(judgement: JudgedLaw, repo: str) -> str:
             f"{how}: root mean square error {judgement.rmse:.4f} nats per token. {escaped(status, 400)}".strip(),
             f"![Predicted against observed loss]({FIGURE})",
             table(("Coefficient", "Value"), rows, right=(1,)),
-            f'```python\nfrom scaling_law import {kind}\n\nlaw = {kind}.from_pretrained("{place}")\n```',
+            loading_code(law, place),
         ]
     )
 

@@ -186,7 +186,10 @@ def _fail(message: str):
 def _show(table) -> None:
     from rich.console import Console
 
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # a file or a pipe has no width that the table must be cut to
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,9 @@ def plan_table(sweep: Sweep, plan: SweepPlan | None = None):
         "state": "",
     }
     for heading, total in columns.items():
-        table.add_column(heading, total, justify="left" if heading == "run" else "right", no_wrap=heading == "run")
+        left = heading == "run"
+        # a narrow terminal folds numbers: cut short they would mislead
+        table.add_column(heading, total, justify="left" if left else "right", no_wrap=left, overflow="fold")
     for run in plan.runs:
         begun = run.state in ("waiting", "running") and run.share_done
         table.add_row(

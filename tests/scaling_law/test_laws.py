@@ -1,18 +1,28 @@
 """Laws against the paper's tables, their derivatives, their files."""
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw
+from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit
 from scaling_law.experts import expert_transform, log_expert_transform_gradient
+from scaling_law.laws import LAWS, register
 from scaling_law.published import CHINCHILLA_TABLE, PRINTED, RECOVERED
 from scaling_law.serialization import law_to_dict, load_law
+from scaling_law.terms import Term
 
 ROUTED = RoutedLaw(a=12.9, alpha=-0.083, delta=-0.118, gamma=0.0043, e_start=2.0746, e_max=238.7)
+# One of each kind, with coefficients of real size; what is tested of every law is tested of these.
+EXAMPLES = [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED]
+every_law = pytest.mark.parametrize("law", EXAMPLES, ids=lambda law: law.name)
+
+
+def test_every_registered_law_has_an_example():
+    assert {law.name for law in EXAMPLES} == {*LAWS}
 
 
 @pytest.mark.parametrize("experts", CHINCHILLA_TABLE)
@@ -57,9 +67,7 @@ def test_expert_transform_derivatives():
         np.testing.assert_allclose(derivative, (np.log(up) - np.log(down)) / (2 * step), rtol=1e-6, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "law", [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED], ids=lambda v: v.name
-)
+@every_law
 def test_jacobian_is_the_derivative(law):
     n, d, e = np.array([1e8, 2e9, 5e6]), np.array([5e8, 8e10, 1e6]), np.array([1.0, 4.0, 32.0])
     jacobian = law.jacobian(n, d, e)
@@ -68,6 +76,62 @@ def test_jacobian_is_the_derivative(law):
         step = 1e-6 * abs(value)
         up, down = (law.replace(**{name: value + s * step}).loss(n, d, e) for s in (1, -1))
         np.testing.assert_allclose(jacobian[:, i], (up - down) / (2 * step), rtol=2e-5, atol=1e-9)
+
+
+@every_law
+def test_a_law_is_the_sum_of_its_terms(law, paper_runs):
+    """What a class writes out against what its terms say, for values and for draws."""
+    law = law.replace(draws=np.tile(list(law.coefficients.values()), (2, 1)))
+    at = paper_runs.n_active, paper_runs.tokens, paper_runs.experts
+    summed = Law._evaluate(law, tuple(law.coefficients.values()), *at)
+    np.testing.assert_allclose(law.loss(*at), summed, rtol=1e-12)
+    np.testing.assert_allclose(law.loss_draws(*at), np.tile(summed, (2, 1)), rtol=1e-12)
+
+
+@every_law
+def test_a_fit_finds_the_law_that_made_the_runs(law, paper_runs):
+    at = paper_runs.n_active, paper_runs.tokens, paper_runs.experts
+    result = fit(Runs.from_columns(*at, law.loss(*at)), law=law.name)
+    assert result.status.converged
+    np.testing.assert_allclose(result.law.loss(*at), law.loss(*at), rtol=1e-5)
+
+
+def changed_kind(**changes):
+    """A class like RoutedLaw but for its name and what is changed."""
+    return dataclass(frozen=True, repr=False)(type("Changed", (RoutedLaw,), {"name": "changed", **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": ""}, "must be given"),
+        ({"name": "joint"}, "must be given, and not be another law's"),
+        (
+            {"terms": (Term("n_active", ("a", "alpha")),)},
+            r"its fields .*delta.* must be those of its terms \(a, alpha\)",
+        ),
+        ({"terms": (Term("n_active", ("a", "alpha")), Term("tokens", ("a", "beta")))}, "names of their own"),
+        ({"terms": (Term(None, ("a",)), Term(None, ("c",)))}, "one constant at most"),
+    ],
+)
+def test_a_law_that_contradicts_itself_is_not_registered(changes, message):
+    with pytest.raises(ValueError, match=message):
+        register(changed_kind(**changes))
+    assert "changed" not in LAWS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("n_total", ("a", "alpha")), "variable='n_total'"),
+        (("tokens", ("a",)), "must be 2: size, slope"),
+        (("tokens", ("a", "alpha"), True), "must be 4"),
+        ((None, ("c",), True), "constant term"),
+    ],
+)
+def test_wrong_terms_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Term(*arguments)
 
 
 @given(st.floats(1e5, 1e12), st.floats(1e5, 1e14), st.integers(1, 64))
@@ -99,9 +163,7 @@ def test_repr_is_readable(published):
     assert "270 runs" in text
 
 
-@pytest.mark.parametrize(
-    "law", [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED], ids=lambda v: v.name
-)
+@every_law
 def test_saved_laws_come_back_bit_for_bit(law, tmp_path):
     law = law.replace(draws=np.random.default_rng(0).normal(size=(7, len(law.coefficients))))
     path = law.save_pretrained(tmp_path / "law")
