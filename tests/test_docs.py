@@ -6,8 +6,8 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 from accelerate.commands.launch import launch_command_parser
@@ -46,8 +46,8 @@ def inline_code(path: Path) -> list[str]:
     return [" ".join(code.split()) for code in re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text)]
 
 
-def application(line: str) -> tuple[click.Command, list[str]] | None:
-    """The program of a line as click knows it, and its words after that."""
+def application(line: str) -> tuple[Any, list[str]] | None:
+    """The program of a line as (typer's own copy of) click knows it, and its words after that."""
     for start, module in APPS.items():
         if line == start or line.startswith(start + " "):
             return typer.main.get_command(importlib.import_module(module).app), shlex.split(line[len(start) :])
@@ -58,13 +58,13 @@ def parsed(line: str) -> None:
     """Parse a whole command line of ours; click says what is wrong with it."""
     command, words = application(line)
     name = line
-    if isinstance(command, click.Group) and words:
+    if hasattr(command, "commands") and words:
         assert words[0] in command.commands, f"{line}: there is no {words[0]!r}, only {sorted(command.commands)}"
         command, name, words = command.commands[words[0]], words[0], words[1:]
     command.make_context(name, words)
 
 
-def options_of(command: click.Command) -> set[str]:
+def options_of(command: Any) -> set[str]:
     own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     return own.union(*map(options_of, getattr(command, "commands", {}).values()))
 
@@ -130,7 +130,7 @@ def test_commands_and_options_in_the_text_exist(page):
             assert importlib.util.find_spec(code.split()[2]), f"{page.name}: {code}"
         for line in alternatives(code):
             found = application(line)
-            if found and found[1] and isinstance(found[0], click.Group) and found[1][0].islower():
+            if found and found[1] and hasattr(found[0], "commands") and found[1][0].islower():
                 command = found[0].commands.get(found[1][0])
                 assert command is not None, f"{page.name}: {code}"
                 assert words_with_dashes(line) <= options_of(command) | {"-m"}, f"{page.name}: {code}"
@@ -154,14 +154,14 @@ def benchmark_options() -> set[str]:
     ("line", "message"),
     [
         ("scaling-law optimal --flops 1e22 --memroy 80GB", "No such option"),
-        ("scaling-law optimal --memory 80GB", "Missing option"),
-        ("python -m hub push runs", "Missing argument"),
+        ("scaling-law optimal --memory 80GB", "Missing parameter: flops"),
+        ("python -m hub push runs", "Missing parameter: store"),
+        ("python -m training.sweep walk x.yaml", "there is no 'walk'"),
     ],
 )
 def test_a_wrong_command_line_would_be_found(line, message):
-    with pytest.raises(click.UsageError) as raised:
+    with pytest.raises(Exception, match=message):
         parsed(line)
-    assert message in raised.value.format_message()
 
 
 HELP_EXAMPLES = [
