@@ -3,6 +3,9 @@
 # make test        the tests; `make test-slow` those that take minutes
 # make report      the report on our own runs again, from their records
 # make lint        ruff and mypy
+# make bench       the benchmarks, one after the other (about 15 minutes), and docs/benchmarks.md from their results;
+#                  FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_DATASET=, BENCH_TOKENIZER=: data
+#                  that is not shipped here; what needs it is skipped or made without
 # PYTHON=… chooses the interpreter (3.10 or newer), PIP_FLAGS=… is passed to pip.
 
 PYTHON ?= python3
@@ -10,7 +13,11 @@ VENV ?= .venv
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow report lint clean
+BENCHMARKS := query_speed fit_speed clark_routing model_speed checkpoints data_pipeline hub_releases
+BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
+BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
+
+.PHONY: setup demo test test-slow report lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +44,13 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: setup
+	@for name in $(BENCHMARKS); do \
+		echo "== $$name"; \
+		$(BIN)/python -m benchmarks.$$name $(if $(FAST),--fast) --json $(BENCH_RESULTS)/$$name.json || exit 1; \
+	done
+	@$(BIN)/python -m benchmarks.render --results $(BENCH_RESULTS) --page $(BENCH_PAGE)
 
 clean:
 	rm -rf $(VENV) demo-output demo-output-fast

@@ -1,22 +1,24 @@
-"""Seconds to save, verify and load a checkpoint, beside `torch.save` of the same state and beside the bare disk.
+"""Seconds to save, verify and load a checkpoint, beside `torch.save` and `torch.load` of the same state.
 
-    python benchmarks/checkpoints.py [--d-model 512] [--experts 4] [--folder .] [--repeats 3]
+    python -m benchmarks.checkpoints [--d-model 512] [--experts 4] [--folder .] [--rounds 3]
 
-Prints medians, MB/s, ratios, and the share of the training time that saving takes at the default interval.
+Bounds, on the same bytes: for the copy that training waits for, a copy in memory; for the writing, the disk alone with
+`fsync`; for verifying and loading, reading one file of that size, which lies in the page cache as the checkpoint does.
+The peer's save is synced to the disk too; it keeps no checksum, and training waits for all of it. The last row is the
+part of the training time that saving takes at the default interval.
 """
 
-import argparse
+import hashlib
 import os
 import shutil
-import statistics
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from accelerate import Accelerator
 
+from benchmarks.report import Report, in_turns, parse
 from modeling_switch_moe import SwitchMoeConfig
 from training import checkpoint
 from training.arguments import OptimizerArguments, RunArguments
@@ -45,12 +47,6 @@ def make_session(d_model: int, experts: int) -> SimpleNamespace:
     return SimpleNamespace(accelerator=accelerator, model=model, optimizer=optimizer)
 
 
-def seconds(function) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
 def write_bytes(path: Path, size: int) -> None:
     """The disk alone: zeros would be too kind to a file system that compresses."""
     block = os.urandom(1 << 24)
@@ -61,48 +57,87 @@ def write_bytes(path: Path, size: int) -> None:
         os.fsync(file.fileno())
 
 
+def read_bytes(path: Path, buffer: bytearray) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def sha256(path: Path) -> None:
+    with path.open("rb") as file:
+        hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read())
+
+
 def torch_save(path: Path, session) -> None:
     torch.save({"model": session.model.state_dict(), "optimizer": session.optimizer.state_dict()}, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
+def torch_load(path: Path, session) -> None:
+    state = torch.load(path, weights_only=True)
+    session.model.load_state_dict(state["model"])
+    session.optimizer.load_state_dict(state["optimizer"])
+
+
+def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
+    """Bytes of the state and median seconds of each way."""
+    size = 12 * sum(p.numel() for p in session.model.parameters())
+    writer, path = CheckpointWriter(session), checkpoint.path_of(folder, 0)
+    raw, peer = folder / "bytes", folder / "state.pt"
+    memory, buffer = torch.empty(size // 4), bytearray(1 << 24)
+    memory.fill_(1.0)  # its pages are there: what is measured is the copy
+
+    def save() -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        writer.save(folder, Progress(step=0))
+
+    works = {
+        "disk": lambda: write_bytes(raw, size),
+        "torch.save": lambda: torch_save(peer, session),
+        "copy": save,
+        "thread": writer.wait,
+        "verify": lambda: checkpoint.find_damage(path),
+        "load": lambda: checkpoint.load(path, session),
+        "torch.load": lambda: torch_load(peer, session),
+        "sha256": lambda: sha256(raw),
+        "read": lambda: read_bytes(raw, buffer),
+        "memcpy": memory.clone,
+    }
+    return size, in_turns(works, rounds)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--d-model", type=int, default=512)
-    parser.add_argument("--experts", type=int, default=4)
-    parser.add_argument("--folder", default=None, help="on the disk to measure; default: the temporary folder")
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    session = make_session(options.d_model, options.experts)
-    writer = CheckpointWriter(session)
+    options = parse(
+        __doc__,
+        ("--d-model", {"type": int, "default": 512}),
+        ("--experts", {"type": int, "default": 4}),
+        ("--folder", {"type": Path, "help": "on the disk to measure; default: the temporary folder"}),
+        ("--rounds", {"type": int, "default": 3}),
+        fast={"d_model": 64, "experts": 2, "rounds": 1},
+    )
+    report = Report("checkpoints", options)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
-    times: dict[str, list[float]] = {}
     try:
-        for repeat in range(options.repeats):
-            path = checkpoint.path_of(folder, repeat)
-            measured = {
-                "disk": lambda: write_bytes(folder / "bytes", size),  # noqa: B023
-                "torch.save": lambda: torch_save(folder / "state.pt", session),
-                "save: copy": lambda: writer.save(folder, Progress(step=repeat)),  # noqa: B023
-                "save: thread": writer.wait,
-                "verify": lambda: checkpoint.find_damage(path),  # noqa: B023
-                "load": lambda: checkpoint.load(path, session),  # noqa: B023
-            }
-            size = 12 * sum(p.numel() for p in session.model.parameters())
-            for name, function in measured.items():
-                times.setdefault(name, []).append(seconds(function))
-            shutil.rmtree(path)
+        size, spent = measure(make_session(options.d_model, options.experts), folder, options.rounds)
     finally:
         shutil.rmtree(folder)
-    print(f"d_model {options.d_model}, E = {options.experts}: {size / 1e6:,.0f} MB of weights and Adam's moments")
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    for name, median in medians.items():
-        speed, ratio = size / 1e6 / median, median / medians["disk"]
-        print(f"  {name:<11} {median:7.2f} s  {speed:7.0f} MB/s  {ratio:5.2f} x the disk")
+    state = f"{size / 1e6:,.0f} MB"
+    saved, disk, read = ("torch.save", spent["torch.save"]), ("the disk alone", spent["disk"]), spent["read"]
+    report.add(f"save {state}: training waits", spent["copy"], "s", peer=saved, bound=("memcpy", spent["memcpy"]))
+    both = spent["copy"] + spent["thread"]
+    note = "weights, moments, checksums; durable"
+    report.add(f"save {state}: until it is on the disk", both, "s", peer=saved, bound=disk, note=note)
+    hashed = ("sha256 in one thread", spent["sha256"])
+    report.add(f"verify {state}", spent["verify"], "s", peer=hashed, bound=("reading the bytes", read))
+    loaded = ("torch.load", spent["torch.load"])
+    report.add(f"load {state} to resume", spent["load"], "s", peer=loaded, bound=("reading the bytes", read))
     interval = RunArguments().checkpoint_seconds
-    for name, spent in (("with", medians["save: copy"]), ("without", medians["save: copy"] + medians["save: thread"])):
-        print(f"  saving every {interval:.0f} s {name} a thread stops training for {spent / (interval + spent):.2%}")
+    share, without = (100 * part / (interval + part) for part in (spent["copy"], both))
+    peer = ("without a thread", without)
+    least = ("memcpy", 100 * spent["memcpy"] / (interval + spent["memcpy"]))
+    report.add(f"training time lost, saving every {interval:.0f} s", share, "%", peer=peer, bound=least)
+    report.finish()
 
 
 if __name__ == "__main__":

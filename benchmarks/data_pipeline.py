@@ -1,23 +1,24 @@
 """Text to training batches: tokenising, reading, and waiting, beside the usual ways.
 
-    python benchmarks/data_pipeline.py --dataset FOLDER --tokenizer FOLDER [--processes 2] [--parts encode build ...]
+    python -m benchmarks.data_pipeline --dataset FOLDER --tokenizer FOLDER [--processes 2] [--parts encode build ...]
 
-encode: CPU seconds of one core, batch by batch in turns: `DocumentEncoder` against `tokenizers` and against a fast
-    transformers tokenizer with its ids made into numpy arrays, as a `datasets.map` does it.
+encode: MB of text per CPU second of one core, batch by batch in turns: `DocumentEncoder` against `tokenizers` and a
+    fast transformers tokenizer with its ids made into numpy arrays, as a `datasets.map` does it. Bound: the split into
+    words by a regular expression, which every such tokenizer begins with.
 build: wall time from the files to ids on the disk with `--processes` processes: `token_writer.build` against
-    `datasets.map(batched=True, num_proc=...)` and packing with numpy. Start-up is in both.
+    `datasets.map(batched=True, num_proc=...)` and packing with numpy. Start-up is in both. Bound: reading the text,
+    encoding it word by word as above and writing the ids, in one process, shared perfectly.
 read: tokens/s of batches of 32 shuffled sequences, in turns: the cache, a plain loop over one memory map, and torch's
-    DataLoader over the same map with two workers.
-wait: the share of a training run's time (real runs of `train.py`'s code, on this machine's CPU) spent waiting for
-    data: with a cache that grows meanwhile (small shards and windows, so that it does), and with a warm one.
+    DataLoader over the same map with two workers. Bound: one slice of that map, in its order, widened to int64.
+wait: the part of a training run's time (real runs of `train.py`'s code, on this machine's CPU) spent waiting for
+    data: with a cache that grows meanwhile (small shards and windows, so that it does), and with a warm one; least: 0.
 
-Without `--dataset` the text is the documentation of the installed packages (`training.documentation_corpus`), with
-`--tokenizer` a byte-level BPE trained on it.
+Without `--dataset` (or BENCH_DATASET) the text is the documentation of the installed packages
+(`training.documentation_corpus`), without `--tokenizer` (or BENCH_TOKENIZER) a byte-level BPE is trained on it.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -29,13 +30,13 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZE
 import datasets
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.report import Report, parse
+from benchmarks.report import seconds as wall_seconds
 from hub import RunRecord
 from training import tokens
 from training.configuration import from_dict
-from training.encoding import DocumentEncoder
+from training.encoding import _ASCII_WORDS, _WORDS, DocumentEncoder
 from training.order import SequenceOrder
 from training.run import Run
 from training.text import TextSource
@@ -47,19 +48,21 @@ LENGTH = 512
 BATCH = 32
 
 
+def text_megabytes(texts: list[str]) -> float:
+    return sum(len(text.encode()) for text in texts) / 1e6
+
+
 def cpu_seconds(work: Callable[[], object]) -> float:
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
-def wall_seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+def words(text: str) -> list[str]:
+    return (_ASCII_WORDS if text.isascii() else _WORDS).findall(text)
 
 
-def encode(texts: list[str], tokenizer) -> Table:
+def encode(report: Report, texts: list[str], tokenizer) -> None:
     encoder = DocumentEncoder(description(tokenizer), tokenizer.eos_token_id, "<u2")
     backend, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
 
@@ -71,21 +74,20 @@ def encode(texts: list[str], tokenizer) -> Table:
         ids = tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]
         return np.concatenate([np.asarray([*one, eos], dtype="<u2") for one in ids]).tobytes()
 
-    ways = {"training.encoding": lambda b: b"".join(encoder(b)), "tokenizers": rust, "transformers + numpy": peer}
-    seconds = dict.fromkeys(ways, 0.0)
+    ways = {"ours": lambda b: b"".join(encoder(b)), "tokenizers": rust, "transformers + numpy": peer}
+    seconds = dict.fromkeys(["split", *ways], 0.0)
     for start in range(0, len(texts), 256):
         batch, results = texts[start : start + 256], set()
+        seconds["split"] += cpu_seconds(lambda batch=batch: [words(text) for text in batch])
         for name, way in ways.items():
             seconds[name] += cpu_seconds(lambda way=way, batch=batch, results=results: results.add(way(batch)))
         if len(results) != 1:
             raise SystemExit(f"the ways disagree on the ids of documents {start} to {start + len(batch)}")
-    megabytes = sum(len(text.encode()) for text in texts) / 1e6
-    table = Table(title=f"encode: {megabytes:.1f} MB of text, one core", title_justify="left")
-    for heading in ("", "MB per CPU second", "training.encoding is faster by"):
-        table.add_column(heading, justify="right")
-    for name, spent in seconds.items():
-        table.add_row(name, f"{megabytes / spent:.2f}", f"×{spent / seconds['training.encoding']:.2f}")
-    return table
+    megabytes = text_megabytes(texts)
+    speed = {name: megabytes / spent for name, spent in seconds.items()}
+    for name in list(ways)[1:]:
+        bound = ("the split into words", speed["split"])
+        report.add(f"encode {megabytes:.1f} MB", speed["ours"], "MB/s", peer=(name, speed[name]), bound=bound)
 
 
 def build_all(source: TextSource, tokenizer, folder: Path, processes: int) -> TokenCache:
@@ -120,19 +122,27 @@ def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int) -> N
     out.flush()
 
 
-def build_and_map(source: TextSource, tokenizer, folder: Path, megabytes: float, processes: int) -> Table:
+def read_encode_write(source: TextSource, tokenizer, path: Path) -> None:
+    """The work that cannot be left out, in one process that is already there."""
+    encoder = DocumentEncoder(description(tokenizer), tokenizer.eos_token_id, "<u2")
+    with path.open("wb") as file:
+        for text in source.documents():
+            file.write(encoder([text])[0])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def build_and_map(report: Report, source: TextSource, tokenizer, folder: Path) -> None:
+    processes = report.options.processes
     ours = wall_seconds(lambda: build_all(source, tokenizer, folder / "ours", processes))
     theirs = wall_seconds(lambda: map_and_pack(source, tokenizer, folder / "peer.bin", processes))
+    least = wall_seconds(lambda: read_encode_write(source, tokenizer, folder / "least.bin")) / processes
     cache = build_all(source, tokenizer, folder / "ours", processes)
-    same = np.array_equal(cache.read(0, len(cache)), np.memmap(folder / "peer.bin", dtype="<u2", mode="r"))
-    table = Table(title=f"build: {len(cache):,} tokens, {processes} processes, same ids: {same}", title_justify="left")
-    for heading in ("", "wall time", "MB/s", "MB/s per process"):
-        table.add_column(heading, justify="right")
-    for name, spent in {"token cache": ours, "datasets.map + numpy": theirs}.items():
-        speed = megabytes / spent
-        table.add_row(name, f"{spent:.1f} s", f"{speed:.1f}", f"{speed / processes:.2f}")
-    table.caption = f"the cache is built ×{theirs / ours:.2f} as fast"
-    return table
+    if not np.array_equal(cache.read(0, len(cache)), np.memmap(folder / "peer.bin", dtype="<u2", mode="r")):
+        raise SystemExit("build: the ids differ from those of datasets.map")
+    bound = ("reading, encoding, writing, shared perfectly", least)
+    name, note = f"build a cache of {len(cache):,} tokens", f"processes of both: {processes}"
+    report.add(name, ours, "s", peer=("datasets.map and numpy", theirs), bound=bound, note=note)
 
 
 class Sequences(torch.utils.data.Dataset):
@@ -148,7 +158,7 @@ class Sequences(torch.utils.data.Dataset):
         return torch.from_numpy(self.tokens[i * LENGTH : i * LENGTH + LENGTH + 1].astype(np.int64))
 
 
-def read(cache: TokenCache, folder: Path, batches: int) -> Table:
+def read(report: Report, cache: TokenCache, folder: Path) -> None:
     path = folder / "one.bin"
     cache.read(0, len(cache)).astype("<u2").tofile(path)
     plain, order, n = Sequences(path), SequenceOrder(0, 1 << 16), cache.n_sequences(LENGTH)
@@ -161,92 +171,102 @@ def read(cache: TokenCache, folder: Path, batches: int) -> Table:
     def loop(step: int) -> torch.Tensor:
         return torch.stack([plain[int(i)] for i in torch.randint(len(plain), (BATCH,))])
 
-    ways = {"token cache": ours, "memmap loop": loop, "DataLoader, 2 workers": lambda step: next(loader)}
-    batches = min(batches, n // BATCH - 2)
+    def slice_of(step: int) -> torch.Tensor:
+        first = step * BATCH * LENGTH
+        return torch.from_numpy(plain.tokens[first : first + BATCH * (LENGTH + 1)].astype(np.int64))
+
+    ways = {"ours": ours, "a loop over a memory map": loop, "DataLoader, 2 workers": lambda step: next(loader)}
+    ways["slice"] = slice_of
+    batches = min(report.options.batches, n // BATCH - 2)
     seconds = dict.fromkeys(ways, 0.0)
     for step in range(batches):
         for name, way in ways.items():
             seconds[name] += wall_seconds(lambda way=way, step=step: way(step))
-    table = Table(title=f"read: {batches} batches of {BATCH} × {LENGTH} tokens", title_justify="left")
-    for heading in ("", "tokens/s", "token cache is faster by"):
-        table.add_column(heading, justify="right")
-    for name, spent in seconds.items():
-        speed = batches * BATCH * LENGTH / spent
-        table.add_row(name, f"{speed:,.0f}", f"×{spent / seconds['token cache']:.2f}")
-    return table
+    speed = {name: batches * BATCH * LENGTH / spent for name, spent in seconds.items()}
+    for name in list(ways)[1:3]:
+        bound = ("one slice of the map", speed["slice"])
+        title = f"read {batches} batches of {BATCH} × {LENGTH}"
+        report.add(title, speed["ours"], "tokens/s", peer=(name, speed[name]), bound=bound)
 
 
-def wait(dataset: str, split: str, tokenizer: str, folder: Path) -> Table:
+def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
     tokens.SHARD_TOKENS = 1 << 13
-    table = Table(title="wait: d_model 64, E = 2, 32 steps of 8 × 128 tokens on CPU", title_justify="left")
-    for heading in (
-        "cache",
-        "before the first step",
-        "training",
-        "of it waiting for data",
-        "tokens there at start, end",
-    ):
-        table.add_column(heading, justify="right")
+    steps = report.options.steps
     for name in ("growing", "warm"):
         sections = {
             "run": {"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": 8},
             "model": {"d_model": 64, "experts": 2},
-            "data": {"dataset": dataset, "split": split, "tokenizer": tokenizer, "sequence_length": 128},
-            "schedule": {"tokens": [32 * 8 * 128], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
+            "data": {
+                "dataset": dataset,
+                "split": report.options.split,
+                "tokenizer": tokenizer,
+                "sequence_length": 128,
+            },
+            "schedule": {"tokens": [steps * 8 * 128], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
             "optimizer": {"learning_rate": 0.003},
         }
         sections["run"] |= {"eval_sequences": 16, "progress": False}
         sections["data"] |= {"cache_dir": str(folder / "tokens"), "shuffle_window": 64, "held_out_per_mille": 20}
-        began = time.perf_counter()
         run = Run(from_dict(sections))
         cache = run.data._tokens.cache
-        started, there = time.perf_counter() - began, len(cache)
+        there = len(cache)
         run.execute()
         (record,) = (RunRecord.load(path) for path in (folder / name).glob("*/model/run.json"))
-        share = run.data.wait_seconds / record.wall_time_seconds
-        counts = f"{there:,}, {len(cache):,}"
-        table.add_row(name, f"{started:.1f} s", f"{record.wall_time_seconds:.1f} s", f"{share:.2%}", counts)
-    return table
+        share = 100 * run.data.wait_seconds / record.wall_time_seconds
+        note = (
+            f"{record.wall_time_seconds:.1f} s of training; tokens there at start and end: {there:,}, {len(cache):,}"
+        )
+        report.add(f"waiting for data, {name} cache", share, "%", bound=("nothing", 0.0), note=note)
+
+
+def corpus(folder: Path, options) -> tuple[str, str]:
+    """Data set and tokenizer folder: those given, or made from the documentation that is installed."""
+    dataset, tokenizer_folder = options.dataset, options.tokenizer
+    if dataset is None:
+        from training.documentation_corpus import build as build_corpus
+
+        dataset = folder / "corpus"
+        build_corpus(str(dataset), max_bytes=int(1e6 * options.megabytes))
+    if tokenizer_folder is None:
+        tokenizer_folder = folder / "tokenizer"
+        texts = list(TextSource(str(dataset), split=options.split).documents())
+        train_tokenizer(texts[:2000], 8192, str(tokenizer_folder), progress=False)
+    return str(dataset), str(tokenizer_folder)
+
+
+def from_environment(name: str) -> Path | None:
+    return Path(os.environ[name]) if os.environ.get(name) else None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ("encode", "build", "read", "wait")
-    parser.add_argument("--dataset")
-    parser.add_argument("--split", default="train")
-    parser.add_argument("--tokenizer")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--batches", type=int, default=500)
-    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    arguments = parser.parse_args()
+    parts = ["encode", "build", "read", "wait"]
+    options = parse(
+        __doc__,
+        ("--dataset", {"type": Path, "default": from_environment("BENCH_DATASET")}),
+        ("--split", {"default": "train"}),
+        ("--tokenizer", {"type": Path, "default": from_environment("BENCH_TOKENIZER")}),
+        ("--megabytes", {"type": float, "default": 8.0, "help": "of documentation, without --dataset"}),
+        ("--processes", {"type": int, "default": len(os.sched_getaffinity(0))}),
+        ("--batches", {"type": int, "default": 500}),
+        ("--steps", {"type": int, "default": 32, "help": "of the runs that may wait"}),
+        ("--parts", {"nargs": "+", "choices": parts, "default": parts}),
+        fast={"megabytes": 1.0, "batches": 4, "steps": 8},
+    )
     datasets.disable_progress_bars()
-    console = Console()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        dataset, tokenizer_folder = arguments.dataset, arguments.tokenizer
-        if dataset is None:
-            from training.documentation_corpus import build as build_corpus
-
-            dataset = str(folder / "corpus")
-            build_corpus(dataset, max_bytes=20_000_000)
-        source = TextSource(dataset, split=arguments.split)
-        texts = list(source.documents())
-        if tokenizer_folder is None:
-            tokenizer_folder = str(folder / "tokenizer")
-            train_tokenizer(texts[:2000], 8192, tokenizer_folder, progress=False)
-        tokenizer = load_tokenizer(tokenizer_folder)
-        load = os.getloadavg()[0]
-        console.print(f"{len(os.sched_getaffinity(0))} cores, load {load:.1f} before this; torch {torch.__version__}")
-        megabytes = sum(len(text.encode()) for text in texts) / 1e6
-        if "encode" in arguments.parts:
-            console.print(encode(texts, tokenizer))
-        if "build" in arguments.parts:
-            console.print(build_and_map(source, tokenizer, folder, megabytes, arguments.processes))
-        if "read" in arguments.parts:
-            cache = build_all(source, tokenizer, folder / "ours", arguments.processes)
-            console.print(read(cache, folder, arguments.batches))
-        if "wait" in arguments.parts:
-            console.print(wait(dataset, arguments.split, tokenizer_folder, folder))
+        dataset, tokenizer_folder = corpus(folder, options)
+        source, tokenizer = TextSource(dataset, split=options.split), load_tokenizer(tokenizer_folder)
+        report = Report("data_pipeline", options)
+        if "encode" in options.parts:
+            encode(report, list(source.documents()), tokenizer)
+        if "build" in options.parts:
+            build_and_map(report, source, tokenizer, folder)
+        if "read" in options.parts:
+            read(report, build_all(source, tokenizer, folder / "ours", options.processes), folder)
+        if "wait" in options.parts:
+            wait(report, dataset, tokenizer_folder, folder)
+        report.finish()
 
 
 if __name__ == "__main__":

@@ -5,16 +5,19 @@
 
 The obvious way is `create_repo`, `create_branch` and `upload_folder` for each run, and `model_info` and the `run.json`
 of each run to load. Both talk to the loopback Hub of the tests over HTTP, in one process; `--delay` adds a network's
-latency to every request. What is printed: calls of the API (which the Hub limits), all requests, and seconds, each as
-a ratio too. The obvious way checks nothing that was sent, and has no index that a fit could read; ours does both.
+latency to every request. Counted are calls of the API (which the Hub limits), all requests, and seconds. The obvious
+way checks nothing that was sent, and has no index that a fit could read; ours does both.
+
+Bounds: one call for each commit, to push again one look at each repository, to load one call in all; for the seconds
+as many bare round trips as our way made requests, sent one after the other over one open connection (for pushing also
+a copy and a hash of every file), shared perfectly by the workers.
 """
 
 from __future__ import annotations
 
-import argparse
+import http.client
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +28,10 @@ os.environ.update(
 
 import pyarrow.parquet  # noqa: F401 (imported here, so that it is not timed)
 from huggingface_hub import HfApi, hf_hub_download, logging
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.report import Report, parse, seconds
 from hub import HubStore, RunRecord, load_index, push_index, push_repo_cards, push_runs
+from hub.atomic import copy_file
 from hub.names import branch_name, repo_name
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
@@ -64,10 +67,9 @@ def make_runs(folder: Path, count: int) -> list[tuple[Path, RunRecord]]:
 
 
 def measured(server: LoopbackHub, work: Callable[[], object]) -> Cost:
-    before, calls, started = len(server.requests), len(server.api_calls()), time.perf_counter()
-    work()
-    seconds = time.perf_counter() - started
-    return Cost(len(server.api_calls()) - calls, len(server.requests) - before, seconds)
+    before, calls = len(server.requests), len(server.api_calls())
+    spent = seconds(work)
+    return Cost(len(server.api_calls()) - calls, len(server.requests) - before, spent)
 
 
 def ours(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cache: Path, workers: int) -> dict[str, Cost]:
@@ -113,27 +115,57 @@ def the_obvious_way(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cac
     }
 
 
-def report(count: int, workers: int, here: dict[str, Cost], there: dict[str, Cost]) -> Table:
-    table = Table(title=f"{count} runs in {-(-count // RUNS_PER_REPOSITORY)} repositories, {workers} workers")
-    table.add_column("")
-    for heading in ("API calls per run", "requests per run", "seconds"):
-        table.add_column(heading, justify="right")
+def round_trip(server: LoopbackHub, count: int = 200) -> float:
+    """Seconds of a bare request and its answer over a connection that stays open."""
+    connection = http.client.HTTPConnection(server.endpoint.removeprefix("http://"))
+
+    def ask() -> None:
+        connection.request("GET", "/api/whoami-v2", headers={"Authorization": f"Bearer {TOKEN}"})
+        connection.getresponse().read()
+
+    ask()
+    spent = seconds(lambda: [ask() for _ in range(count)])
+    connection.close()
+    return spent / count
+
+
+def copy_seconds(runs: list[tuple[Path, RunRecord]], folder: Path) -> float:
+    """Seconds to copy, hash and sync every file that is pushed."""
+    files = [path for run, _ in runs for path in run.iterdir()]
+    folder.mkdir()
+    return seconds(lambda: [copy_file(path, folder / str(number)) for number, path in enumerate(files)])
+
+
+def add_rows(report: Report, here: dict[str, Cost], there: dict[str, Cost], trip: float, copying: float) -> None:
+    count, workers = report.options.runs, report.options.workers
+    repositories = -(-count // RUNS_PER_REPOSITORY)
+    least = {
+        "push": ("one for each commit", 1.0),
+        "push again": ("one look at each repository", repositories / count),
+        "load the records": ("one in all", 1 / count),
+    }
     for work, one in here.items():
-        other = there[work]
-        for name, cost in (("ours", one), ("obvious", other)):
-            per_run = (cost.calls / count, cost.requests / count)
-            table.add_row(f"{work}, {name}", *(f"{value:.2f}" for value in per_run), f"{cost.seconds:.1f}")
-        ratios = (other.calls / one.calls, other.requests / one.requests, other.seconds / one.seconds)
-        table.add_row(f"[bold]{work}, ratio[/]", *(f"[bold]{ratio:.2f}×[/]" for ratio in ratios), end_section=True)
-    return table
+        other, pushing = there[work], work == "push"
+        calls = least[work]
+        peer = ("the obvious way", other.calls / count)
+        report.add(f"{work}: API calls per run", one.calls / count, "", peer=peer, bound=calls)
+        peer = ("the obvious way", other.requests / count)
+        report.add(f"{work}: requests per run", one.requests / count, "", peer=peer, bound=calls)
+        at_once = workers if work.startswith("push") else 1
+        bare = (one.requests * trip + (copying if pushing else 0.0)) / at_once
+        bound = (f"{one.requests:,} bare round trips" + (", files copied and hashed" if pushing else ""), bare)
+        report.add(f"{work}: time", one.seconds, "s", peer=("the obvious way", other.seconds), bound=bound)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=280)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds added to every request")
-    options = parser.parse_args()
+    options = parse(
+        __doc__,
+        ("--runs", {"type": int, "default": 280}),
+        ("--workers", {"type": int, "default": 4}),
+        ("--delay", {"type": float, "default": 0.0, "help": "seconds added to every request"}),
+        fast={"runs": 14},
+    )
+    report = Report("hub_releases", options)
     logging.set_verbosity_error()  # "no files have been modified", once for each run
     costs = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -147,7 +179,10 @@ def main() -> None:
                 if options.delay:
                     server.faults.append(Fault(lambda _: True, "delay", seconds=options.delay, times=10**9))
                 costs.append(way(server, Path(scratch) / f"cache{number}"))
-    Console().print(report(options.runs, options.workers, *costs))
+                trip = round_trip(server, 20 if options.delay else 200)
+        copying = copy_seconds(runs, Path(scratch) / "copied")
+    add_rows(report, *costs, trip, copying)
+    report.finish()
 
 
 if __name__ == "__main__":

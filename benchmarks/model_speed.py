@@ -1,19 +1,24 @@
 """Speed of the Switch-MoE against the dense model and against transformers' Mixtral and OLMoE at top-1.
 
-    python benchmarks/model_speed.py [--precision fp32 bf16] [--experts 1 4 8 32] [--threads 2] [--clock wall|cpu]
-    python benchmarks/model_speed.py --what train --precision bf16 --width 1024 --layers 16 --batch 64 --length 512 \
+    python -m benchmarks.model_speed [--precision fp32 bf16] [--experts 1 4 8 32] [--threads 2] [--clock wall|cpu]
+    python -m benchmarks.model_speed --what train --precision bf16 --width 1024 --layers 16 --batch 64 --length 512 \
         --vocab 50257 --experts 1 8 32 --peers --compile          # one GPU, the paper's shapes
 
 All contenders live in one process and take turns step by step, so that a slow minute of the machine hits them all;
 reported is the median over rounds, and the ratio to the dense model of the same active parameters (E = 1). A training
 step is forward and backward with gradients freed in between; decoding is one new token per row with a filled cache,
-other tokens at every step, so that all models see many routings. The matmul bound is the time of the dense step's
-matrix products alone, at the same shapes and in the same precision.
+other tokens at every step, so that all models see many routings.
+
+Bounds: for training the dense step's matrix products alone, at the same shapes and in the same precision (a Switch
+model multiplies as much as the dense one); for decoding one read of the weights that the step needs (of the experts
+those that its tokens choose) and of the filled key-value cache, at the memory's or the processor cache's speed.
 
 On a GPU a training row also gives tokens per second, the MFU (of the data sheet's dense bf16 peak) and the memory that
 the step adds to the weights. `--clock cpu` counts the process's CPU time, for machines that others use too (with
 `--threads 1`).
 """
+
+from __future__ import annotations
 
 import argparse
 import gc
@@ -30,10 +35,12 @@ from rich.table import Table
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from benchmarks.report import Report, parse
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from training.hardware import peak_flops
 
 PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, OlmoeForCausalLM)}
+MATMUL, MEMORY = "matmul bound", "memory bound"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -155,8 +162,24 @@ def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable:
     return run
 
 
+def memory_bound(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Callable:
+    """One read of what a decoding step needs: weights as they are stored (fp32), and the keys and values so far."""
+    experts, d, rows = model.config.num_experts, shape.width, shape.batch
+    chosen = shape.layers
+    if experts > 1:
+        ids = torch.randint(0, shape.vocab, (rows, 1), generator=torch.Generator().manual_seed(0)).to(model.device)
+        with torch.no_grad():
+            logits = model(ids, output_router_logits=True).router_logits
+        chosen = sum(layer.argmax(-1).unique().numel() for layer in logits)
+    weights = shape.layers * (4 * d * d + experts * d) + 9 * d * d * chosen + d * shape.vocab
+    cached = 2 * shape.layers * rows * shape.length * d
+    words = weights + cached // (2 if precision == "bf16" else 1)
+    data = torch.ones(words, device=shape.device)
+    return lambda step: data.sum()
+
+
 def training_contenders(shape: argparse.Namespace, precision: str) -> list[Contender]:
-    race = [Contender("matmul bound", 1, matmul_bound(shape, precision))]
+    race = [Contender(MATMUL, 1, matmul_bound(shape, precision))]
     for experts in shape.experts:
         model = ours(shape, experts)
         race.append(Contender("ours", experts, training_step(model, shape, precision)))
@@ -176,7 +199,9 @@ def training_contenders(shape: argparse.Namespace, precision: str) -> list[Conte
 def decoding_contenders(shape: argparse.Namespace, precision: str) -> list[Contender]:
     race = []
     for experts in shape.experts:
-        race.append(Contender("ours", experts, decoding_step(ours(shape, experts), shape, precision)))
+        model = ours(shape, experts)
+        race.append(Contender(MEMORY, experts, memory_bound(model, shape, precision)))
+        race.append(Contender("ours", experts, decoding_step(model, shape, precision)))
         if experts == 1:
             continue
         for name in shape.peers:
@@ -209,7 +234,7 @@ def measure(race: list[Contender], shape: argparse.Namespace, rounds: int, title
     return {key: Result(statistics.median(values), memory[key]) for key, values in times.items()}
 
 
-def report(console: Console, title: str, results: dict, shape: argparse.Namespace, training: bool) -> None:
+def grid(title: str, results: dict, shape: argparse.Namespace, training: bool) -> Table:
     """Rows of contenders, columns of E: milliseconds, the ratio to our dense model, and what `cell` adds on a GPU."""
     dense = results["ours", 1].seconds
     table = Table(title=title)
@@ -219,13 +244,29 @@ def report(console: Console, title: str, results: dict, shape: argparse.Namespac
     for name in dict.fromkeys(name for name, _ in results):
         found = [results.get((name, count)) for count in shape.experts]
         table.add_row(name, *(cell(result, dense, shape, training) if result else "" for result in found))
-    console.print(table)
+    return table
+
+
+def add_rows(report: Report, title: str, results: dict, shape: argparse.Namespace, training: bool) -> None:
+    """For every E the fastest transformers model and our dense model as peers."""
+    dense = results["ours", 1].seconds
     for count in shape.experts:
+        result = results["ours", count]
+        bound = ("the matrix products alone", results[MATMUL, 1].seconds) if training else (
+            "reading weights and KV cache once", results[MEMORY, count].seconds
+        )  # fmt: skip
         others = {n: r.seconds for (n, e), r in results.items() if e == count and n.split(",")[0] in PEERS}
-        if others:
-            best = min(others, key=others.get)
-            ratio = results["ours", count].seconds / others[best]
-            console.print(f"E = {count}: ours / fastest transformers ({best}) = {ratio:.2f}")
+        best = min(others, key=others.__getitem__, default=None)
+        peer = (f"fastest of transformers: {best}", others[best]) if best else None
+        note = cell(result, dense, shape, training) if shape.device == "cuda" else ""
+        report.add(f"{title}, E = {count}", result.seconds, "s", peer=peer, bound=bound, note=note)
+        if count == 1:
+            continue
+        of_dense = ("our dense model (E = 1)", dense)
+        report.add(f"{title}, E = {count}", result.seconds, "s", peer=of_dense, bound=bound)
+        if ("ours, dropless", count) in results:
+            spent = results["ours, dropless", count].seconds
+            report.add(f"{title}, E = {count}, dropless", spent, "s", peer=peer, bound=bound)
 
 
 def cell(result: Result, dense: float, shape: argparse.Namespace, training: bool) -> str:
@@ -244,36 +285,38 @@ def flops_per_token(shape: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--precision", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    parser.add_argument("--what", nargs="+", choices=["train", "decode"], default=["train", "decode"])
-    parser.add_argument("--experts", nargs="+", type=int, default=[1, 4, 8, 32])
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=15, help="training steps measured; ten times as many decoded")
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="transformers models to race")
-    parser.add_argument("--compile", action="store_true", help="torch.compile every model")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    shape = parser.parse_args()
+    shape = parse(
+        __doc__,
+        ("--precision", {"nargs": "+", "choices": ["fp32", "bf16"], "default": ["fp32", "bf16"]}),
+        ("--what", {"nargs": "+", "choices": ["train", "decode"], "default": ["train", "decode"]}),
+        ("--experts", {"nargs": "+", "type": int, "default": [1, 8, 32]}),
+        ("--width", {"type": int, "default": 256}),
+        ("--layers", {"type": int, "default": 4}),
+        ("--batch", {"type": int, "default": 8}),
+        ("--length", {"type": int, "default": 256}),
+        ("--vocab", {"type": int, "default": 4096}),
+        ("--rounds", {"type": int, "default": 5, "help": "training steps measured; ten times as many decoded"}),
+        ("--warmup", {"type": int, "default": 1}),
+        ("--peers", {"nargs": "*", "choices": list(PEERS), "default": list(PEERS), "help": "transformers models"}),
+        ("--compile", {"action": "store_true", "help": "torch.compile every model"}),
+        ("--threads", {"type": int, "default": torch.get_num_threads()}),
+        ("--clock", {"choices": list(CLOCKS), "default": "wall"}),
+        ("--device", {"default": "cuda" if torch.cuda.is_available() else "cpu"}),
+        fast={"experts": [1, 4], "width": 64, "layers": 1, "length": 32, "batch": 2, "vocab": 512, "rounds": 1},
+    )
     if 1 not in shape.experts:
-        parser.error("--experts must hold 1, the dense model that the ratios refer to")
+        raise SystemExit("--experts must hold 1, the dense model that the ratios refer to")
     torch.set_num_threads(shape.threads)
-    console = Console()
+    report, console = Report("model_speed", shape), Console()
     for precision in shape.precision:
         for what in shape.what:
             training = what == "train"
             torch.manual_seed(0)
             race = (training_contenders if training else decoding_contenders)(shape, precision)
             results = measure(race, shape, shape.rounds * (1 if training else 10), f"{what} {precision}")
-            size = f"d {shape.width}, {shape.layers} layers, {shape.batch} x {shape.length} tokens, V {shape.vocab}"
-            where = f"{shape.device}, {shape.threads} threads, {shape.clock} clock, torch {torch.__version__}"
-            report(console, f"{what}, {precision}: {size} ({where})", results, shape, training)
+            console.print(grid(f"{what}, {precision}", results, shape, training))
+            add_rows(report, f"{what} {precision}", results, shape, training)
+    report.finish()
 
 
 if __name__ == "__main__":

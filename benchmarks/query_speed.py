@@ -1,0 +1,177 @@
+"""The time that a question to the fitted law takes, beside the same answers found with scipy.
+
+    python -m benchmarks.query_speed
+
+table: the best model of each E within 80 GB with 16,384 tokens in the KV cache. Peer: for each E, `brentq` for the
+    width that fills the memory and `minimize_scalar` over the widths below. Bound: the law in numpy at the answers.
+losses: a million predictions. Peer: the law's formula in numpy, as one writes it down. Bound: its two powers alone.
+budgets: the compute optimum of many budgets for 32 E. Peer: `minimize_scalar` over ln N, on a part of the pairs,
+    scaled to all. Bound: the law in numpy at the answers.
+cold start: a new process that imports and asks. Peer: one that imports `scipy.optimize` and asks nothing. Bound: one
+    that imports numpy. The last row is the same question in the shell.
+
+The peers' objectives are plain Python on floats, which is what scipy's scalar methods are fastest with. The answers
+are compared; a difference ends the benchmark with an error.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+from benchmarks.report import ROOT, Report, in_turns, parse, seconds
+from scaling_law import JointLaw
+
+FLOPS, MEMORY, CONTEXT = 1e22, 80e9, 16_384
+EXPERTS = (1, 2, 4, 8, 16, 32)
+VOCABULARY = 50_257
+LAW = JointLaw.published()
+ASK = (
+    "from scaling_law import JointLaw; "
+    "JointLaw.published().optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384)"
+)
+SHELL = "scaling_law.cli optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
+
+
+def agree(what: str, ours, theirs, tolerance: float) -> None:
+    if not np.allclose(ours, theirs, rtol=tolerance, atol=0):
+        raise SystemExit(f"{what}: the answers differ: {ours} and {theirs}")
+
+
+def terms(experts, log=np.log):
+    """(m, μ, n, ν) of the law for E experts: Eq. 3 and 4 as the paper prints them."""
+    inner = 1.0 / (experts - 1.0 + 1.0 / (1.0 / LAW.e_start - 1.0 / LAW.e_max)) + 1.0 / LAW.e_max
+    log_e = -log(inner)
+    m, n = LAW.a * inner**-LAW.delta, LAW.b * inner**-LAW.omega
+    return m, LAW.alpha + LAW.gamma * log_e, n, LAW.beta + LAW.zeta * log_e
+
+
+def plain_loss(n_active, tokens, experts):
+    m, mu, n, nu = terms(experts)
+    return m * n_active**mu + n * tokens**nu + LAW.c
+
+
+def parameters(d: float, experts: float) -> float:
+    return 2.0 * d * VOCABULARY + (4.0 + 9.0 * experts) * d**3 / 64.0
+
+
+def with_scipy(experts: float) -> tuple[float, float]:
+    """(d_model, loss) of the best model that fits."""
+    m, mu, n, nu = terms(experts, math.log)
+
+    def spare(d: float) -> float:
+        return MEMORY - 2.0 * parameters(d, experts) - 2.0 * 2.0 * CONTEXT * d * d / 64.0
+
+    def loss(log_d: float) -> float:
+        n_active = parameters(math.exp(log_d), 1.0)
+        return m * n_active**mu + n * (FLOPS / (6.0 * n_active)) ** nu + LAW.c
+
+    limit = math.log(brentq(spare, 64.0, 1e5, xtol=1e-9))
+    found = minimize_scalar(loss, bounds=(math.log(64.0), limit), method="bounded", options={"xatol": 1e-8})
+    # The bounded method never tries the bound itself, where the answer lies if memory decides.
+    best = limit if loss(limit) < found.fun else float(found.x)
+    return math.exp(best), loss(best)
+
+
+def compute_optimum_with_scipy(flops: float, experts: float) -> float:
+    m, mu, n, nu = terms(experts, math.log)
+
+    def loss(log_n: float) -> float:
+        n_active = math.exp(log_n)
+        return m * n_active**mu + n * (flops / (6.0 * n_active)) ** nu + LAW.c
+
+    bounds = (math.log(1e3), math.log(flops / 6e3))
+    return float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-8}).fun)
+
+
+def table(report: Report, rounds: int) -> None:
+    def ours():
+        return LAW.optimal(FLOPS, EXPERTS, max_memory_bytes=MEMORY, kv_cache_tokens=CONTEXT)
+
+    answer = ours()
+    n, d, e = (np.array([getattr(row, name) for row in answer.rows]) for name in ("n_active", "tokens", "experts"))
+    widths, losses = zip(*map(with_scipy, EXPERTS), strict=True)
+    agree("loss of the table", [row.loss for row in answer.rows], losses, 1e-9)
+    agree("width of the table", [row.d_model for row in answer.rows], widths, 1e-4)  # the loss is flat there
+    works = {"ours": ours, "peer": lambda: list(map(with_scipy, EXPERTS)), "bound": lambda: plain_loss(n, d, e)}
+    spent = in_turns(works, rounds)
+    note = "with memory split, learning rate and range check"
+    peer, bound = ("minimize_scalar for each E", spent["peer"]), ("the law in numpy at the answers", spent["bound"])
+    report.add("table of 6 E within 80 GB", spent["ours"], "s", peer=peer, bound=bound, note=note)
+
+
+def losses(report: Report, count: int, rounds: int) -> None:
+    random = np.random.default_rng(0)
+    n, d = 10 ** random.uniform(7, 11, count), 10 ** random.uniform(8, 13, count)
+    e = random.integers(1, 65, count).astype(float)
+    _, mu, _, nu = terms(e)
+    agree("losses", LAW.loss(n, d, e), plain_loss(n, d, e), 1e-12)
+    works = {
+        "ours": lambda: LAW.loss(n, d, e),
+        "peer": lambda: plain_loss(n, d, e),
+        "bound": lambda: (n**mu, d**nu),
+    }
+    spent = in_turns(works, rounds)
+    peer, bound = ("the formula in numpy", spent["peer"]), ("its powers of N and D alone", spent["bound"])
+    report.add(f"{count:,} losses", spent["ours"], "s", peer=peer, bound=bound, note="ours checks its input")
+
+
+def budgets(report: Report, count: int, rounds: int) -> None:
+    flops, e = np.logspace(18, 26, count), np.arange(1.0, 33.0)
+    found = LAW.compute_optimal(flops, e)
+    chosen = [(i, i % len(e)) for i in range(0, count, 4)]
+    theirs: list[float] = []
+    peer = seconds(lambda: theirs.extend(compute_optimum_with_scipy(flops[i], e[j]) for i, j in chosen))
+    agree("losses of the budgets", [found.loss[i, j] for i, j in chosen], theirs, 1e-9)
+    works = {
+        "ours": lambda: LAW.compute_optimal(flops, e),
+        "bound": lambda: plain_loss(found.n_active, found.tokens, e),
+    }
+    spent = in_turns(works, rounds)
+    scaled = peer * found.loss.size / len(chosen)
+    bound = ("the law in numpy at the answers", spent["bound"])
+    note = f"peer: {len(chosen)} pairs, scaled to {found.loss.size:,}"
+    report.add(
+        f"{count:,} budgets × 32 E", spent["ours"], "s", peer=("minimize_scalar", scaled), bound=bound, note=note
+    )
+
+
+def cold_start(report: Report, rounds: int) -> None:
+    def process(*arguments: str):
+        command = [sys.executable, *arguments]
+        return lambda: subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+    works = {
+        "ours": process("-c", ASK),
+        "peer": process("-c", "import scipy.optimize"),
+        "bound": process("-c", "import numpy"),
+        "shell": process("-m", *SHELL.split()),
+    }
+    spent = in_turns(works, rounds)
+    peer, bound = ("a process that imports scipy.optimize", spent["peer"]), ("that imports numpy", spent["bound"])
+    report.add("cold start: import and ask", spent["ours"], "s", peer=peer, bound=bound)
+    report.add("cold start in the shell", spent["shell"], "s", peer=peer, bound=bound, note="`scaling-law optimal …`")
+
+
+def main() -> None:
+    options = parse(
+        __doc__,
+        ("--rounds", {"type": int, "default": 200, "help": "of the table; a tenth of it for the others"}),
+        ("--points", {"type": int, "default": 1_000_000}),
+        ("--budgets", {"type": int, "default": 1000}),
+        fast={"rounds": 20, "points": 100_000, "budgets": 100},
+    )
+    report = Report("query_speed", options)
+    table(report, options.rounds)
+    losses(report, options.points, max(3, options.rounds // 10))
+    budgets(report, options.budgets, max(3, options.rounds // 10))
+    cold_start(report, max(3, options.rounds // 20))
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
