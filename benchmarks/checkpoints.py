@@ -51,8 +51,8 @@ def write_bytes(path: Path, size: int) -> None:
     """The disk alone: zeros would be too kind to a file system that compresses."""
     block = os.urandom(1 << 24)
     with path.open("wb") as file:
-        for _ in range(size // len(block)):
-            file.write(block)
+        for start in range(0, size, len(block)):
+            file.write(block[: size - start])
         file.flush()
         os.fsync(file.fileno())
 

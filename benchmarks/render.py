@@ -52,14 +52,15 @@ SECTIONS = {
     "model_speed": (
         "Model: training step and decoding",
         "The Switch model beside the fastest of transformers' Mixtral and OLMoE at top-1, over their "
-        "implementations of the experts, and beside our own dense model of as many active parameters. On a CPU many "
-        "small products use the processor worse than one large one, so that more experts are slower at the same "
-        "FLOPs. Decoding at these sizes is mostly the overhead of many small calls, in ours as in the peers.",
+        "implementations of the experts, and beside our own dense model of as many active parameters. On a CPU "
+        "many small products use the processor worse than one large one, so that more experts are slower at the "
+        "same FLOPs. Decoding at these sizes is mostly the overhead of many small calls, in ours as in the peers.",
     ),
     "checkpoints": (
         "Checkpoints: save, verify, resume",
-        "Training waits for the copy in memory only. Until the checkpoint is on the disk it takes longer than "
-        "`torch.save` does, which writes no checksums.",
+        "Training waits for the copy in memory only; writing, checksums and the flush to the disk go on beside it. "
+        "The copy takes as much host memory as the checkpoint has bytes. `torch.save` and `torch.load` keep one "
+        "file of one process and no checksums; ours can be loaded by another number of processes.",
     ),
     "data_pipeline": (
         "From text to batches",
