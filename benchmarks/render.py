@@ -27,7 +27,8 @@ that is not shipped here: `make bench BENCH_CURVES=curves.csv.gz BENCH_DATASET=F
 Ours and the peer are measured in one process, in turns where it can be had. The *ratio* says how many times as good as
 the peer ours is: below 1× the peer is better. The *bound* is the least that the work could take on the same machine at
 the same time (the disk alone, the matrix products alone), and *× bound* how many times of it ours takes: 1× would be
-perfect. Numbers taken while other programs were busy say so; their ratios hold better than their times.
+perfect. Where other programs were busy meanwhile, the line above the table says so; such numbers show no more than
+that the benchmark works.
 """
 # In the order of the page: what is compared, and what is to be made of it. No numbers: these stay true.
 SECTIONS = {
@@ -114,9 +115,8 @@ def numbered(index: int, places: list[str]) -> str:
 
 def conditions(result: dict[str, Any]) -> str:
     """When, at which commit, with which settings, and what else the machine did."""
-    busy = (
-        f", while other programs used {result['other_work']:.0%} of the cores" if result["other_work"] > 0.05 else ""
-    )
+    other = result["other_work"]
+    busy = f", **while other programs used {other:.0%} of the cores**" if other > 0.05 else ""
     set_to = as_text(result["settings"]) or "no settings"
     return f"{set_to} ({result['date']}, commit {result['commit']}, {result['minutes']:g} min{busy}).\n"
 

@@ -203,6 +203,7 @@ def as_text(values: dict[str, Any]) -> str:
     for name, value in values.items():
         if value is not None and value is not False:
             text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            text = f"{value:,}" if isinstance(value, int) else text
             parts.append(name.replace("_", " ") + ("" if value is True else f" {text}"))
     return ", ".join(parts)
 
