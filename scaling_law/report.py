@@ -94,6 +94,20 @@ def runs_block(results: Results) -> str:
     return table(header, rows, right=(0, 1, 2, 6)) + "\n\n" + said
 
 
+def losses_block(results: Results) -> str:
+    """Every loss: a row for each trunk, a column for each token count."""
+    rows = sorted(results.rows, key=lambda r: (r["n_active"], r["experts"], r.get("seed") or 0))
+    counts = list(dict.fromkeys(format_count(t) for t in sorted({row["tokens"] for row in rows})))
+    trunks: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in rows:
+        rate = row["schedule"]["peak_learning_rate"]
+        trunk = (row["d_model"], row["experts"], row.get("seed"), f"{rate:.4f}")
+        trunks.setdefault(trunk, {})[format_count(row["tokens"])] = f"{row[results.runs.loss_name]:.3f}"
+    header = ("d_model", "E", "seed", "peak LR", *counts)
+    cells = [(*trunk, *(losses.get(count, "") for count in counts)) for trunk, losses in trunks.items()]
+    return table(header, cells, right=range(len(header)))
+
+
 def _trained_tokens(rows: list[dict[str, Any]]) -> int:
     """Tokens that were trained: each trunk to its last branch point once, and the decay of every branch."""
     trunks: dict[str, int] = {}
@@ -262,6 +276,7 @@ def matched_block(results: Results) -> str:
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "runs": runs_block,
+    "losses": losses_block,
     "learning-rates": learning_rates_block,
     "fit": fit_block,
     "residuals": residuals_block,

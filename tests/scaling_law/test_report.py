@@ -44,6 +44,8 @@ def records(seeds=(0,)):
                         "n_total": a.n_total,
                         "tokens": tokens,
                         "epochs": 0.5,
+                        "seed": seed,
+                        "schedule": {"peak_learning_rate": 0.01},
                         "eval_loss": float(law.loss(a.n_active, tokens, e)) + 0.01 * (-1) ** seed * (len(seeds) > 1),
                     }
 
@@ -112,6 +114,14 @@ def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
     assert "103M tokens" in text
     assert "72 runs of 24 trunks" in text
     assert "scatter by 0.0141 nats (standard deviation, 36 degrees of freedom)" in text
+
+
+def test_every_loss_stands_in_the_row_of_its_trunk(folder):
+    text = BLOCKS["losses"](Results(folder / "results"))
+    assert text.splitlines()[0] == r"| d_model | E | seed | peak LR | 500k | 1M | 4M |"
+    a = Architecture(128, 4, vocab_size=2048)
+    losses = [f"{float(JointLaw(**TINY_LAW).loss(a.n_active, t, 4)):.3f}" for t in (500_000, 1_000_000, 4_000_000)]
+    assert f"| 128 | 4 | 0 | 0.0100 | {' | '.join(losses)} |" in text
 
 
 def test_what_cannot_be_reported_is_refused(folder):
