@@ -12,6 +12,7 @@ import numpy as np
 
 from scaling_law.fit_result import FitResult
 from scaling_law.fitting import fit
+from scaling_law.isoflop import isoflop_profiles
 from scaling_law.laws import JointLaw
 from scaling_law.learning_rate_grid import LearningRateGrid
 from scaling_law.matched import MatchedPlan, measured
@@ -64,10 +65,22 @@ class Results:
 
     @cached_property
     def budgets(self) -> list[float]:
-        """Three round budgets inside the runs: every E has a size with runs on both sides."""
-        low, high = np.log10(np.quantile(self.runs.flops, [0.25, 0.95]))
-        rounded = [float(f"{10**x:.0e}") for x in np.linspace(low, high, 3)]
-        return list(dict.fromkeys(rounded))
+        """Up to three round budgets (1, 2 or 5 times a power of ten) inside the runs: the least, the middle, the most.
+
+        Inside means that every E has two sizes with runs on both sides; else the budget of the median run.
+        """
+        low, high = np.log10([self.runs.flops.min(), self.runs.flops.max()])
+        powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
+        inside = [
+            f for power in powers for f in (1 * 10.0**power, 2 * 10.0**power, 5 * 10.0**power) if self._inside(f)
+        ]
+        if not inside:
+            return [float(f"{np.median(self.runs.flops):.0e}")]
+        return list(dict.fromkeys((inside[0], inside[len(inside) // 2], inside[-1])))
+
+    def _inside(self, flops: float) -> bool:
+        profiles = isoflop_profiles(self.runs, flops)
+        return len(profiles) == len(self.experts) and all(len(profile.n_active) > 1 for profile in profiles)
 
     @cached_property
     def vocab_size(self) -> int:
