@@ -32,6 +32,20 @@ def draw(results: Results, folder: Path, prefix: str) -> list[Path]:
     return written
 
 
+def _log_axis(ax: Any, label: str) -> None:
+    """A logarithmic x axis over few decades: numbers at a few multiples of the powers of ten, which do not collide."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+    ax.set(xscale="log", xlabel=label)
+    low, high = ax.get_xlim()
+    digits = (1, 2, 3, 5, 7) if high / low < 6 else (1, 2, 5) if high / low < 60 else (1,)
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in digits]
+    ax.xaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_count(x) if x >= 1 else f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
 def loss_by_size(results: Results, path: Path) -> Path:
     """Loss against tokens, a panel for each size: runs as points, the joint law as lines, coloured by E."""
     runs = results.runs
@@ -46,7 +60,8 @@ def loss_by_size(results: Results, path: Path) -> Path:
             span = np.geomspace(runs.tokens[own].min(), runs.tokens[own].max(), 60)
             ax.plot(span, results.law.loss(n, span, e), color=colour, linewidth=1.0)
             ax.plot(runs.tokens[own], runs.loss[own], "o", color=colour, markersize=4, label=label)
-        ax.set(xscale="log", xlabel="training tokens D", title=f"N_act = {format_count(n)}")
+        _log_axis(ax, "training tokens D")
+        ax.set_title(f"N_act = {format_count(n)}")
     axes[0][0].set_ylabel("held-out loss (nats per token)")
     axes[0][-1].legend(frameon=False, fontsize=8)
     return save(figure, path)
@@ -62,7 +77,8 @@ def isoflop_of_runs(results: Results, path: Path) -> Path:
             ax.plot(profile.n_active, profile.loss, "o", color=colour, markersize=5, label=f"E = {e:g}")
             span = np.geomspace(profile.n_active.min() / 1.3, profile.n_active.max() * 1.3, 80)
             ax.plot(span, results.law.loss(span, flops / (6 * span), e), color=colour, linewidth=1.0)
-        ax.set(xscale="log", xlabel="active parameters N_act", title=f"{flops:.0e} FLOPs".replace("e+", "e"))
+        _log_axis(ax, "active parameters N_act")
+        ax.set_title(f"{flops:.0e} FLOPs".replace("e+", "e"))
     axes[0][0].set_ylabel("held-out loss (nats per token)")
     axes[0][-1].legend(frameon=False, fontsize=8)
     return save(figure, path)
@@ -102,7 +118,8 @@ def learning_rate_grid(results: Results, path: Path) -> Path:
             label = f"E = {model.architecture.experts}"
             ax.plot(model.learning_rates, model.losses, "o-", color=colour, markersize=4, linewidth=0.9, label=label)
             ax.axvline(law.learning_rate(model.architecture), color=colour, linestyle="--", linewidth=0.9)
-        ax.set(xscale="log", xlabel="peak learning rate", title=f"d_model {width}")
+        _log_axis(ax, "peak learning rate")
+        ax.set_title(f"d_model {width}")
         ax.legend(frameon=False, fontsize=8)
     axes[0][0].set_ylabel("held-out loss (nats per token)")
     return save(figure, path)
