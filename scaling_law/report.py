@@ -255,7 +255,7 @@ def matched_block(results: Results) -> str:
                 f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
                 ", ".join(f"{value:.3f}" for value in seen),
                 inside,
-                f"{loss - dense:+.3f}" if a.experts > 1 else "",
+                "" if a.experts == 1 or np.isnan(loss - dense) else f"{loss - dense:+.3f}",
             )
         )
     header = (
