@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 from .errors import FilesError, PushErrors, RecordError
@@ -89,8 +89,14 @@ def push_runs(
     placed = [record.replaced(repo=store.repo_id(repo_name(record)), branch=branch_name(record)) for _, record in runs]
     predicted = predicted_losses or {}
     lock = threading.Lock()
+    # Nothing is sent before all is submitted: a thread that an interruption catches while the pool starts it is not
+    # one that the pool waits for.
+    submitted, stopped = threading.Event(), threading.Event()
 
     def push(position: int) -> RunRecord:
+        submitted.wait()
+        if stopped.is_set():
+            raise CancelledError
         folder, record = runs[position]
         siblings = [other for other in placed if other.sweep == record.sweep]
         loss = predicted.get(record.run_id)
@@ -102,8 +108,11 @@ def push_runs(
     with ThreadPoolExecutor(workers, thread_name_prefix="hub-push") as pool:
         try:
             futures = [pool.submit(push, position) for position in range(len(runs))]
+            submitted.set()
             errors = [future.exception() for future in futures]
         except BaseException:  # interrupted: end what is being sent, start nothing more
+            stopped.set()
+            submitted.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     failures = [(record.run_id, error) for (_, record), error in zip(runs, errors, strict=True) if error is not None]

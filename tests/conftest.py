@@ -17,10 +17,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import settings
 
 from training.configuration import from_dict
 from training.text import TextSource
 from training.tokenizer import train_tokenizer
+
+settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
+settings.load_profile("untimed")
 
 WORDS = ("model", "expert", "token", "router", "loss", "data", "law", "scale", "train", "dense", "budget", "memory")
 

@@ -186,11 +186,12 @@ def test_sizes_are_bounded() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 3999, "a@" * 1999, "a." * 1999 + "@", "@a.a" * 999, "=/" * 1999, "=~x" * 1333])
 def test_checking_a_text_takes_no_longer_for_a_nasty_one(text: str) -> None:
-    started = time.perf_counter()
+    """A pattern that backtracks would take seconds. The thread's own time: a busy machine does not count."""
+    started = time.thread_time()
     for _ in range(20):
         with contextlib.suppress(ValueError):
             check_texts(text)
-    assert (time.perf_counter() - started) / 20 < 0.01
+    assert (time.thread_time() - started) / 20 < 0.05
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling_law import JointLaw
@@ -49,7 +49,6 @@ def test_smallest_memory_that_beats_a_dense_model(published):
         smallest_memory(published, 1e20, 2.5, max_memory_bytes=1e9)
 
 
-@settings(deadline=None)
 @given(st.floats(7.5, 10.5), st.floats(8, 12), st.integers(1, 64))
 def test_tokens_to_reach_inverts_the_law(log_n, log_d, experts):
     law = JointLaw.published()

@@ -65,7 +65,7 @@ def test_constrained_optimum_is_that_of_brute_force(published, flops, limits, in
             assert found.loss[i] == pytest.approx(loss, abs=1e-12 if integral else 1e-8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.floats(18, 25),
     st.floats(7.2, 13),

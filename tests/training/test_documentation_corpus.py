@@ -136,7 +136,7 @@ def test_a_note_stays_and_its_directive_goes():
     assert clean(beside) == clean(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet=st.sampled_from(list("ab the.:`*-=|>#\n\\_[]()<{}\t é\u200b\x07")), max_size=200))
 def test_any_text_is_cleaned_without_an_error_and_has_no_control_characters(text: str):
     for line in text_cleaning.readable_lines(text, Counter()):
@@ -190,7 +190,7 @@ def _plain_rule(docstrings: list[list[str]]) -> list[list[str]]:
     return result
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=14), max_size=4), max_size=8))
 def test_the_fast_rule_is_the_plain_rule(words: list[list[list[str]]]):
     docstrings = [[" ".join(line) for line in lines] for lines in words]

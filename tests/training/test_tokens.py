@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import make_documents, write_dataset
@@ -215,7 +215,6 @@ def test_looking_words_up_gives_what_the_tokenizer_gives(tokenizer):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-@settings(deadline=None)
 def test_looking_words_up_is_exact_for_any_text(tokenizer, text):
     encoder = DocumentEncoder(description(tokenizer), tokenizer.eos_token_id, "<u2")
     looked_up = encoder._look_up(text)
