@@ -3,7 +3,7 @@
 # make test        the tests; `make test-slow` those that take minutes
 # make report      the report on our own runs again, from their records
 # make lint        ruff and mypy
-# make bench       the benchmarks, one after the other (about 15 minutes), and docs/benchmarks.md from their results;
+# make bench       the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                  FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_DATASET=, BENCH_TOKENIZER=: data
 #                  that is not shipped here; what needs it is skipped or made without
 # PYTHON=… chooses the interpreter (3.10 or newer), PIP_FLAGS=… is passed to pip.
