@@ -59,7 +59,10 @@ class DrawnOptimum:
 
 
 def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> DrawnOptimum:
-    """The compute-optimal N_act, D and loss of every draw of `law`. ValueError for a law without draws."""
+    """The compute-optimal N_act, D and loss of every draw of `law`. ValueError for a law without draws.
+
+    In closed form, so for any size; `uncertainty.optimum_uncertainty` has widths from 64 on, and limits.
+    """
     if law.draws is None:
         raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
     columns = np.atleast_1d(np.asarray(experts, float))
@@ -134,8 +137,7 @@ def memory_matched_gain(
     n_active = active_parameters(widths, vocab_size=vocab_size)
     tokens = experts * dense.tokens[known, 0] if times_tokens else flops / (6 * n_active)
     assert law.draws is not None  # `drawn_optimum` has checked it
-    for i, n, d in zip(known, n_active, tokens, strict=True):
-        gain[i] = dense.loss[i, 0] - JointLaw(*law.draws[i]).loss(n, d, experts)
+    gain[known] = dense.loss[known, 0] - law._evaluate(law.draws[known].T, n_active, tokens, np.array(float(experts)))
     return gain
 
 

@@ -24,8 +24,7 @@ from scaling_law.fitting import fit
 from scaling_law.isoflop import isoflop_profiles, repeat_scatter
 from scaling_law.laws import JointLaw
 from scaling_law.report_figures import draw
-from scaling_law.results import Results, held_out
-from scaling_law.splits import compare
+from scaling_law.results import Results
 from scaling_law.units import format_count
 
 LEARNING_RATE_EXPERTS = (1, 8)  # fitted on these; the others check it, as in the paper
@@ -150,14 +149,14 @@ def residuals_block(results: Results) -> str:
 def extrapolation_block(results: Results) -> str:
     """What fits to the rest say of runs that they have not seen."""
     rows = []
-    for name, parts in held_out(results):
-        compared = compare(parts, allow_unidentifiable=True)
+    for compared in results.held_out:
+        parts = compared.split
         seen, spread = parts.validation, float(np.std(parts.validation.loss))
         separate = compared.rmse["separate"]["validation"]
         bias = float(np.mean(compared.joint.errors_on(seen)))
         rows.append(
             (
-                name,
+                parts.by,
                 f"{len(parts.train)} / {len(seen)}",
                 f"{compared.rmse['joint']['validation']:.4f}",
                 f"{bias:+.4f}",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from scaling_law.figures import colour_of, new_figure, predicted_against_observed, save
 from scaling_law.isoflop import isoflop_profiles
-from scaling_law.results import Results, held_out
-from scaling_law.splits import Split
+from scaling_law.results import Results
 from scaling_law.units import format_count
-
-if TYPE_CHECKING:
-    from scaling_law.fit_result import FitResult
 
 
 def draw(results: Results, folder: Path, prefix: str) -> list[Path]:
@@ -23,7 +19,7 @@ def draw(results: Results, folder: Path, prefix: str) -> list[Path]:
         predicted_against_observed(results.fitted, folder / f"{prefix}-fit.png"),
         loss_by_size(results, folder / f"{prefix}-losses.png"),
         isoflop_of_runs(results, folder / f"{prefix}-isoflop.png"),
-        held_out_runs(list(held_out(results)), folder / f"{prefix}-held-out.png"),
+        held_out_runs(results, folder / f"{prefix}-held-out.png"),
     ]
     if results.rates is not None:
         written.append(learning_rate_grid(results, folder / f"{prefix}-learning-rates.png"))
@@ -84,22 +80,20 @@ def isoflop_of_runs(results: Results, path: Path) -> Path:
     return save(figure, path)
 
 
-def held_out_runs(splits: list[tuple[str, Split]], path: Path) -> Path:
+def held_out_runs(results: Results, path: Path) -> Path:
     """Predicted against observed loss of the runs that each fit has not seen (filled) and has seen (pale)."""
-    from scaling_law.fitting import fit
-
-    figure, axes = new_figure(3.4 * len(splits), 3.7, columns=len(splits), squeeze=False)
-    for ax, (name, parts) in zip(axes[0], splits, strict=True):
-        fitted: FitResult[Any] = fit(parts.train, "joint", allow_unidentifiable=True)
-        experts = np.unique(np.concatenate([parts.train.experts, parts.validation.experts]))
+    count = len(results.held_out)
+    figure, axes = new_figure(3.4 * count, 3.7, columns=count, squeeze=False)
+    for ax, compared in zip(axes[0], results.held_out, strict=True):
+        parts = compared.split
         for runs, alpha in ((parts.train, 0.2), (parts.validation, 1.0)):
-            predicted = runs.loss + fitted.errors_on(runs)
-            colours = [colour_of(e, experts) for e in runs.experts]
+            predicted = runs.loss + compared.joint.errors_on(runs)
+            colours = [colour_of(e, results.experts) for e in runs.experts]
             ax.scatter(runs.loss, predicted, s=16, c=colours, alpha=alpha, linewidths=0)
         ends = [parts.train.loss.min(), parts.train.loss.max(), parts.validation.loss.min()]
         ax.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.4", linewidth=0.9, zorder=0)
         ax.set(xlabel="observed loss (nats per token)")
-        ax.set_title(f"without {name}", fontsize=8)
+        ax.set_title(f"without {parts.by}", fontsize=8)
     axes[0][0].set_ylabel("predicted loss")
     return save(figure, path)
 

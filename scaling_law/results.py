@@ -17,7 +17,7 @@ from scaling_law.laws import JointLaw
 from scaling_law.learning_rate_grid import LearningRateGrid
 from scaling_law.matched import MatchedPlan, measured
 from scaling_law.runs import Runs, load_runs
-from scaling_law.splits import Split
+from scaling_law.splits import Comparison, Split, compare
 from scaling_law.uncertainty import Bootstrap
 from scaling_law.units import format_count
 
@@ -83,6 +83,11 @@ class Results:
         return len(profiles) == len(self.experts) and all(len(profile.n_active) > 1 for profile in profiles)
 
     @cached_property
+    def held_out(self) -> list[Comparison]:
+        """Fits without the runs that each split (named by its `by`) holds out as its validation part."""
+        return [compare(parts, allow_unidentifiable=True) for parts in _splits(self.runs)]
+
+    @cached_property
     def vocab_size(self) -> int:
         """Of the tokenizer that all runs share."""
         sizes = {int(row["vocab_size"]) for row in self.rows}
@@ -106,18 +111,17 @@ class Results:
         return loaded, measured(loaded, load_runs(runs))
 
 
-def held_out(results: Results) -> Iterator[tuple[str, Split]]:
-    """The splits of the report: without the largest width, without the longest runs, without the lowest losses."""
-    runs = results.runs
+def _splits(runs: Runs) -> Iterator[Split]:
+    """Without the largest width, without the longest runs, without the lowest losses, without the largest E."""
     empty = runs.subset(np.zeros(len(runs), bool))
     lowest = runs.loss <= np.sort(runs.loss)[max(1, len(runs) // 10) - 1]
     for name, held in (
         (f"the largest size (N_act {format_count(runs.n_active.max())})", runs.n_active == runs.n_active.max()),
         ("the longest run of each trunk", _longest(runs)),
         ("the tenth of lowest loss", lowest),
-        (f"the largest E ({max(results.experts):g})", runs.experts == max(results.experts)),
+        (f"the largest E ({runs.experts.max():g})", runs.experts == runs.experts.max()),
     ):
-        yield name, Split(runs.subset(~held), runs.subset(held), empty, name)
+        yield Split(runs.subset(~held), runs.subset(held), empty, name)
 
 
 def _longest(runs: Runs) -> np.ndarray:
