@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -91,12 +92,14 @@ class Transport:
         _set_timeout(self._timeout)
         if (remaining := self._resume_at - time.monotonic()) > 0:
             _sleep(remaining + random.uniform(0.0, 0.25))
+        # What the caller is dealing with already is the context of whatever is raised here, and not its cause.
+        handled = sys.exc_info()[1]
         try:
             return function()
         except HubError:
             raise
         except Exception as error:
-            translated = _translated(error)
+            translated = _translated(list(_chain(error, until=handled)))
             if translated is None:
                 raise
             raise translated from None
@@ -120,15 +123,6 @@ class Transport:
         base = 0.1 if isinstance(error, ConflictError) else 0.5
         backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), 30.0)
         return float(max(backoff, asked + random.uniform(0.0, 0.25) if asked is not None else 0.0))
-
-
-def status_of(error: BaseException | None) -> int | None:
-    """The HTTP status behind an exception, looked for through its causes."""
-    for link in _chain(error):
-        status = getattr(getattr(link, "response", None), "status_code", None)
-        if status is not None:
-            return int(status)
-    return None
 
 
 def _sleep(seconds: float) -> None:
@@ -167,18 +161,25 @@ def _set_timeout(seconds: float) -> None:
         )
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
+def _chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
+    """An exception and what it came from, without `until` and what that came from."""
+    seen = {id(until)}
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _translated(error: Exception) -> HubError | None:
-    """Our error for the library's; None if it is none of the Hub's."""
-    status = status_of(error)
-    names = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
+def _responses(chain: Sequence[BaseException]) -> Iterator[Any]:
+    """The responses of the Hub that came with the exceptions."""
+    return (link.response for link in chain if getattr(link, "response", None) is not None)  # type: ignore[attr-defined]
+
+
+def _translated(chain: Sequence[BaseException]) -> HubError | None:
+    """Our error for the library's, given with what it came from; None if it is none of the Hub's."""
+    error = chain[0]
+    status = next((int(response.status_code) for response in _responses(chain)), None)
+    names = {kind.__name__ for link in chain for kind in type(link).__mro__}
     text = redacted(" ".join(str(error).split()))[:600]
     if status is None:
         if names & _NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
@@ -190,7 +191,7 @@ def _translated(error: Exception) -> HubError | None:
         return FilesError(text) if "HFValidationError" in names else None
     if status in _TRANSIENT:
         unavailable = UnavailableError(f"the Hub answered {status}: {text}")
-        unavailable.retry_after = _retry_after(error)
+        unavailable.retry_after = _retry_after(chain)
         return unavailable
     if status == 404 or names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}:
         return NotFoundError(f"not found, or not visible with this token: {text}")
@@ -203,14 +204,11 @@ def _translated(error: Exception) -> HubError | None:
     return FilesError(f"the Hub refused the request ({status}): {text}")
 
 
-def _retry_after(error: BaseException) -> float | None:
+def _retry_after(chain: Sequence[BaseException]) -> float | None:
     """Seconds that the server asks to wait: Retry-After, else the reset time of an exhausted rate limit."""
-    for link in _chain(error):
-        headers = getattr(getattr(link, "response", None), "headers", None)
-        if headers is not None:
-            value = headers.get("Retry-After", "").strip()
-            if value.isdigit():
-                return float(value)
-            limit = _RATE_LIMIT_RESET.search(headers.get("RateLimit", ""))
-            return float(limit[1]) if limit else None
-    return None
+    response = next(_responses(chain))
+    value = response.headers.get("Retry-After", "").strip()
+    if value.isdigit():
+        return float(value)
+    limit = _RATE_LIMIT_RESET.search(response.headers.get("RateLimit", ""))
+    return float(limit[1]) if limit else None

@@ -122,6 +122,18 @@ def test_a_commit_that_lands_while_its_response_is_lost_is_not_sent_again(
     assert loopback.api_calls().count("commit") == 2  # the run's and the index's
 
 
+@pytest.mark.parametrize("kind", ["drop", "lose", "status"])
+def test_a_failure_while_a_conflict_is_looked_into_is_tried_again(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, kind: str
+) -> None:
+    """The branch is made but its response lost, so the next attempt gets a 409: and then the listing fails, too."""
+    loopback.faults.append(Fault(lambda request: request.api == "branch", "lose"))
+    loopback.faults.append(Fault(lambda request: request.api == "refs", kind, 503))
+    folder = checkpoint("a")
+    assert_complete(loopback, release(loopback, folder, record), folder)
+    assert [fault.times for fault in loopback.faults] == [0, 0]
+
+
 def test_a_slow_hub_is_not_waited_for(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
     """Longer silence than the timeout counts as a failure; the late commit cannot do harm."""
     loopback.faults.append(Fault(lambda request: request.api == "commit", "delay", seconds=1.5))
