@@ -5,7 +5,7 @@
 encode: MB of text per CPU second of one core, batch by batch in turns: `DocumentEncoder` against `tokenizers` and a
     fast transformers tokenizer with its ids made into numpy arrays, as a `datasets.map` does it. Bound: the split into
     words by a regular expression, which every such tokenizer begins with.
-build: wall time from the files to ids on the disk with `--processes` processes: `token_writer.build` against
+build: wall time from the files to ids on the disk with `--processes` processes: `tokens.writer.build` against
     `datasets.map(batched=True, num_proc=...)` and packing with numpy. Start-up is in both. Bound: reading the text,
     encoding it word by word as above and writing the ids, in one process, shared perfectly.
 read: tokens/s of batches of 32 shuffled sequences, in turns: the cache, a plain loop over one memory map, and torch's
@@ -14,7 +14,7 @@ wait: the part of a training run's time (real runs of `train.py`'s code, on this
     data: with a cache that grows meanwhile (small shards and windows, so that it does), and with a warm one; least: 0.
 
 Without `--dataset` (or BENCH_DATASET) the text is the documentation of the installed packages
-(`training.documentation_corpus`), without `--tokenizer` (or BENCH_TOKENIZER) a byte-level BPE is trained on it.
+(`training.corpus`), without `--tokenizer` (or BENCH_TOKENIZER) a byte-level BPE is trained on it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ import torch
 from benchmarks.report import Report, parse
 from benchmarks.report import seconds as wall_seconds
 from hub import RunRecord
-from training import tokens
+from training.batches.order import SequenceOrder
 from training.configuration import from_dict
-from training.encoding import _ASCII_WORDS, _WORDS, DocumentEncoder
-from training.order import SequenceOrder
 from training.run import Run
-from training.text import TextSource
-from training.token_writer import build, lock_of
-from training.tokenizer import description, load_tokenizer, train_tokenizer
-from training.tokens import TokenCache, open_cache
+from training.tokens import cache as tokens
+from training.tokens.cache import TokenCache, open_cache
+from training.tokens.encoding import _ASCII_WORDS, _WORDS, DocumentEncoder
+from training.tokens.text import TextSource
+from training.tokens.tokenizer import description, load_tokenizer, train_tokenizer
+from training.tokens.writer import build, lock_of
 
 LENGTH = 512
 BATCH = 32
@@ -223,7 +223,7 @@ def corpus(folder: Path, options) -> tuple[str, str]:
     """Data set and tokenizer folder: those given, or made from the documentation that is installed."""
     dataset, tokenizer_folder = options.dataset, options.tokenizer
     if dataset is None:
-        from training.documentation_corpus import build as build_corpus
+        from training.corpus import build as build_corpus
 
         dataset = folder / "corpus"
         build_corpus(str(dataset), max_bytes=int(1e6 * options.megabytes))

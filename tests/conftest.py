@@ -20,8 +20,8 @@ import pytest
 from hypothesis import settings
 
 from training.configuration import from_dict
-from training.text import TextSource
-from training.tokenizer import train_tokenizer
+from training.tokens.text import TextSource
+from training.tokens.tokenizer import train_tokenizer
 
 settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
 settings.load_profile("untimed")

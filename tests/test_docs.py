@@ -21,10 +21,10 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 APPS = {
     "scaling-law": "scaling_law.cli",
     "python -m hub": "hub.cli",
-    "python -m training.sweep": "training.sweep",
+    "python -m training.sweep": "training.sweep.cli",
     "python -m training.prepare": "training.prepare",
     "python -m training.presets": "training.presets",
-    "python -m training.release_sweep": "training.release_sweep",
+    "python -m training.release": "training.release.sweep",
 }
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 

@@ -12,12 +12,12 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from typer.testing import CliRunner
 
 from training import prepare, presets
-from training import sweep as sweep_module
 from training.arguments import SECTIONS
 from training.configuration import parse_command_line
 from training.model import build_model, model_config
-from training.release import RELEASE_INCOMPLETE
-from training.tokenizer import load_tokenizer
+from training.release.releaser import RELEASE_INCOMPLETE
+from training.sweep import cli as sweep_module
+from training.tokens.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .data import to_inputs_and_targets
-from .order import SequenceOrder
-from .tokens import TokenCache
+from .batches.order import SequenceOrder
+from .batches.training_data import to_inputs_and_targets
+from .tokens.cache import TokenCache
 
 _HELD_OUT_SEED = 420  # which held-out sequences are used; independent of the run's seed, so runs are comparable
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import yaml
 
 from .arguments import ConfigurationError, TrainingArguments
-from .data import TrainingData
+from .batches.order import SequenceOrder
+from .batches.training_data import TrainingData
 from .evaluation import HeldOut
-from .order import SequenceOrder
-from .text import TextSource, check_dataset_exists
-from .token_builder import GrowingCache
-from .tokens import open_cache
+from .tokens.builder import GrowingCache
+from .tokens.cache import open_cache
+from .tokens.text import TextSource, check_dataset_exists
 
 # What may differ when a run goes on: it does not change the numbers.
 _FREE = {

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from . import spikes
+from .batches.training_data import TrainingData
 from .checkpoint import Progress
-from .data import TrainingData
 from .distributed import any_process, full_tensor, sum_over_processes
 from .schedule import Branch, Schedule
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from hub.records import RunRecord
 
-from . import checkpoint, files, release, results
+from . import checkpoint, files, results
 from .checkpoint import Progress
 from .distributed import on_main, sum_over_processes
 from .evaluation import HeldOut, evaluate
 from .loop import Session
+from .release.releaser import write_card
 from .schedule import Branch
 
 Finisher = Callable[[Path, RunRecord], None]
@@ -77,7 +78,7 @@ class Models:
                     weights_sha256=weights,
                 )
                 trunk_log = Path(self.context.arguments.run.output_dir) / "trunk" / "log.jsonl"
-                release.write_card(temporary, record, trunk_log, folder / "log.jsonl")
+                write_card(temporary, record, trunk_log, folder / "log.jsonl")
                 record.save(temporary / "run.json")
             self.completed(folder / "model", record)
 

@@ -21,7 +21,7 @@ from .distributed import make_accelerator
 from .loop import Session, StepResult, train_step
 from .model import architecture, peak_learning_rate
 from .schedule import total_tokens
-from .tokenizer import load_tokenizer
+from .tokens.tokenizer import load_tokenizer
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
 

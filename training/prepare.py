@@ -21,9 +21,9 @@ from rich.table import Table
 from .arguments import ConfigurationError, TrainingArguments
 from .configuration import parse_command_line
 from .inputs import held_out_source, text_sources, tokens_needed
-from .text import TextSource
-from .tokenizer import load_tokenizer
-from .tokens import CorruptCacheError, TokenCache, open_cache
+from .tokens.cache import CorruptCacheError, TokenCache, open_cache
+from .tokens.text import TextSource
+from .tokens.tokenizer import load_tokenizer
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 _SECTION_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -69,7 +69,7 @@ def fill(part: Part, processes: int | None, progress: bool) -> None:
     """
     from tqdm.auto import tqdm
 
-    from .token_writer import build, lock_of
+    from .tokens.writer import build, lock_of
 
     bar = tqdm(desc=f"{part.name} tokens", total=part.until_tokens, unit="tok", unit_scale=True, disable=not progress)
     with bar:

@@ -17,8 +17,8 @@ from scaling_law.architecture import Architecture
 
 from . import hardware
 from .arguments import TrainingArguments
+from .batches.training_data import TrainingData
 from .checkpoint import Progress
-from .data import TrainingData
 from .schedule import Branch
 from .step_log import balance
 

@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 from hub.names import final_branch_name
 from hub.records import RunRecord
 
-from . import checkpoint, files, memory, release, setup
+from . import checkpoint, files, memory, setup
 from .arguments import ConfigurationError, TrainingArguments
 from .checkpoint import Progress
 from .checkpoint_writer import CheckpointWriter
@@ -37,11 +37,12 @@ from .distributed import make_accelerator, on_main
 from .inputs import check_inputs
 from .loop import Diverged, Interrupted, StepResult, train
 from .models import Finisher, Models
+from .release import releaser
 from .schedule import Branch
 from .step_log import StepLog
 from .stop_signal import StopSignal
-from .token_builder import TokenBuildError
-from .tokens import CorruptCacheError
+from .tokens.builder import TokenBuildError
+from .tokens.cache import CorruptCacheError
 from .trace import StepProfiler
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ def main(argv: list[str] | None = None) -> int:
             from .plan import dry_run
 
             return dry_run(arguments)
-        finishers = release.finishers(arguments)
-        return release.exit_status(Run(arguments, finishers).execute(), finishers)
+        finishers = releaser.finishers(arguments)
+        return releaser.exit_status(Run(arguments, finishers).execute(), finishers)
     except (ConfigurationError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

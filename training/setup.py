@@ -9,12 +9,12 @@ from pathlib import Path
 
 from . import inputs, results
 from .arguments import TrainingArguments
-from .data import TrainingData
+from .batches.training_data import TrainingData
 from .evaluation import HeldOut
 from .loop import Session
 from .model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
 from .schedule import Branch
-from .tokenizer import fingerprint, load_tokenizer
+from .tokens.tokenizer import fingerprint, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

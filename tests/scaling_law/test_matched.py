@@ -66,7 +66,7 @@ def test_measured_losses_come_to_their_model_with_every_seed(fitted):
 
 def test_a_sweep_trains_each_architecture_of_the_plan_once(fitted, tmp_path):
     from training.arguments import ConfigurationError
-    from training.sweep_file import Sweep
+    from training.sweep.file import Sweep
 
     plan = plan_matched(fitted, FLOPS, (2, 4))
     plan.save(tmp_path / "plan.json")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from training import tokens
-from training.tokenizer import load_tokenizer
+from training.tokens import cache as tokens
+from training.tokens.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

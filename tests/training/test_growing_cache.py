@@ -13,15 +13,15 @@ import torch
 
 from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import contents, prepare
-from training import token_builder
 from training.arguments import ConfigurationError
-from training.data import TrainingData
+from training.batches.order import SequenceOrder
+from training.batches.training_data import TrainingData
 from training.inputs import held_out, training_data
-from training.order import SequenceOrder
-from training.text import TextSource
-from training.token_builder import GrowingCache, TokenBuildError
-from training.token_writer import lock_of
-from training.tokens import CorruptCacheError, TokenCache, open_cache
+from training.tokens import builder as token_builder
+from training.tokens.builder import GrowingCache, TokenBuildError
+from training.tokens.cache import CorruptCacheError, TokenCache, open_cache
+from training.tokens.text import TextSource
+from training.tokens.writer import lock_of
 
 ROOT = Path(__file__).parent.parent.parent
 CPU = torch.device("cpu")
@@ -109,10 +109,10 @@ def test_a_builder_that_is_always_killed_is_an_error_at_last(growing, monkeypatc
 
 TRAINER = """
 import sys, time
-from training.token_builder import GrowingCache
-from training.tokens import TokenCache
-from training.text import TextSource
-import training.token_writer
+from training.tokens.builder import GrowingCache
+from training.tokens.cache import TokenCache
+from training.tokens.text import TextSource
+import training.tokens.writer
 from pathlib import Path
 cache = GrowingCache(TokenCache(Path(sys.argv[1])), TextSource(sys.argv[2]), None)
 cache.start()

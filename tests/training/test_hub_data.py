@@ -13,7 +13,7 @@ import pytest
 from hub import RunRecord
 from tests.conftest import make_documents
 from tests.hub.loopback import LoopbackHub
-from training.text import TextSource
+from training.tokens.text import TextSource
 
 ROOT = Path(__file__).parent.parent.parent
 CARD = b"""---

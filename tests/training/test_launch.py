@@ -8,16 +8,17 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
+import training
 from hub import RunRecord
 from modeling_switch_moe import SwitchMoeForCausalLM
 from modeling_switch_moe import modeling_switch_moe as modeling
-from training import launch
 from training.arguments import ConfigurationError
-from training.sweep_file import Sweep
-from training.sweep_run import run_sweep
-from training.sweep_state import Attempt, state
+from training.sweep import launch
+from training.sweep.file import Sweep
+from training.sweep.runner import run_sweep
+from training.sweep.state import Attempt, state
 
-FOLDER = Path(launch.__file__).parent / "configs" / "accelerate"
+FOLDER = Path(training.__file__).parent / "configs" / "accelerate"
 FILES = sorted(FOLDER.glob("*.yaml"))
 
 
@@ -117,7 +118,7 @@ def test_a_failed_run_is_tried_again_as_often_as_asked(tiny, tmp_path):
 
 
 def test_a_run_that_another_sweep_works_on_is_left_alone(tiny, tmp_path):
-    from training.sweep_state import held
+    from training.sweep.state import held
 
     sweep = Sweep.from_dict({"base": tiny().to_dict()}, tmp_path / "sweep")
     sweep.runs[0].folder.mkdir(parents=True)

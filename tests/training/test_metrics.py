@@ -13,7 +13,7 @@ from training import metrics
 from training.evaluation import HeldOut, evaluate
 from training.inputs import held_out
 from training.model import build_model, model_config
-from training.tokenizer import load_tokenizer
+from training.tokens.tokenizer import load_tokenizer
 
 TEXTS = ["the model trains the router.", "a law of scale — for experts", "x", "data budget memory loss law data scale"]
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from hub.files import is_allowed
 from tests.hub.samples import make_record
-from training.pictures import CAPTIONS, CURVE, LOAD, _curve, _lines, run_pictures
+from training.release.pictures import CAPTIONS, CURVE, LOAD, _curve, _lines, run_pictures
 
 
 def write_log(path, tokens, losses, routed=None):

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from training.inputs import training_data
 from training.prepare import app
-from training.tokenizer import load_tokenizer
-from training.tokens import TokenCache
+from training.tokens.cache import TokenCache
+from training.tokens.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -41,7 +41,7 @@ def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folde
     before = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert prepare("--config", config).exit_code == 0
     assert {path: path.read_bytes() for path in before} == before
-    monkeypatch.setattr("training.token_builder._Builder", None)  # nothing is left to build
+    monkeypatch.setattr("training.tokens.builder._Builder", None)  # nothing is left to build
     tokenizer = load_tokenizer(str(tokenizer_folder))
     training_data(tiny(data__cache_dir=str(tmp_path / "cache")), tokenizer).close()
 

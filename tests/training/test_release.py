@@ -20,9 +20,9 @@ from hub.errors import UnavailableError
 from hub.files import is_allowed
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import TOKEN, Fault
-from training import release
 from training.arguments import ConfigurationError
-from training.release import RELEASE_INCOMPLETE, Releaser, finishers
+from training.release import releaser as release
+from training.release.releaser import RELEASE_INCOMPLETE, Releaser, finishers
 from training.run import Run
 
 ROOT = Path(__file__).parent.parent.parent

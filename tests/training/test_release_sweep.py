@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hub import RunRecord, load_index, open_store, push_index, push_runs
 from scaling_law import Architecture, JointLaw, load_runs
 from tests.hub.samples import make_record, write_safetensors
-from training.release_sweep import FIGURE, app, judged, law_section, release_law
+from training.release.sweep import FIGURE, app, judged, law_section, release_law
 
 
 def sweep_records(noise: float = 0.003) -> list[RunRecord]:
@@ -114,7 +114,7 @@ def test_what_cannot_be_released_is_one_line(runs, tmp_path):
     ):
         result = release(*words)
         assert result.exit_code == 1, reason
-    command = [sys.executable, "-m", "training.release_sweep", str(runs), str(tmp_path / "store")]
+    command = [sys.executable, "-m", "training.release", str(runs), str(tmp_path / "store")]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     assert shown.returncode == 1
     assert shown.stderr.startswith("error: ")

@@ -10,14 +10,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import training
 from hub import RunRecord
-from training import sweep as sweep_module
 from training.arguments import ConfigurationError
-from training.slurm import Job, script
-from training.sweep_file import Sweep
-from training.sweep_state import Attempt, is_through, state
+from training.sweep import cli as sweep_module
+from training.sweep.file import Sweep
+from training.sweep.slurm import Job, script
+from training.sweep.state import Attempt, is_through, state
 
-CONFIGS = Path(sweep_module.__file__).parent / "configs" / "accelerate"
+CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def start(text: str, cluster, tmp_path, task: int, nodes: int = 1) -> subprocess
     environment = {
         **os.environ,
         "PATH": f"{cluster}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(sweep_module.__file__).parent.parent),
+        "PYTHONPATH": str(Path(training.__file__).parent.parent),
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
         "SLURM_ARRAY_JOB_ID": "77",

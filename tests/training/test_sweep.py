@@ -9,12 +9,12 @@ import yaml
 from typer.testing import CliRunner
 
 from hub import RunRecord
-from training import launch
-from training import sweep as sweep_module
 from training.arguments import ConfigurationError
-from training.sweep_file import Sweep
-from training.sweep_run import run_sweep
-from training.sweep_state import trained_tokens
+from training.sweep import cli as sweep_module
+from training.sweep import launch
+from training.sweep.file import Sweep
+from training.sweep.runner import run_sweep
+from training.sweep.state import trained_tokens
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_plan_is_shown(values, tmp_path):
 
 def test_the_entry_point_of_an_installed_package_is_the_same(monkeypatch, tmp_path):
     """Without train.py beside it, the run is launched as a module."""
-    monkeypatch.setattr(launch, "__file__", str(tmp_path / "training" / "launch.py"))
+    monkeypatch.setattr(launch, "__file__", str(tmp_path / "training" / "sweep" / "launch.py"))
     *_, flag, module = launch.launch_command(on_cpu=True)
     assert flag == "-m"
     done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from scaling_law import JointLaw
 from scaling_law.architecture import Architecture
 from scaling_law.plan import plan as plan_of_law
-from training import sweep as sweep_module
 from training.arguments import ConfigurationError
-from training.sweep_file import Sweep
-from training.sweep_plan import plan_sweep
-from training.sweep_state import Attempt, measured_flops_per_second, state, status, trained_tokens
+from training.sweep import cli as sweep_module
+from training.sweep.file import Sweep
+from training.sweep.plan import plan_sweep
+from training.sweep.state import Attempt, measured_flops_per_second, state, status, trained_tokens
 
 
 def paper_sweep(tmp_path, **values):

@@ -13,11 +13,19 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import contents, prepare
-from training import token_writer, tokens
-from training.encoding import DocumentEncoder
-from training.text import Place, TextSource
-from training.tokenizer import END_OF_TEXT, description, fingerprint, load_tokenizer, token_counter, train_tokenizer
-from training.tokens import CorruptCacheError, TokenCache
+from training.tokens import cache as tokens
+from training.tokens import writer as token_writer
+from training.tokens.cache import CorruptCacheError, TokenCache
+from training.tokens.encoding import DocumentEncoder
+from training.tokens.text import Place, TextSource
+from training.tokens.tokenizer import (
+    END_OF_TEXT,
+    description,
+    fingerprint,
+    load_tokenizer,
+    token_counter,
+    train_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +241,7 @@ def test_other_tokenizers_take_the_general_way(tokenizer):
 
 
 def test_checksums_of_local_files_are_remembered_until_they_change(corpus, tmp_path, monkeypatch):
-    from training import text
+    from training.tokens import text
 
     memory, source = tmp_path / "checksums.json", TextSource(str(corpus))
     identity = source.identify(memory)

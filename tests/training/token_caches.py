@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from training.text import TextSource
-from training.token_writer import build, lock_of
-from training.tokens import TokenCache, open_cache
+from training.tokens.cache import TokenCache, open_cache
+from training.tokens.text import TextSource
+from training.tokens.writer import build, lock_of
 
 
 def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=None, **options) -> TokenCache:

@@ -1,4 +1,4 @@
-"""The whole loop on this machine: `python -m training.demo`, or `make demo`.
+"""The steps of the demo.
 
 corpus -> tokenizer -> sweep -> release -> fit -> query -> use, each with the code that a cluster runs. Nothing is
 downloaded: the text is the documentation of the installed packages, and the hub is a local folder. Starting it again
@@ -8,20 +8,13 @@ goes on where it stopped.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
 
-# Before any Hugging Face library is imported: the demo shows that none of it needs a network.
-os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
-
-import typer
 import yaml
 from rich.console import Console
 from rich.panel import Panel
@@ -29,14 +22,16 @@ from rich.panel import Panel
 from hub import RunRecord, open_store, push_index, push_repo_cards, push_runs
 from scaling_law import JointLaw, OptimalTable, fit, load_runs
 
-from . import demo_report, documentation_corpus, files
-from .documentation_corpus import CorpusReport
-from .release_sweep import JudgedLaw, release_law
-from .sweep_file import Sweep
-from .sweep_plan import plan_table
-from .sweep_run import run_sweep, sweep_progress
-from .text import TextSource
-from .tokenizer import load_tokenizer, token_counter, train_tokenizer
+from .. import corpus as documentation
+from .. import files
+from ..corpus import CorpusReport
+from ..release.sweep import JudgedLaw, release_law
+from ..sweep.file import Sweep
+from ..sweep.plan import plan_table
+from ..sweep.runner import run_sweep, sweep_progress
+from ..tokens.text import TextSource
+from ..tokens.tokenizer import load_tokenizer, token_counter, train_tokenizer
+from . import report as demo_report
 
 # The question of step 6: an answer for one H100 that serves 16k tokens of context in bf16.
 QUESTION = {"flops": 1e22, "max_memory_bytes": 80e9, "kv_cache_tokens": 16384}
@@ -110,11 +105,11 @@ class Demo:
         """Build the corpus, or take the one that is there, also when packages were installed since: the tokenizer, the
         runs and the release that lie beside it were made from it."""
         folder = self._corpus
-        if (folder / documentation_corpus.MANIFEST).exists():
+        if (folder / documentation.MANIFEST).exists():
             report = CorpusReport.load(folder)
             self.console.print(f"The corpus is there already: {report.total.documents:,} documents.")
             return report
-        report = documentation_corpus.build(folder, max_bytes=self.settings.corpus_bytes, workers=self.workers)
+        report = documentation.build(folder, max_bytes=self.settings.corpus_bytes, workers=self.workers)
         self.console.print(report)
         return report
 
@@ -125,7 +120,7 @@ class Demo:
         if not marker.exists() or json.loads(marker.read_text())["recipe"] != recipe:
             source = TextSource(str(self._corpus))
             trained = train_tokenizer(source.documents(), self.settings.vocab_size, folder, progress=False)
-            documentation_corpus.recount_tokens(self._corpus, token_counter(trained), f"tokens of {folder.name}")
+            documentation.recount_tokens(self._corpus, token_counter(trained), f"tokens of {folder.name}")
             files.write_json(marker, {"recipe": recipe})
         tokenizer = load_tokenizer(str(folder))
         counted = CorpusReport.load(self._corpus).splits
@@ -212,8 +207,8 @@ class Demo:
 
         import modeling_switch_moe  # noqa: F401 (registers the architecture; else its code in the release is needed)
 
-        from .evaluation import evaluate
-        from .inputs import held_out
+        from ..evaluation import evaluate
+        from ..inputs import held_out
 
         best = min(released, key=lambda record: record.eval_loss)
         folder = self.folder / "hub" / "models" / best.repo / best.branch
@@ -230,30 +225,3 @@ class Demo:
         if abs(loss - best.eval_loss) > 1e-5:
             raise DemoError(f"the reloaded model has loss {loss}, its record says {best.eval_loss}")
         return demo_report.Sample(best, folder, text, loss)
-
-
-app = typer.Typer(add_completion=False)
-
-
-@app.command()
-def main(
-    fast: Annotated[bool, typer.Option("--fast", help="A smaller sweep: about a minute.")] = False,
-    output_dir: Annotated[Path | None, typer.Option(help="Where everything goes.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs that train at the same time.")] = os.cpu_count() or 1,
-) -> None:
-    """The whole loop, from a corpus to a fitted law, on this machine."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    folder = output_dir or Path("demo-output-fast" if fast else "demo-output")
-    demo = Demo(folder, FAST if fast else FULL, workers, console)
-    try:
-        demo.run()
-    except DemoError as error:
-        console.print(f"[red]{error}[/]")
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        console.print("Stopped. The same command goes on from here.")
-        raise typer.Exit(130) from None
-
-
-if __name__ == "__main__":
-    app()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .token_builder import Stopped
+from ..tokens.builder import Stopped
 
 AHEAD = 32  # items; a micro-batch of 32 sequences of 512 tokens takes 0.25 MB
 

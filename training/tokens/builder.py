@@ -5,7 +5,7 @@ and starts a builder when nobody holds the cache's lock: so of many ranks and ru
 when its run ends before theirs have what they need, another takes over. The builder goes as far as its run can need,
 and ends with it: it reads its standard input, which ends when the training process does, also by `kill -9`.
 
-    python -m training.token_builder < task.json     # not meant to be typed; see training.prepare for that
+    python -m training.tokens.builder < task.json     # not meant to be typed; see training.prepare for that
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from .arguments import ConfigurationError
+from ..arguments import ConfigurationError
+from .cache import TokenCache
 from .text import TextSource
-from .tokens import TokenCache
 
 logger = logging.getLogger(__name__)
 
-_ROOT = str(Path(__file__).resolve().parent.parent)  # for a process that is started elsewhere
+_ROOT = str(Path(__file__).resolve().parents[2])  # for a process that is started elsewhere
 _BUSY = 75  # exit status (EX_TEMPFAIL): somebody else builds this cache
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5  # between looks at the lock
@@ -152,7 +152,7 @@ class _Builder:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         # A session of its own: Ctrl-C is for the training, which still wants to finish its step and save.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "training.token_builder"],
+            [sys.executable, "-m", "training.tokens.builder"],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -188,7 +188,7 @@ def _import_this_package() -> dict[str, str]:
 
 
 def _nobody_builds(folder: Path) -> bool:
-    from .token_writer import lock_of
+    from .writer import lock_of
 
     try:
         with lock_of(folder, timeout=0):
@@ -199,7 +199,7 @@ def _nobody_builds(folder: Path) -> bool:
 
 def main() -> int:
     """The builder: a task as a line of JSON on standard input, which is held open by whoever wants the tokens."""
-    from .token_writer import build, lock_of
+    from .writer import build, lock_of
 
     task = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()

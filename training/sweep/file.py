@@ -38,12 +38,13 @@ from scaling_law import matched
 from scaling_law.architecture import VOCAB_SIZE, Architecture
 from scaling_law.matched import MatchedPlan
 
-from . import presets, sweep_filter
-from .arguments import SECTIONS, ConfigurationError, TrainingArguments
-from .configuration import from_dict
-from .model import architecture
-from .schedule import Branch, total_tokens
-from .tokenizer import load_tokenizer
+from .. import presets
+from ..arguments import SECTIONS, ConfigurationError, TrainingArguments
+from ..configuration import from_dict
+from ..model import architecture
+from ..schedule import Branch, total_tokens
+from ..tokens.tokenizer import load_tokenizer
+from . import filter as sweep_filter
 
 _KEYS = {"sweep", "output_dir", "base", "grid", "runs", "from", "where", "overrides"}
 

@@ -1,6 +1,6 @@
 """Many runs from one file: `python -m training.sweep plan|run|status|records|config|slurm SWEEP.yaml`.
 
-What the file may hold is described in `sweep_file`. Each run is one `accelerate launch train.py`, which goes on from
+What the file may hold is described in `file`. Each run is one `accelerate launch train.py`, which goes on from
 what is there; a run that fails does not stop the others.
 """
 
@@ -13,14 +13,14 @@ from typing import Annotated
 
 import typer
 
-from .arguments import ConfigurationError
+from ..arguments import ConfigurationError
+from .file import Sweep
+from .plan import plan_sweep, plan_table
+from .runner import run_sweep, sweep_progress, write_configuration
 from .slurm import Job, script
-from .sweep_file import Sweep
-from .sweep_plan import plan_sweep, plan_table
-from .sweep_run import run_sweep, sweep_progress, write_configuration
-from .sweep_state import records as run_records
-from .sweep_state import status as run_status
-from .sweep_state import status_table
+from .state import records as run_records
+from .state import status as run_status
+from .state import status_table
 
 app = typer.Typer(help="Plan, run and look at a sweep of training runs.", no_args_is_help=True)
 
@@ -190,7 +190,3 @@ def _show(table) -> None:
     if not console.is_terminal:
         console.width = max(console.width, 120)  # a file or a pipe has no width that the table must be cut to
     console.print(table)
-
-
-if __name__ == "__main__":
-    app()

@@ -1,4 +1,4 @@
-"""Release a sweep with its law: `python -m training.release_sweep RUNS STORE [--law LAW]`.
+"""Release a sweep with its law: `python -m training.release RUNS STORE [--law LAW]`.
 
 What `python -m hub push` does, and beside it what `hub` knows nothing of: a joint law is fitted to the runs (or the
 one given is taken), each run's card says what it predicts for the run, the law becomes a model repository
@@ -179,7 +179,3 @@ def _release(source: Path, store: Store, given: Law | None, workers: int) -> Non
     if judgement:
         repo = release_law(store, sweep, judgement)
         _out.print(f"law {repo}, RMSE {judgement.rmse:.4f} nats", highlight=False, markup=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    app()

@@ -19,9 +19,9 @@ from modeling_switch_moe.convert import ConversionError
 from modeling_switch_moe.convert import convert as read_checkpoint
 from scaling_law.architecture import Architecture
 
-from . import files
-from .arguments import OptimizerArguments
-from .model import peak_learning_rate
+from .. import files
+from ..arguments import OptimizerArguments
+from ..model import peak_learning_rate
 
 SWEEP = "joint-moe-scaling-laws"
 TOKENIZER = "openai-community/gpt2"

@@ -8,8 +8,8 @@
 Each document is followed by the end-of-text token. Where a shard ends depends on the documents alone: at the one that
 reaches `shard_tokens`. So a cache that was interrupted, or extended by a longer run, is byte for byte the one that is
 built in one go, and readers need to know nothing but how many shards there are by now. `shards.jsonl` is appended to,
-one line once the shard is safely on the disk; its last line says that the data ends there. `token_writer` builds a
-cache, and `token_builder` does so in a process beside the training.
+one line once the shard is safely on the disk; its last line says that the data ends there. `writer` builds a
+cache, and `builder` does so in a process beside the training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from hub.atomic import sha256_of, write_bytes
 
-from . import files
+from .. import files
 from .text import TextSource
 from .tokenizer import description, fingerprint
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import launch
-from .sweep_file import Sweep, SweepRun
-from .sweep_state import Attempt, held, is_through, records, state, trained_tokens
+from .file import Sweep, SweepRun
+from .state import Attempt, held, is_through, records, state, trained_tokens
 
 
 @dataclass

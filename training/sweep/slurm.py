@@ -11,11 +11,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .arguments import ConfigurationError
+from ..arguments import ConfigurationError
+from .file import Sweep
 from .launch import STOP_SECONDS
-from .sweep_file import Sweep
 
-MULTI_NODE_CONFIG = Path(__file__).parent / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
+MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
 WARNING_SECONDS = STOP_SECONDS + 60  # between the signal and the end: to write a checkpoint, and to requeue
 
 

@@ -17,7 +17,7 @@ from scaling_law import Bootstrap, FitResult, JointLaw, OptimalTable, Runs, fit
 from scaling_law import figures as scaling_figures
 from scaling_law.units import format_bytes, format_count
 
-from .documentation_corpus import CorpusReport
+from ..corpus import CorpusReport
 
 
 @dataclass(frozen=True)

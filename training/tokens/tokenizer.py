@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from .arguments import ConfigurationError
+from ..arguments import ConfigurationError
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -19,9 +19,9 @@ from filelock import FileLock
 
 from hub.atomic import sync_folder
 
+from .cache import TokenCache
 from .encoding import DocumentEncoder
 from .text import Place, TextSource
-from .tokens import TokenCache
 
 # A batch is one piece of work for one process: large enough to be worth sending, small enough to share out evenly.
 _BATCH_DOCUMENTS = 256

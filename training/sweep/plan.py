@@ -8,8 +8,8 @@ from typing import Literal
 from scaling_law.plan import ADAM_BYTES, GRADIENT_BYTES
 from scaling_law.units import format_bytes, format_count
 
-from .sweep_file import Sweep, SweepRun
-from .sweep_state import format_seconds, measured_flops_per_second, state, trained_tokens
+from .file import Sweep, SweepRun
+from .state import format_seconds, measured_flops_per_second, state, trained_tokens
 
 MODEL_BYTES = 4.0  # per parameter of a finished model: fp32
 LEFT_OUT = "activations, logits, 16-bit copies under autocast, buffers of communication, and the allocator's reserve"

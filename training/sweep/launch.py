@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from .arguments import ConfigurationError
+from ..arguments import ConfigurationError
 
 STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and goes on from the one before
 
@@ -40,7 +40,7 @@ def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | N
         launch += ["--multi_gpu"] if processes > 1 else ["--cpu"] if on_cpu else []
     if accelerate_config is not None or processes > 1:
         launch += ["--main_process_port", "0"]  # any free one: other runs of the sweep need theirs
-    script = Path(__file__).parent.parent / "train.py"
+    script = Path(__file__).parents[2] / "train.py"
     return [*launch, str(script)] if script.exists() else [*launch, "-m", "training.run"]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from training import text_cleaning
+from .cleaning import is_prose, readable_lines
 
 MAX_FILE_BYTES = 4_000_000
 
@@ -104,7 +104,7 @@ def extract(source: Source) -> Extract:
     except OSError:
         return Extract([], 0, {}, "unreadable")
     dropped: Counter[str] = Counter()
-    cleaned = [Docstring(name, text_cleaning.readable_lines(text, dropped)) for name, text in found]
+    cleaned = [Docstring(name, readable_lines(text, dropped)) for name, text in found]
     n_characters = sum(len(line.strip()) for _, text in found for line in text.splitlines())
     return Extract([docstring for docstring in cleaned if docstring.lines], n_characters, dict(dropped), None)
 
@@ -169,7 +169,7 @@ def _prose_in(node: ast.AST) -> Iterator[tuple[str, str]]:
             if isinstance(inner.value, (ast.Name, ast.Attribute)) and not names:
                 names = [ast.unparse(inner)]
         elif isinstance(inner.value, str):
-            if text_cleaning.is_prose(inner.value):
+            if is_prose(inner.value):
                 is_call = isinstance(node, ast.Expr)
                 yield ".".join(names[-4:] if is_call else names[-1:]), inner.value
                 names = []

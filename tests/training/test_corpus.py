@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training import documentation_corpus as corpus
-from training import documentation_sources, text_cleaning
-from training.documentation_corpus import Source
+from training import corpus
+from training.corpus import builder, cleaning, documents, writer
+from training.corpus import sources as corpus_sources
+from training.corpus.sources import Source, extract, installed_sources
 
 COLUMNS = {
     "text": pa.string(),
@@ -34,7 +35,7 @@ COLUMNS = {
 
 
 def clean(text: str) -> str:
-    return "\n".join(text_cleaning.readable_lines(text, Counter()))
+    return "\n".join(cleaning.readable_lines(text, Counter()))
 
 
 def prose(seed: int, sentences: int = 12) -> str:
@@ -108,10 +109,10 @@ def test_wrapped_paragraphs_are_joined_and_parameters_are_lines():
 def test_what_is_not_prose_is_dropped_and_counted(markup: str, reason: str):
     dropped: Counter[str] = Counter()
     before, after = "This is the first sentence of the text.", "And this is what comes after it, at the end."
-    lines = text_cleaning.readable_lines(f"{before}\n\n{markup}\n\n{after}\n", dropped)
+    lines = cleaning.readable_lines(f"{before}\n\n{markup}\n\n{after}\n", dropped)
     if reason == "fragment":  # this heading has something under it
         assert lines == [before, "Examples:", after]
-        lines = text_cleaning.readable_lines(f"{before}\n\n{after}\n\n{markup}\n", dropped)
+        lines = cleaning.readable_lines(f"{before}\n\n{after}\n\n{markup}\n", dropped)
     assert lines == [before, after]
     assert dropped[reason] > 0
     assert set(dropped) == {reason}
@@ -139,7 +140,7 @@ def test_a_note_stays_and_its_directive_goes():
 @settings(max_examples=200)
 @given(st.text(alphabet=st.sampled_from(list("ab the.:`*-=|>#\n\\_[]()<{}\t é\u200b\x07")), max_size=200))
 def test_any_text_is_cleaned_without_an_error_and_has_no_control_characters(text: str):
-    for line in text_cleaning.readable_lines(text, Counter()):
+    for line in cleaning.readable_lines(text, Counter()):
         assert line == line.strip() != ""
         assert line.isprintable()
 
@@ -150,7 +151,7 @@ def test_any_text_is_cleaned_without_an_error_and_has_no_control_characters(text
 def test_a_short_text_inside_a_long_one_goes_and_a_new_one_stays():
     long, other = prose(1, 10).split("\n\n"), prose(2, 3).split("\n\n")
     dropped: Counter[str] = Counter()
-    kept = text_cleaning.keep_unrepeated([long[2:5], other, long], dropped)
+    kept = cleaning.keep_unrepeated([long[2:5], other, long], dropped)
     assert kept == [[], other, long]
     assert dropped == {"repeated": sum(map(len, long[2:5]))}
 
@@ -160,20 +161,20 @@ def test_near_duplicates_with_a_changed_name_go():
         "The {} model takes the sequence of tokens that it is given and returns the hidden states of the last layer."
     )
     longer = [sentence.format("BERT"), *prose(3, 3).split("\n\n")]
-    assert text_cleaning.keep_unrepeated([longer, [sentence.format("GPT")]], Counter()) == [longer, []]
+    assert cleaning.keep_unrepeated([longer, [sentence.format("GPT")]], Counter()) == [longer, []]
 
 
 def test_the_repeated_line_goes_and_the_own_lines_stay():
     shared, own = prose(4, 1), prose(5, 4).split("\n\n")
     longer = [shared, *prose(6, 8).split("\n\n")]
-    assert text_cleaning.keep_unrepeated([[own[0], shared, *own[1:]], longer], Counter()) == [own, longer]
+    assert cleaning.keep_unrepeated([[own[0], shared, *own[1:]], longer], Counter()) == [own, longer]
 
 
 def _plain_rule(docstrings: list[list[str]]) -> list[list[str]]:
     """The rule of `keep_unrepeated` with sets of tuples, one line after the other."""
 
     def words(line: str) -> list[str]:
-        return text_cleaning._WORD.findall(line.lower())
+        return cleaning._WORD.findall(line.lower())
 
     def shingles(line: str) -> list[tuple]:
         w = words(line)
@@ -194,7 +195,7 @@ def _plain_rule(docstrings: list[list[str]]) -> list[list[str]]:
 @given(st.lists(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=14), max_size=4), max_size=8))
 def test_the_fast_rule_is_the_plain_rule(words: list[list[list[str]]]):
     docstrings = [[" ".join(line) for line in lines] for lines in words]
-    assert text_cleaning.keep_unrepeated(docstrings, Counter()) == _plain_rule(docstrings)
+    assert cleaning.keep_unrepeated(docstrings, Counter()) == _plain_rule(docstrings)
 
 
 # ---- Extraction ----
@@ -216,7 +217,7 @@ add_docstr(torch.abs, r"""{body[5]}""".format(**common))
 print("""short string""")
 '''
     (source,) = write_sources(tmp_path, {"a.py": code})
-    extracted = corpus.extract(source)
+    extracted = extract(source)
     assert [d.name for d in extracted.docstrings] == [
         "",
         "Thing",
@@ -231,7 +232,7 @@ print("""short string""")
 
 
 def test_broken_binary_huge_unreadable_and_special_files_are_skipped_and_counted(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(documentation_sources, "MAX_FILE_BYTES", 10_000)
+    monkeypatch.setattr(corpus_sources, "MAX_FILE_BYTES", 10_000)
     sources = write_sources(
         tmp_path,
         {"good.py": f'"""{prose(1)}"""', "broken.py": 'def f(:\n  """', "huge.py": '"""' + "x" * 20_000},
@@ -242,7 +243,7 @@ def test_broken_binary_huge_unreadable_and_special_files_are_skipped_and_counted
     os.mkfifo(tmp_path / "pipe.py")
     names = ["binary.py", "deep.py", "latin.rst", "pipe.py", "missing.py"]
     sources += [Source("sample", "1", name, str(tmp_path / name)) for name in names]
-    results = {Path(source.path).name: corpus.extract(source).skipped for source in sources}
+    results = {Path(source.path).name: extract(source).skipped for source in sources}
     assert results == {
         "good.py": None,
         "broken.py": "not parsable",
@@ -259,12 +260,12 @@ def test_metadata_gives_the_long_description(tmp_path: Path):
     (source,) = write_sources(
         tmp_path, {"s-1.dist-info/METADATA": f"Name: s\nAuthor: Somebody\n\n# Title\n\n{prose(1)}\n"}
     )
-    (docstring,) = corpus.extract(source).docstrings
+    (docstring,) = extract(source).docstrings
     assert docstring.lines == ["Title:", *prose(1).split("\n\n")]
 
 
 def test_installed_sources_have_relative_paths_and_no_editable_installation():
-    found = corpus.installed_sources()
+    found = installed_sources()
     paths = {source.file_path for source in found}
     assert {"python/pydoc_data/topics.py", "numpy/_core/_add_newdocs.py", "torch/_torch_docs.py"} <= paths
     assert not [path for path in paths if path.startswith(("/", "..")) or "/tests/" in path]
@@ -324,7 +325,7 @@ def test_long_files_are_cut_between_docstrings(tmp_path: Path):
     corpus.build(tmp_path / "c", sources=sources, progress=False)
     texts = [t for split in ("train", "validation") for t in read(tmp_path / "c", split)["text"].to_pylist()]
     assert len(texts) > 2
-    assert max(map(len, texts)) < 1.2 * corpus.MAX_DOCUMENT_CHARACTERS
+    assert max(map(len, texts)) < 1.2 * documents.MAX_DOCUMENT_CHARACTERS
     assert all(text.startswith("sample.long\n\n") for text in texts)
     assert len(re.findall(r"^f\d+$", "\n".join(texts), re.MULTILINE)) == 40
 
@@ -374,8 +375,8 @@ def test_tokens_are_recounted_in_place(tmp_path: Path, sources: list[Source]):
 
 def test_recounting_keeps_the_standard_library_s_version():
     source = Source("python", "3.11.7", "python/abc.py", "")
-    row = {"url": corpus._url(source), "file_path": source.file_path}
-    assert corpus._source_of(row) == source
+    row = {"url": writer._url(source), "file_path": source.file_path}
+    assert writer.source_of(row) == source
 
 
 def test_bad_input_is_one_clear_error(tmp_path: Path, sources: list[Source]):
@@ -399,7 +400,7 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, sources: list[Source]):
         build()
     assert (tmp_path / "c" / "thesis.txt").read_text() == "mine"
     with pytest.raises(FileNotFoundError, match="is no finished corpus"):
-        corpus.recount_tokens(tmp_path, corpus.count_words)
+        corpus.recount_tokens(tmp_path, builder.count_words)
 
 
 def test_a_manifest_of_another_version_means_a_new_build(tmp_path: Path, sources: list[Source]):
@@ -415,8 +416,8 @@ def test_the_environment_gives_english_without_overlap_of_the_splits(tmp_path: P
     grams = {}
     for split in ("train", "validation"):
         texts = read(tmp_path / "c", split)["text"].to_pylist()
-        words = [text_cleaning._WORD.findall(text.lower()) for text in texts]
+        words = [cleaning._WORD.findall(text.lower()) for text in texts]
         grams[split] = {tuple(w[i : i + 13]) for w in words for i in range(len(w) - 12)}
         every = [word for w in words for word in w]
-        assert sum(word in text_cleaning._STOP_WORDS for word in every) / len(every) > 0.25
+        assert sum(word in cleaning._STOP_WORDS for word in every) / len(every) > 0.25
     assert len(grams["train"] & grams["validation"]) < 0.02 * len(grams["validation"])

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from ..tokens.builder import GrowingCache
 from .order import SequenceOrder
 from .prefetch import Prefetcher
-from .token_builder import GrowingCache
 
 logger = logging.getLogger(__name__)
 

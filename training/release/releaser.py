@@ -18,7 +18,7 @@ from hub.atomic import write_bytes
 from hub.cards import model_card
 from hub.errors import redacted
 
-from .arguments import ConfigurationError, TrainingArguments
+from ..arguments import ConfigurationError, TrainingArguments
 from .pictures import CAPTIONS, run_pictures
 
 logger = logging.getLogger(__name__)

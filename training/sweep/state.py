@@ -14,8 +14,8 @@ from filelock import FileLock, Timeout
 
 from hub import RunRecord
 
-from . import files
-from .sweep_file import Sweep, SweepRun
+from .. import files
+from .file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
 _FRESH_SECONDS = 120  # a run that is not started by `sweep run` runs if its log is no older

@@ -1,0 +1,1 @@
+"""The whole loop on this machine; `python -m training.demo --help`."""

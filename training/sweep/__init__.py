@@ -1,0 +1,1 @@
+"""Many runs from one file; `python -m training.sweep --help`."""
