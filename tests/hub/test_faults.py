@@ -136,14 +136,23 @@ def test_a_failure_while_a_conflict_is_looked_into_is_tried_again(
 
 def test_a_slow_hub_is_not_waited_for(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
     """Longer silence than the timeout counts as a failure; the late commit cannot do harm."""
-    loopback.faults.append(Fault(lambda request: request.api == "commit", "delay", seconds=1.5))
+    go_on, went_on = threading.Event(), threading.Event()
+
+    def action() -> None:
+        go_on.wait(60)
+        went_on.set()
+
+    loopback.faults.append(Fault(lambda request: request.api == "commit", "before", action=action))
     folder = checkpoint()
     store = hub_store(loopback, timeout=0.4)
-    started = time.monotonic()
     pushed = push_run(store, folder, record)
-    assert time.monotonic() - started < 1.4
+    assert not went_on.is_set()
     push_index(store, "demo", [pushed])
-    time.sleep(max(0.0, 1.7 - (time.monotonic() - started)))
+    go_on.set()
+    late = next(request for request in loopback.requests if request.api == "commit")
+    while not late.status:
+        time.sleep(0.01)
+    assert late.status == 412
     assert_complete(loopback, pushed, folder)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -146,16 +145,23 @@ def test_the_number_of_workers_is_bounded(store: Store, runs: Runs, workers: int
 
 
 def test_interrupted_it_ends_what_is_being_sent_and_starts_nothing_more(
-    store: Store, runs: Runs, request: pytest.FixtureRequest
+    store: Store, runs: Runs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     publish, calls = store.publish, []
+    noticed, shutdown = threading.Event(), ThreadPoolExecutor.shutdown
+
+    def shut_down(pool: ThreadPoolExecutor, *arguments, **named) -> None:  # type: ignore[no-untyped-def]
+        noticed.set()
+        shutdown(pool, *arguments, **named)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)
 
     def interrupted(*arguments):  # type: ignore[no-untyped-def]
         calls.append(arguments)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        time.sleep(0.3)
+        assert noticed.wait(60)
         return publish(*arguments)
 
     store.publish = interrupted  # type: ignore[method-assign]

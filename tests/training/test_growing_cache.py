@@ -129,7 +129,7 @@ def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, corpus, tmp_p
     command = [sys.executable, "-c", TRAINER, str(cache.folder), str(fifo)]
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
     pid = int(trainer.stdout.readline())
-    for _ in range(200):  # until it holds the lock
+    for _ in range(1200):  # until it holds the lock
         try:
             lock_of(cache.folder, 0).acquire().lock.release()
         except token_builder.Timeout:
@@ -327,7 +327,7 @@ def test_too_little_data_is_a_configuration_error(tiny, tokenizer, tmp_path):
 
 def test_what_is_wrong_with_the_held_out_text_is_said_while_training(tiny, tokenizer):
     pending = held_out(tiny(data__validation_split="absent"), tokenizer)
-    for _ in range(200):
+    for _ in range(1200):
         try:
             pending.check()
         except ConfigurationError as error:
