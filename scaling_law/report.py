@@ -5,7 +5,8 @@
 The prose is written by hand in the Markdown file; each number in a table comes from the records, between two comments
 (`<!-- fit -->` … `<!-- /fit -->`) whose content is replaced. The folder holds `runs.jsonl`, and for the parts that
 need them `learning-rates.jsonl`, `matched-plan.json` and `matched.jsonl`; `<!-- other/fit -->` is about its subfolder
-`other`. Figures go beside the Markdown file.
+`other`. Figures go beside the Markdown file (`figures/report-fit.png`; of a subfolder those that the file links to,
+such as `figures/report-other-fit.png`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from scaling_law.findings import Finding
 from scaling_law.fitting import fit
 from scaling_law.isoflop import isoflop_profiles, repeat_scatter
 from scaling_law.laws import JointLaw
-from scaling_law.report_figures import draw
+from scaling_law.report_figures import FIGURES, draw
 from scaling_law.results import Results
 from scaling_law.units import format_count
 
@@ -33,7 +34,7 @@ LEARNING_RATE_EXPERTS = (1, 8)  # fitted on these; the others check it, as in th
 def write_report(folder: str | Path, report: str | Path) -> list[Path]:
     """Replace the blocks of the Markdown file `report` and draw its figures beside it; returns what was written.
 
-    Only the blocks that the file has are computed. Raises RunsError and ValueError as `load_runs` and `fit` do, and
+    Only what the file has a block for is computed. Raises RunsError and ValueError as `load_runs` and `fit` do, and
     ValueError for a file without a block.
     """
     results, target = Results(Path(folder)), Path(report)
@@ -49,6 +50,10 @@ def write_report(folder: str | Path, report: str | Path) -> list[Path]:
     for name, one, make in found:
         text = replace_block(text, name, make(one))
     drawn = draw(results, target.parent / "figures", target.stem)
+    for name in subfolders:
+        prefix = f"{target.stem}-{name}"
+        linked = [figure for figure in FIGURES if f"{prefix}-{figure}.png" in text]
+        drawn += draw(about[f"{name}/"], target.parent / "figures", prefix, linked)
     atomic.write_bytes(target, text.encode())
     return [target, *drawn]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,17 @@ from scaling_law.results import Results
 from scaling_law.units import format_count
 
 
-def draw(results: Results, folder: Path, prefix: str) -> list[Path]:
-    """Write every figure that the results allow, as `<prefix>-<name>.png`; returns the paths."""
-    written = [
-        predicted_against_observed(results.fitted, folder / f"{prefix}-fit.png"),
-        loss_by_size(results, folder / f"{prefix}-losses.png"),
-        isoflop_of_runs(results, folder / f"{prefix}-isoflop.png"),
-        held_out_runs(results, folder / f"{prefix}-held-out.png"),
-    ]
-    if results.rates is not None:
-        written.append(learning_rate_grid(results, folder / f"{prefix}-learning-rates.png"))
-    if results.matched is not None:
-        written.append(matched_losses(results, folder / f"{prefix}-matched.png"))
-    return written
+def draw(results: Results, folder: Path, prefix: str, names: Collection[str] | None = None) -> list[Path]:
+    """Write the figures that the results allow as `<prefix>-<name>.png`: all, or those in `names`."""
+    absent = {"learning-rates"} if results.rates is None else set()
+    absent |= {"matched"} if results.matched is None else set()
+    wanted = [name for name in FIGURES if name not in absent and (names is None or name in names)]
+    return [FIGURES[name](results, folder / f"{prefix}-{name}.png") for name in wanted]
+
+
+def fit_quality(results: Results, path: Path) -> Path:
+    """Predicted against observed loss of the runs of the fit."""
+    return predicted_against_observed(results.fitted, path)
 
 
 def _log_axis(ax: Any, label: str) -> None:
@@ -135,3 +134,13 @@ def matched_losses(results: Results, path: Path) -> Path:
     ax.set(ylabel="held-out loss (nats per token)")
     ax.set_title("□ predicted before training (95 %)   ● measured", fontsize=9)
     return save(figure, path)
+
+
+FIGURES: dict[str, Callable[[Results, Path], Path]] = {
+    "fit": fit_quality,
+    "losses": loss_by_size,
+    "isoflop": isoflop_of_runs,
+    "held-out": held_out_runs,
+    "learning-rates": learning_rate_grid,
+    "matched": matched_losses,
+}

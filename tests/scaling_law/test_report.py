@@ -102,9 +102,13 @@ def test_only_what_is_there_is_reported(folder):
 
 def test_a_subfolder_has_blocks_of_its_own(folder):
     write(folder / "results" / "other" / "runs.jsonl", list(records())[:-3])
-    (folder / "report.md").write_text("<!-- other/runs -->\n<!-- /other/runs -->\n")
-    write_report(folder / "results", folder / "report.md")
+    (folder / "report.md").write_text(
+        "<!-- other/runs -->\n<!-- /other/runs -->\n![Losses](figures/report-other-losses.png)\n"
+    )
+    written = write_report(folder / "results", folder / "report.md")
     assert "33 runs of 11 trunks" in (folder / "report.md").read_text()
+    assert [path.name for path in written if "other" in path.name] == ["report-other-losses.png"]
+    assert written[-1].exists()
 
 
 def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
