@@ -71,7 +71,10 @@ def show(value: Any, as_json: bool, renderable: Any) -> None:
         return
     from rich.console import Console
 
-    Console().print(renderable)
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # a file or a pipe has no width that a table must be cut to
+    console.print(renderable)
 
 
 def _plain(value: Any) -> Any:

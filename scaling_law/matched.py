@@ -83,7 +83,7 @@ class MatchedPlan:
 
         table = Table(title=f"{self.flops:.3g} FLOPs, the same memory", title_justify="left")
         for column in ("E", "", "d_model", "N_act", "N_total", "D", "predicted loss", "95 %"):
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", no_wrap=column == "95 %")
         for model in self.models:
             a = model.architecture
             sizes = [format_count(value) for value in (a.n_active, a.n_total, model.tokens)]
