@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from .errors import FilesError, PushErrors, RecordError
@@ -17,6 +17,7 @@ from .records import RunRecord
 from .store import Store
 
 MAX_WORKERS = 32
+_AWAKE_SECONDS = 0.2
 
 
 def push_run(
@@ -109,6 +110,9 @@ def push_runs(
         try:
             futures = [pool.submit(push, position) for position in range(len(runs))]
             submitted.set()
+            # Now and then awake: a signal that arrives as a thread begins to wait does not wake it.
+            while wait(futures, timeout=_AWAKE_SECONDS).not_done:
+                pass
             errors = [future.exception() for future in futures]
         except BaseException:  # interrupted: end what is being sent, start nothing more
             stopped.set()
