@@ -170,18 +170,14 @@ def _chain(error: BaseException | None, until: BaseException | None = None) -> I
         error = error.__cause__ or error.__context__
 
 
-def _responses(chain: Sequence[BaseException]) -> Iterator[Any]:
-    """The responses of the Hub that came with the exceptions."""
-    return (link.response for link in chain if getattr(link, "response", None) is not None)  # type: ignore[attr-defined]
-
-
 def _translated(chain: Sequence[BaseException]) -> HubError | None:
     """Our error for the library's, given with what it came from; None if it is none of the Hub's."""
     error = chain[0]
-    status = next((int(response.status_code) for response in _responses(chain)), None)
+    responses = (getattr(link, "response", None) for link in chain)
+    response = next((found for found in responses if hasattr(found, "status_code")), None)
     names = {kind.__name__ for link in chain for kind in type(link).__mro__}
     text = redacted(" ".join(str(error).split()))[:600]
-    if status is None:
+    if response is None:
         if names & _NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
             unreachable = UnavailableError(f"the Hub cannot be reached: {text or type(error).__name__}")
             unreachable.passing = "OfflineModeIsEnabled" not in names
@@ -189,9 +185,10 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
         if "NotASafetensorsRepoError" in names or "RepositoryNotFoundError" in names or "EntryNotFoundError" in names:
             return NotFoundError(text)
         return FilesError(text) if "HFValidationError" in names else None
+    status = int(response.status_code)
     if status in _TRANSIENT:
         unavailable = UnavailableError(f"the Hub answered {status}: {text}")
-        unavailable.retry_after = _retry_after(chain)
+        unavailable.retry_after = _retry_after(response)
         return unavailable
     if status == 404 or names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}:
         return NotFoundError(f"not found, or not visible with this token: {text}")
@@ -204,9 +201,8 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
     return FilesError(f"the Hub refused the request ({status}): {text}")
 
 
-def _retry_after(chain: Sequence[BaseException]) -> float | None:
+def _retry_after(response: Any) -> float | None:
     """Seconds that the server asks to wait: Retry-After, else the reset time of an exhausted rate limit."""
-    response = next(_responses(chain))
     value = response.headers.get("Retry-After", "").strip()
     if value.isdigit():
         return float(value)

@@ -68,12 +68,17 @@ def show(value: Any, as_json: bool, renderable: Any) -> None:
     """Print `value` as JSON on stdout, or the renderable for a reader."""
     if as_json:
         sys.stdout.write(json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
-        return
+    else:
+        print_table(renderable)
+
+
+def print_table(renderable: Any) -> None:
+    """Print what rich renders on stdout; a file or a pipe has no width that a table must be cut to."""
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, 120)  # a file or a pipe has no width that a table must be cut to
+        console.width = max(console.width, 120)
     console.print(renderable)
 
 

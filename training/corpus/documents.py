@@ -154,9 +154,9 @@ def split(documents: Sequence[Document], validation_fraction: float) -> dict[str
 def fingerprint(splits: dict[str, list[Document]]) -> str:
     """`sha256:` over ids and texts in stored order."""
     digest = hashlib.sha256()
-    for split, documents in splits.items():
+    for name, documents in splits.items():
         for document in documents:
-            digest.update(f"{split}\0{document.id}\0{document.text}\0".encode())
+            digest.update(f"{name}\0{document.id}\0{document.text}\0".encode())
     return "sha256:" + digest.hexdigest()
 
 

@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from scaling_law.cli_support import print_table
+
 from ..arguments import ConfigurationError
 from .file import Sweep
 from .plan import plan_sweep, plan_table
@@ -48,7 +50,7 @@ def plan(
     if as_json:
         print(json.dumps(planned.to_dict(), indent=1))
     else:
-        _show(plan_table(sweep, planned))
+        print_table(plan_table(sweep, planned))
 
 
 @app.command()
@@ -58,7 +60,7 @@ def status(sweep_file: _SweepFile, as_json: _Json = False) -> None:
     if as_json:
         print(json.dumps([run_status(run).to_dict() for run in sweep.runs], indent=1))
     else:
-        _show(status_table(sweep))
+        print_table(status_table(sweep))
 
 
 @app.command()
@@ -90,7 +92,7 @@ def run(
             )
     except ConfigurationError as error:
         _fail(str(error))
-    _show(status_table(sweep))
+    print_table(status_table(sweep))
     errors = Console(stderr=True)
     for name in outcome.elsewhere:
         errors.print(f"run {name} was left alone: another sweep is working on it")
@@ -181,12 +183,3 @@ def _load(path: Path) -> Sweep:
 def _fail(message: str):
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(2)
-
-
-def _show(table) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 120)  # a file or a pipe has no width that the table must be cut to
-    console.print(table)
