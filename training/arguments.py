@@ -104,6 +104,12 @@ class ModelArguments:
     attention_precision: Literal["float32", "compute"] = field(
         default="float32", metadata={"help": "Precision of attention under autocast; compute: the autocast's own."}
     )
+    final_norm: bool = field(
+        default=False, metadata={"help": "Normalise before the head, which the paper's runs do not."}
+    )
+    initialization: Literal["paper", "normal"] = field(
+        default="paper", metadata={"help": "Initial weights: the paper's truncated normal, or normal with std 0.02."}
+    )
 
     @property
     def name(self) -> str:

@@ -36,6 +36,8 @@ def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: in
         router_aux_loss_coef=arguments.model.balance_loss,
         router_z_loss_coef=arguments.model.z_loss,
         attention_precision=arguments.model.attention_precision,
+        final_norm=arguments.model.final_norm,
+        initialization=arguments.model.initialization,
         bos_token_id=eos_token_id,
         eos_token_id=eos_token_id,
     )

@@ -51,3 +51,11 @@ def test_groups_hold_every_parameter_once(tiny, decay_all):
     names = {name for name, parameter in model.named_parameters() if id(parameter) in exempt}
     norms_and_router = {name for name, p in model.named_parameters() if p.ndim < 2 or "router" in name}
     assert names == (set() if decay_all else norms_and_router)
+
+
+def test_final_norm_and_initialization_reach_the_model(tiny):
+    papers = model_config(tiny(), 300, 0)
+    assert (papers.final_norm, papers.initialization) == (False, "paper")
+    chosen = model_config(tiny(model__final_norm=True, model__initialization="normal"), 300, 0)
+    assert (chosen.final_norm, chosen.initialization) == (True, "normal")
+    assert any(name.startswith("model.norm.") for name, _ in build_model(chosen, seed=0).named_parameters())
