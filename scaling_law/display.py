@@ -1,0 +1,24 @@
+"""What a notebook shows of a result: the table that the shell prints, as HTML."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# Box-drawing characters join only where the font is monospaced and the lines have no gap between them.
+PAGE = '<pre style="white-space:pre;overflow-x:auto;line-height:1.2;font-family:monospace">{code}</pre>'
+
+
+def html(renderable: RenderableType, width: int = 120) -> str:
+    """What rich prints, at most `width` columns wide, as one `<pre>` element with inline styles.
+
+    Return it from `_repr_html_`. Text is escaped, so names that come from a file cannot add markup.
+    """
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
+    console.print(renderable)
+    return console.export_html(inline_styles=True, code_format=PAGE)
