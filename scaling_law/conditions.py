@@ -33,7 +33,10 @@ class FittedRange:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Objective, number of runs, errors and ranges of a fit, and where the runs came from."""
+    """Objective, number of runs, errors and ranges of a fit, and where the runs came from.
+
+    `draws` says how the draws of the law were made, where that needs saying.
+    """
 
     provenance: str
     objective: Mapping[str, Any] = field(default_factory=dict)
@@ -41,6 +44,7 @@ class Conditions:
     rmse: float | None = None
     ranges: tuple[FittedRange, ...] = ()
     status: str | None = None
+    draws: str | None = None
 
     @property
     def overall(self) -> FittedRange | None:

@@ -37,6 +37,8 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = ()) -> str:
     ]
     if law.draws is not None:
         parts.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
+        if law.conditions is not None and law.conditions.draws is not None:
+            parts.append(f"The draws: {escaped(law.conditions.draws)}.")
     if (conditions := law.conditions) is not None:
         parts += ["## Conditions", escaped(conditions.provenance)]
         if conditions.rmse is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,12 +28,41 @@ LawT = TypeVar("LawT", bound="Law")
 FloatArray = NDArray[np.float64]
 
 
+class _Draws:
+    """The field `draws` of a law: an array, None, or a function that reads the array when it is first needed.
+
+    A descriptor as a dataclass's default: a query that needs no interval then never opens the file of the draws.
+    """
+
+    def __get__(self, law: Law, kind: type[Law] | None = None) -> FloatArray | None:
+        held = law.__dict__["draws"]
+        if callable(held):
+            held = self._checked(law, held())
+            law.__dict__["draws"] = held
+        return cast("FloatArray | None", held)
+
+    def __set__(self, law: Law, value: Any) -> None:
+        if value is None or value is self:  # self: the field's default
+            law.__dict__["draws"] = None
+        else:
+            law.__dict__["draws"] = value if callable(value) else self._checked(law, value)
+
+    @staticmethod
+    def _checked(law: Law, values: Any) -> FloatArray:
+        draws, columns = np.array(values, float), len(law.coefficient_names())
+        if draws.ndim != 2 or draws.shape[1] != columns:
+            raise ValueError(f"draws have shape {draws.shape}; [n, {columns}] is needed")
+        draws.setflags(write=False)
+        return draws
+
+
 @dataclass(frozen=True, repr=False)
 class Law:
-    """What all laws share. `conditions` say what the law was fitted on; `draws` are bootstrap coefficients.
+    """What all laws share. `conditions` say what the law was fitted on; `draws` are coefficients of refits.
 
     A kind of law has a `name`, a `formula` and its `terms`; value and derivatives follow from these, and a class may
-    write them out. `draws` has shape [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None.
+    write them out. `draws` has shape [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None; a
+    function without arguments that returns such an array is called when the draws are first needed.
     """
 
     name: ClassVar[str] = ""
@@ -41,7 +70,7 @@ class Law:
     terms: ClassVar[tuple[Term, ...]] = ()
 
     conditions: Conditions | None = field(default=None, kw_only=True, compare=False)
-    draws: FloatArray | None = field(default=None, kw_only=True, compare=False)
+    draws: FloatArray | None = field(default=cast(Any, _Draws()), kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in self.coefficients.items():
@@ -52,12 +81,6 @@ class Law:
         known = self.coefficients
         if "e_start" in known and not 1.0 < known["e_start"] < known["e_max"]:
             raise ValueError(f"e_start={known['e_start']!r}, e_max={known['e_max']!r}: needs 1 < e_start < e_max")
-        if self.draws is not None:
-            draws = np.array(self.draws, float)
-            if draws.ndim != 2 or draws.shape[1] != len(self.coefficients):
-                raise ValueError(f"draws have shape {draws.shape}; [n, {len(self.coefficients)}] is needed")
-            draws.setflags(write=False)
-            object.__setattr__(self, "draws", draws)
 
     @classmethod
     def coefficient_names(cls) -> tuple[str, ...]:
@@ -115,8 +138,10 @@ class Law:
         return law
 
     def replace(self: LawT, **changes: Any) -> LawT:
-        """A copy with some fields changed."""
-        return replace(self, **changes)
+        """A copy with some fields changed. Other coefficients drop the draws, unless `draws` are given as well."""
+        same = all(changes.get(name, value) == value for name, value in self.coefficients.items())
+        held = self.__dict__["draws"] if same else None  # as it is held, so that nothing is read here
+        return replace(self, **{"draws": held, **changes})
 
     def __repr__(self) -> str:
         width = 6
@@ -228,7 +253,11 @@ class JointLaw(Law):
 
     @classmethod
     def published(cls, rounded: bool = False) -> JointLaw:
-        """The paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them."""
+        """The paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them.
+
+        The recovered law has draws, for intervals. They are this package's, not the authors': see
+        `scaling_law.published_draws`. The printed coefficients have none.
+        """
         from scaling_law.published import published_law
 
         return published_law(rounded)

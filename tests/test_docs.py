@@ -20,6 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 APPS = {
     "scaling-law": "scaling_law.cli",
+    "python -m scaling_law.published_draws": "scaling_law.published_draws",
     "python -m hub": "hub.cli",
     "python -m training.sweep": "training.sweep.cli",
     "python -m training.prepare": "training.prepare",

@@ -78,7 +78,7 @@ def test_the_gain_is_the_difference_of_the_two_losses():
 
 def test_a_law_without_draws_is_refused():
     with pytest.raises(ValueError, match="no draws"):
-        findings.better_with_experts(PAPER, 1e20, 8)
+        findings.better_with_experts(PAPER.replace(draws=None), 1e20, 8)
 
 
 def test_the_sign_of_the_learning_rate_has_the_error_of_the_fit():

@@ -88,7 +88,7 @@ def test_refusals(paper_fit, drawn, published):
     with pytest.raises(ValueError, match="n_resamples=1"):
         paper_fit.bootstrap(1)
     with pytest.raises(ValueError, match="no draws"):
-        published.loss_draws(1e8, 1e9, 1)
+        JointLaw.published(rounded=True).loss_draws(1e8, 1e9, 1)
     runs = paper_fit.runs
     one = Runs.from_columns(runs.n_active, runs.tokens, runs.experts, runs.loss, np.zeros(len(runs)))
     with pytest.raises(ValueError, match="two independent trunks"):
@@ -107,7 +107,7 @@ def test_optima_have_intervals(drawn, published):
     with pytest.raises(ValueError, match="quantity"):
         found.interval("d_model")
     with pytest.raises(ValueError, match="no draws"):
-        optimum_uncertainty(published, 1e20)
+        optimum_uncertainty(JointLaw.published(rounded=True), 1e20)
 
 
 def test_profile_intervals(paper_fit, published):
