@@ -43,9 +43,13 @@ class SwitchMoeConfig(PreTrainedConfig):
         num_experts: experts per block, E. 1 is a dense block without a router.
         max_position_embeddings: sequence length of training, in tokens. Rotary positions have no table, so longer
             inputs run (with one warning), but the model has not seen them.
-        capacity_factor: in training an expert takes at most `floor(capacity_factor * T / E)` of the T tokens of a
-            micro-batch on one device, first come first kept; the others pass by the residual only. `None` trains
-            dropless. Evaluation and generation are dropless always.
+        capacity_factor: in training an expert takes at most `floor(capacity_factor * G / E)` of the G tokens of a
+            capacity group, first come first kept; the others pass by the residual only. `None` trains dropless.
+            Evaluation and generation are dropless always.
+        capacity_group_tokens: tokens of a capacity group, G: consecutive tokens of a forward call (row after row) that
+            compete for an expert's places and that the balance loss is counted over. `None` means all tokens of a
+            call. With a size, calls that hold whole groups drop the same tokens however many groups each of them
+            holds; a group that a call does not fill counts the tokens it has.
         router_aux_loss_coef: weight of the load-balancing loss in the training loss (0.01 in the paper).
         router_z_loss_coef: weight of the router z-loss in the training loss (0.001 in the paper).
         norm_type: "layer_norm" (weight and bias, the paper's runs) or "rms_norm" (weight only).
@@ -86,6 +90,7 @@ class SwitchMoeConfig(PreTrainedConfig):
     num_experts: int = 1
     max_position_embeddings: int = 512
     capacity_factor: float | int | None = 1.0
+    capacity_group_tokens: int | None = None
     router_aux_loss_coef: float | int = 0.01
     router_z_loss_coef: float | int = 0.001
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
@@ -138,6 +143,11 @@ class SwitchMoeConfig(PreTrainedConfig):
         if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
             problems.append(
                 f"capacity_factor={self.capacity_factor!r} must be a finite number above 0, or None (dropless)"
+            )
+        if self.capacity_group_tokens is not None and self.capacity_group_tokens < 1:
+            problems.append(
+                f"capacity_group_tokens={self.capacity_group_tokens!r} must be an integer of at least 1, or None (all "
+                "tokens of a call)"
             )
         for name in ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range"):
             if not 0 <= getattr(self, name) < math.inf:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
-from .routing import assignment_matrix, expert_capacity, position_in_expert
+from .routing import assignment_matrix, most_kept, position_in_expert
 
 SWITCH_EXPERTS = ExpertsInterface()
 
@@ -188,9 +188,9 @@ def capacity_experts_forward(
 ) -> torch.Tensor:
     """A buffer of C rows per expert and batched matmuls; no shape depends on the data.
 
-    In training C is the capacity, which the router has already enforced. Without a capacity, or with the experts of
-    several ranks' tokens (expert parallelism), C must hold the worst case, all tokens in one expert, unless the counts
-    may be read from the device (outside a compiled graph).
+    In training C is the capacity of all groups together, which the router has already enforced. Without a capacity, or
+    with the experts of several ranks' tokens (expert parallelism), C must hold the worst case, all tokens in one
+    expert, unless the counts may be read from the device (outside a compiled graph).
     """
     num_tokens, num_experts = hidden_states.shape[0], module.num_experts
     expert, gate = top_k_index.reshape(-1), top_k_weights.reshape(-1)
@@ -199,7 +199,8 @@ def capacity_experts_forward(
     assignment = assignment_matrix(expert, num_experts, computed)
     position = position_in_expert(assignment, expert)
     if has_capacity(module):
-        capacity = expert_capacity(num_tokens, num_experts, module.config.capacity_factor)
+        config = module.config
+        capacity = most_kept(num_tokens, num_experts, config.capacity_factor, config.capacity_group_tokens)
     elif torch.compiler.is_compiling():
         capacity = num_tokens
     else:

@@ -177,6 +177,7 @@ class SwitchMoeRouter(nn.Module):
     def __init__(self, config: SwitchMoeConfig):
         super().__init__()
         self.capacity_factor = config.capacity_factor
+        self.group_tokens = config.capacity_group_tokens
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
 
     def forward(
@@ -186,7 +187,7 @@ class SwitchMoeRouter(nn.Module):
         with maybe_autocast(hidden_states.device.type, enabled=False):
             logits = F.linear(hidden_states.float(), self.weight.float())
             capacity_factor = self.capacity_factor if self.training else None
-            routing, statistics = route(logits, capacity_factor, token_mask, with_statistics)
+            routing, statistics = route(logits, capacity_factor, token_mask, with_statistics, self.group_tokens)
         return logits, routing.gate.unsqueeze(1), routing.expert.unsqueeze(1), statistics
 
 

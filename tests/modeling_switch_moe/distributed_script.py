@@ -18,11 +18,12 @@ from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 def build(**changes):
     torch.manual_seed(0)
     fields = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_experts": 4}
-    # The balance loss is not a sum over tokens: it is off where a batch is split between processes.
     return SwitchMoeForCausalLM(SwitchMoeConfig(**fields, **changes)).train()
 
 
-SPLIT = {"capacity_factor": None, "router_aux_loss_coef": 0.0}
+# Where a batch is split between processes, each holds whole capacity groups: the drops and the balance loss are those
+# of one process then.
+SPLIT = {"capacity_group_tokens": 12}
 
 
 def gradients(model, ids, **options):

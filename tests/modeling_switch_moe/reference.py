@@ -71,7 +71,25 @@ def swiglu(x, gate, up, down):
 
 
 def switch(tokens, weights, prefix, config, training, real):
-    """One Switch feed-forward over the T tokens of a micro-batch: outputs, balance loss, z-loss, dropped, counts."""
+    """One Switch feed-forward over the T tokens of a call: outputs, balance loss, z-loss, dropped, counts.
+
+    One group of tokens after the other; a mean over all tokens is one over groups, weighed by their real tokens.
+    """
+    size = config.capacity_group_tokens or len(tokens)
+    zero = torch.zeros((), dtype=tokens[0].dtype)
+    outputs, balance, z, dropped, counts = [], zero, zero, [], [0] * config.num_experts
+    for start in range(0, len(tokens), size):
+        in_group = real[start : start + size]
+        part = switch_group(tokens[start : start + size], weights, prefix, config, training, in_group)
+        outputs += part[0]
+        balance, z = balance + part[1] * sum(in_group) / sum(real), z + part[2] * sum(in_group) / sum(real)
+        dropped += [start + number for number in part[3]]
+        counts = [a + b for a, b in zip(counts, part[4], strict=True)]
+    return outputs, balance, z, dropped, counts
+
+
+def switch_group(tokens, weights, prefix, config, training, real):
+    """`switch` for one capacity group, token by token."""
     experts = config.num_experts
     gate_up, down = weights[prefix + ".experts.gate_up_proj"], weights[prefix + ".experts.down_proj"]
     inner = config.intermediate_size
@@ -97,9 +115,10 @@ def switch(tokens, weights, prefix, config, training, real):
         taken[expert] += 1
         y = swiglu(x, gate_up[expert, :inner], gate_up[expert, inner:], down[expert])
         outputs.append(probabilities[expert] * y)
-    share = torch.tensor(counts, dtype=probability_sum.dtype) / sum(real)
-    balance = experts * (probability_sum / sum(real) * share).sum()
-    return outputs, balance, squares / sum(real), dropped, counts
+    n_real = max(sum(real), 1)  # a group of padding alone
+    share = torch.tensor(counts, dtype=probability_sum.dtype) / n_real
+    balance = experts * (probability_sum / n_real * share).sum()
+    return outputs, balance, squares / n_real, dropped, counts
 
 
 def run(weights, config, input_ids, training, attention_mask=None):

@@ -86,6 +86,7 @@ def test_exact_count_of_other_configurations(make_config, changes):
         ({"hidden_size": 0}, "hidden_size=0"),
         ({"intermediate_size": 0}, "intermediate_size=0"),
         ({"capacity_factor": 0}, "capacity_factor=0 must be"),
+        ({"capacity_group_tokens": 0}, "capacity_group_tokens=0 must be an integer of at least 1, or None"),
         ({"capacity_factor": -1.0}, "capacity_factor=-1.0 must be"),
         ({"capacity_factor": math.nan}, "capacity_factor=nan must be"),
         ({"attention_precision": "float8"}, "attention_precision.*'float32', 'compute'"),

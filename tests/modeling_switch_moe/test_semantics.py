@@ -1,12 +1,16 @@
 """The fast model against the token-by-token reference: logits, losses, dropped tokens, gradients."""
 
 import functools
+import math
+from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modeling_switch_moe import SwitchMoeForCausalLM
-from modeling_switch_moe.routing import expert_capacity, route
+from modeling_switch_moe.routing import expert_capacity, most_kept, route
 from tests.modeling_switch_moe.reference import IMPLEMENTATIONS, cross_entropy, run
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -107,6 +111,84 @@ def test_implementations_agree_when_experts_get_nothing(make_model, sharpen):
     assert (output.routing.tokens_per_expert == 0).any()
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("group", [12, 9, 5])  # a row of the batch, four groups across rows, a last one that is cut
+def test_capacity_and_balance_loss_are_counted_within_groups(make_model, tokens, implementation, group):
+    model = make_model(capacity_group_tokens=group)
+    model.set_experts_implementation(implementation)
+    expected = assert_equals_reference(model, tokens, training=True)
+    assert all(expected.dropped)
+    of_all = run(dict(model.named_parameters()), make_model().config, tokens, training=True)
+    assert expected.dropped[0] != of_all.dropped[0], "the groups must decide what is dropped"
+
+
+@pytest.mark.parametrize("implementation", ["auto", "capacity"])
+def test_padding_takes_no_part_in_groups(make_model, tokens, implementation):
+    mask = torch.ones_like(tokens)
+    mask[0, 7:], mask[1, :], mask[2, 3:] = 0, 0, 0  # the group of the second row is padding alone
+    model = make_model(capacity_group_tokens=12)
+    model.set_experts_implementation(implementation)
+    assert all(assert_equals_reference(model, tokens, True, mask).dropped)
+
+
+def test_groups_change_nothing_in_evaluation(make_model, tokens):
+    model = make_model().eval()
+    logits = model(tokens).logits
+    small = make_model(capacity_group_tokens=4).eval()
+    assert torch.equal(small(tokens).logits, logits)
+    assert torch.equal(small.generate(tokens, max_new_tokens=4), model.generate(tokens, max_new_tokens=4))
+
+
+def dropped_by_loop(experts: list[int], group: int, num_experts: int, factor: float) -> list[int]:
+    """The obviously right way: a counter for each expert, set back at the start of each group."""
+    dropped = []
+    for start in range(0, len(experts), group):
+        part = experts[start : start + group]
+        room = [math.floor(factor * len(part) / num_experts)] * num_experts
+        for number, expert in enumerate(part, start):
+            if room[expert] > 0:
+                room[expert] -= 1
+            else:
+                dropped.append(number)
+    return dropped
+
+
+@given(
+    experts=st.lists(st.integers(0, 3), min_size=1, max_size=70),
+    group=st.integers(1, 80),
+    factor=st.sampled_from([0.3, 1.0, 1.25, 5.0]),
+)
+def test_the_routing_of_groups_equals_a_plain_loop(experts, group, factor):
+    logits = torch.nn.functional.one_hot(torch.tensor(experts), 4).float()
+    routing, statistics = route(logits, factor, group_tokens=group)
+    expected = dropped_by_loop(experts, group, 4, factor)
+    assert (routing.gate == 0).nonzero().flatten().tolist() == expected
+    assert statistics.dropped_tokens == len(expected)
+    kept = Counter(expert for number, expert in enumerate(experts) if number not in expected)
+    assert max(kept.values(), default=0) <= most_kept(len(experts), 4, factor, group)
+
+
+@pytest.mark.parametrize("changes", [{}, {"capacity_factor": None}])
+def test_calls_of_whole_groups_add_up(make_model, changes):
+    """One call of four groups, two of two, four of one: the same tokens dropped, the same losses and gradients."""
+    ids = torch.randint(0, 61, (4, 10))
+    results = []
+    for rows in (4, 2, 1):
+        model = make_model(capacity_group_tokens=10, **changes).train()
+        dropped, losses = torch.zeros(2, dtype=torch.long), torch.zeros(3)
+        for part in ids.split(rows):
+            output = model(part, labels=part, num_items_in_batch=torch.tensor(4 * 9))
+            output.loss.backward()
+            dropped += output.routing.dropped_tokens
+            losses += torch.stack([output.loss, output.balance_loss * rows / 4, output.z_loss * rows / 4]).detach()
+        results.append((dropped.tolist(), losses, [p.grad for p in model.parameters()]))
+    assert (min(results[0][0]) > 0) == (not changes)
+    for dropped, losses, gradients in results[1:]:
+        assert dropped == results[0][0]
+        torch.testing.assert_close(losses, results[0][1], **CLOSE)
+        torch.testing.assert_close(gradients, results[0][2], **CLOSE)
+
+
 def test_first_come_first_kept():
     """Five tokens for expert 0, three for expert 1, capacity floor(8/2) = 4: only the fifth of expert 0 is dropped."""
     experts = torch.tensor([0, 1, 0, 0, 1, 0, 0, 1])
@@ -143,8 +225,8 @@ def test_router_learns_from_the_language_model_loss(make_model, tokens):
 
 
 def test_micro_batches_add_up_to_the_batch(make_model):
-    """Dropless: with num_items_in_batch k micro-batches give the cross-entropy gradient of one large batch, and the
-    router losses are averaged over micro-batches (their value on equal micro-batches is that of one)."""
+    """Dropless, each call a group: with num_items_in_batch k micro-batches give the cross-entropy gradient of one
+    large batch, and the router losses are averaged over them (their value on equal micro-batches is that of one)."""
     ids = torch.randint(0, 61, (4, 10))
     for coefficients in ({"router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.01}, {}):
         model = make_model(capacity_factor=None, **coefficients).train()
@@ -210,11 +292,14 @@ def test_loss_in_chunks_without_gradients(make_model, tokens):
     )
 
 
+@pytest.mark.parametrize("group", [None, 12, 7])
 @pytest.mark.parametrize(("training", "capacity_factor"), [(True, 1.0), (True, None), (False, 1.0)])
-def test_nothing_waits_for_the_device(make_config, training, capacity_factor):
+def test_nothing_waits_for_the_device(make_config, training, capacity_factor, group):
     """On the meta device reading a value raises: what runs there, backward and statistics included, never waits."""
     with torch.device("meta"):
-        model = SwitchMoeForCausalLM(make_config(capacity_factor=capacity_factor)).train(training)
+        model = SwitchMoeForCausalLM(make_config(capacity_factor=capacity_factor, capacity_group_tokens=group)).train(
+            training
+        )
         model.set_attn_implementation("eager")  # for sdpa transformers looks into the padding mask
         if capacity_factor is None or not training:
             model.set_experts_implementation("batched_mm")  # grouped_mm has no meta kernel for fp32

@@ -27,7 +27,12 @@ def test_compiled_evaluation_has_no_graph_breaks(make_model, tokens, experts):
 
 @pytest.mark.parametrize(
     ("changes", "output_logits"),
-    [({}, False), ({"capacity_factor": None}, True), ({"num_experts": 1}, False)],
+    [
+        ({}, False),
+        ({"capacity_group_tokens": 9}, False),
+        ({"capacity_group_tokens": 7, "capacity_factor": None}, True),
+        ({"num_experts": 1}, False),
+    ],
 )
 def test_compiled_training_step_has_no_graph_breaks(make_model, tokens, changes, output_logits):
     model = make_model(**changes).train()
