@@ -151,23 +151,21 @@ def route(
     Returns:
         The routing and, if asked for, the statistics.
     """
-    num_tokens, num_experts = logits.shape
-    size = group_size(num_tokens, group_tokens)
+    num_experts = logits.shape[1]
     log_normaliser = logits.logsumexp(-1)
     top_logit, expert = logits.max(-1)
     gate = (top_logit - log_normaliser).exp()
-    assignment = None
     kept = token_mask
-    if capacity_factor is not None:
+    if capacity_factor is not None or with_statistics:
         assignment = assignment_matrix(expert, num_experts, token_mask)
+        size = group_size(logits.shape[0], group_tokens)
+    if capacity_factor is not None:
         within = within_capacity(assignment, expert, capacity_factor, size, token_mask)
         kept = within if token_mask is None else within & token_mask
     if kept is not None:
         gate = torch.where(kept, gate, 0.0)
     statistics = None
     if with_statistics:
-        if assignment is None:
-            assignment = assignment_matrix(expert, num_experts, token_mask)
         statistics = measure(logits, log_normaliser, assignment, kept, token_mask, size)
     return Routing(expert, gate), statistics
 
