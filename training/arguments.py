@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ from scaling_law.batch_ramp import PAPER_STAGES, BatchRamp, RampStage
 from scaling_law.units import parse_count
 
 from .schedule import Schedule
+
+CAPACITY_GROUP_TOKENS = 16_384  # by default: 32 sequences of 512, as in the authors' runs of larger models
 
 
 class ConfigurationError(ValueError):
@@ -45,7 +48,7 @@ class RunArguments:
     seed: int = field(default=0, metadata={"help": "Seed of the weights and of the data order."})
     precision: Literal["fp32", "bf16"] = field(default="bf16", metadata={"help": "Autocast; weights stay fp32."})
     micro_batch_sequences: int = field(
-        default=32, metadata={"help": "Sequences in one forward pass of one device; capacity is counted over these."}
+        default=32, metadata={"help": "Sequences in one forward pass of one device; decides speed and memory only."}
     )
     compile: bool = field(default=False, metadata={"help": "torch.compile the model."})
     gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations in the backward."})
@@ -98,6 +101,13 @@ class ModelArguments:
     n_heads: int | None = field(default=None, metadata={"help": "Attention heads; default d_model / 64."})
     capacity_factor: float = field(
         default=1.0, metadata={"help": "Expert capacity in training, times tokens / experts; 0 trains dropless."}
+    )
+    capacity_group_tokens: Count | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens that compete for an expert's places, and that the balance loss is counted over; default: "
+            f"{CAPACITY_GROUP_TOKENS}, or the micro-batch of the first start where that is smaller."
+        },
     )
     balance_loss: float = field(default=0.01, metadata={"help": "Coefficient of the load-balancing loss."})
     z_loss: float = field(default=0.001, metadata={"help": "Coefficient of the router z-loss."})
@@ -215,6 +225,40 @@ class TrainingArguments:
     def schedule_at(self, peak: float) -> Schedule:
         """The schedule of this run for a peak learning rate."""
         return Schedule(self.batch_ramp(), self.schedule.warmup_tokens, self.schedule.decay_fraction, peak)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens in one forward pass of one device."""
+        return self.run.micro_batch_sequences * self.data.sequence_length
+
+    def with_capacity_group(self, tokens: int | None = None) -> TrainingArguments:
+        """With `model.capacity_group_tokens` filled in where it was not given: by `tokens`, or as at a first start."""
+        if self.model.capacity_group_tokens is not None:
+            return self
+        group = Count(tokens or min(CAPACITY_GROUP_TOKENS, self.micro_batch_tokens))
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, capacity_group_tokens=group))
+
+    def holds_whole_groups(self, micro_batch_sequences: int | None = None) -> bool:
+        """Whether a micro-batch (by default the run's) holds whole capacity groups, or needs none.
+
+        Nothing is counted over groups without experts, and where neither tokens are dropped nor load is balanced.
+        """
+        m, size = self.model, micro_batch_sequences or self.run.micro_batch_sequences
+        counted = m.experts > 1 and (m.capacity_factor > 0 or m.balance_loss > 0)
+        group = m.capacity_group_tokens
+        return not counted or group is None or size * self.data.sequence_length % group == 0
+
+    def check_capacity_group(self) -> None:
+        """Raises ConfigurationError where a micro-batch does not hold whole capacity groups; says what would."""
+        if self.holds_whole_groups():
+            return
+        group, length = self.model.capacity_group_tokens, self.data.sequence_length
+        raise ConfigurationError(
+            f"model.capacity_group_tokens: {group}; a micro-batch ({self.run.micro_batch_sequences} sequences of "
+            f"{length} tokens) must hold whole groups: make the group smaller ({self.micro_batch_tokens} or a divisor "
+            f"of it), make run.micro_batch_sequences a multiple of {group // math.gcd(group, length)}, or train "
+            "dropless and without balance loss (model.capacity_factor 0, model.balance_loss 0)"
+        )
 
     def check_processes(self, processes: int, micro_batch_sequences: int | None = None) -> None:
         """Raises ConfigurationError where so many processes cannot share the micro-batches of every batch equally."""

@@ -197,6 +197,8 @@ def _problems(a: TrainingArguments):
     positive |= {k: v for k, v in {"model.n_blocks": m.n_blocks, "model.n_heads": m.n_heads}.items() if v is not None}
     positive |= {} if o.learning_rate is None else {"optimizer.learning_rate": o.learning_rate}
     positive |= {} if d.train_tokens is None else {"data.train_tokens": d.train_tokens}
+    group = m.capacity_group_tokens
+    positive |= {} if group is None else {"model.capacity_group_tokens": group}
     yield from (f"{name}: {value}; it must be greater than 0" for name, value in positive.items() if not value > 0)
     try:
         LearningRateLaw.named(o.learning_rate_law)
@@ -247,6 +249,12 @@ def _architecture_problems(m: ModelArguments):
 
 
 def _schedule_problems(a: TrainingArguments):
+    group = a.model.capacity_group_tokens
+    if group is not None and min(group, a.micro_batch_tokens) > 0:
+        try:
+            a.check_capacity_group()
+        except ConfigurationError as error:
+            yield str(error)
     try:
         ramp = a.batch_ramp()
     except (ValueError, argparse.ArgumentTypeError) as error:

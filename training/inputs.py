@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from .arguments import ConfigurationError, TrainingArguments
+from .arguments import SECTIONS, ConfigurationError, TrainingArguments
 from .batches.order import SequenceOrder
 from .batches.training_data import TrainingData
 from .evaluation import HeldOut
@@ -17,10 +18,11 @@ from .tokens.builder import GrowingCache
 from .tokens.cache import open_cache
 from .tokens.text import TextSource, check_dataset_exists
 
-# What may differ when a run goes on: it does not change the numbers.
+# What may differ when a run goes on: it does not change the numbers, beyond the rounding of sums in another order.
 _FREE = {
     "run": {
         *("output_dir", "checkpoint_seconds", "async_checkpoints", "log_steps", "progress", "trackers"),
+        *("micro_batch_sequences", "gradient_checkpointing", "compile"),
         *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private"),
     },
     "schedule": {"tokens"},
@@ -36,19 +38,56 @@ def check_inputs(arguments: TrainingArguments) -> None:
         FileNotFoundError: the data set is a local path that is not there.
     """
     check_dataset_exists(arguments.data.dataset)
-    path = Path(arguments.run.output_dir) / "config.yaml"
-    if not path.exists():
+    before, now = _started(arguments), settled(arguments).to_dict()
+    if before is None:
         return
-    before, now = yaml.safe_load(path.read_text()), arguments.to_dict()
+    path = _configuration_file(arguments)
     problems = [
-        f"{section}.{name}: {now[section][name]!r}, but {path} has {before.get(section, {}).get(name)!r}"
+        f"{section}.{name}: {now[section][name]!r}, but {path} has {before[section].get(name)!r}"
         for section in now
         for name in now[section]
-        if name not in _FREE.get(section, ()) and before.get(section, {}).get(name) != now[section][name]
+        if name not in _FREE.get(section, ()) and before[section].get(name) != now[section][name]
     ]
     if problems:
         hint = "choose another run.output_dir, or the configuration that is there:\n  "
         raise ConfigurationError("the output folder holds another run; " + hint + "\n  ".join(problems))
+
+
+def settled(arguments: TrainingArguments) -> TrainingArguments:
+    """The arguments with the capacity group that this run has: as given, of its first start, or of this start.
+
+    Raises:
+        ConfigurationError: a micro-batch does not hold whole groups.
+    """
+    before = _started(arguments)
+    group = before["model"].get("capacity_group_tokens") if before else None
+    if arguments.model.capacity_group_tokens not in (None, group):
+        group = None  # given, and not as it was: `check_inputs` refuses that
+    arguments = arguments.with_capacity_group(group)
+    if group and not arguments.holds_whole_groups():
+        multiple = group // math.gcd(group, arguments.data.sequence_length)
+        raise ConfigurationError(
+            f"run.micro_batch_sequences: {arguments.run.micro_batch_sequences}; it must be a multiple of {multiple}, "
+            f"because the run in {arguments.run.output_dir} counts capacity in groups of {group} tokens"
+        )
+    arguments.check_capacity_group()
+    return arguments
+
+
+def _started(arguments: TrainingArguments) -> dict | None:
+    """The configuration that the run in the output folder was started with; None where there is none."""
+    path = _configuration_file(arguments)
+    if not path.exists():
+        return None
+    before = {name: {} for name in SECTIONS} | (yaml.safe_load(path.read_text()) or {})
+    sequences, length = before["run"].get("micro_batch_sequences"), before["data"].get("sequence_length")
+    if sequences and length:  # before there was this field, a micro-batch was the group
+        before["model"].setdefault("capacity_group_tokens", sequences * length)
+    return before
+
+
+def _configuration_file(arguments: TrainingArguments) -> Path:
+    return Path(arguments.run.output_dir) / "config.yaml"
 
 
 def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:

@@ -1,7 +1,9 @@
 """The training loop: from a step to a step, on a trunk or on one of its branches.
 
-One global batch is one update. Its loss is the mean over all its tokens and the auxiliary losses are the mean over its
-micro-batches, however the batch is cut into micro-batches and spread over processes.
+One global batch is one update. Its loss and z-loss are means over all its tokens. Its balance loss, a product of two
+means, is the mean over its capacity groups, in which tokens also compete for the experts' places. A micro-batch holds
+whole groups, so loss, gradient and drops do not depend on how the batch is cut into micro-batches and spread over
+processes, beyond the rounding of sums in another order.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class StepResult:
     """
 
     lm_loss: torch.Tensor  # this process's part of the loss
-    balance_loss: torch.Tensor  # unscaled, summed over layers, mean over micro-batches
+    balance_loss: torch.Tensor  # unscaled, summed over layers, mean over capacity groups
     z_loss: torch.Tensor
     tokens_per_expert: torch.Tensor | None = None  # (layers, experts), before dropping; None for a dense model
     dropped_tokens: torch.Tensor | None = None  # (layers,)

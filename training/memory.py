@@ -22,11 +22,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]:
-    """Micro-batches below the run's that every stage of its batch ramp and its processes allow, descending."""
+    """Micro-batches below the run's that hold whole capacity groups, and that every stage of its batch ramp and its
+    processes allow, descending: with any of them the run goes on."""
     allowed = []
     batches = math.gcd(*(stage.sequences for stage in arguments.schedule.stages()))
     for micro in range(arguments.run.micro_batch_sequences - 1, 0, -1):
-        if batches % micro:
+        if batches % micro or not arguments.holds_whole_groups(micro):
             continue
         try:
             arguments.check_processes(world, micro)

@@ -33,6 +33,7 @@ def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: in
         num_experts=arch.experts,
         max_position_embeddings=arguments.data.sequence_length,
         capacity_factor=arguments.model.capacity_factor or None,
+        capacity_group_tokens=arguments.model.capacity_group_tokens and int(arguments.model.capacity_group_tokens),
         router_aux_loss_coef=arguments.model.balance_loss,
         router_z_loss_coef=arguments.model.z_loss,
         attention_precision=arguments.model.attention_precision,

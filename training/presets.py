@@ -153,7 +153,7 @@ def show(preset: Annotated[list[str], typer.Argument(help="Presets, the later wi
     from .configuration import from_dict
 
     try:
-        arguments = from_dict({"preset": preset, "run": {"output_dir": "runs/NAME"}})
+        arguments = from_dict({"preset": preset, "run": {"output_dir": "runs/NAME"}}).with_capacity_group()
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

@@ -34,7 +34,7 @@ from .checkpoint import Progress
 from .checkpoint_writer import CheckpointWriter
 from .configuration import parse_command_line
 from .distributed import make_accelerator, on_main
-from .inputs import check_inputs
+from .inputs import check_inputs, settled
 from .loop import Diverged, Interrupted, StepResult, train
 from .models import Finisher, Models
 from .release import releaser
@@ -85,7 +85,7 @@ class Run:
     """
 
     def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
-        self.arguments = a = arguments
+        self.arguments = a = settled(arguments)
         self.folder = Path(a.run.output_dir)
         self._trunk, self._intermediate = self.folder / "trunk", self.folder / "intermediate"
         self.accelerator = make_accelerator(a.run)

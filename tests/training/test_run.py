@@ -15,7 +15,6 @@ from training import checkpoint
 from training.arguments import ConfigurationError
 from training.evaluation import evaluate
 from training.inputs import check_inputs, held_out
-from training.loop import train_step
 from training.run import Run
 
 
@@ -137,36 +136,6 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tiny, caplog):
     finish(arguments)
     assert f"is damaged (the sha256 of state/{shard.name} differs)" in caplog.text
     assert_same_weights(weights(arguments, 2560), expected)
-
-
-def test_micro_batches_add_up_to_the_batch(tiny):
-    """Dropless and without the losses that are defined per micro-batch, the cut must not matter."""
-    results, updates = [], []
-    for micro in (1, 2, 4):
-        arguments = tiny(
-            run__micro_batch_sequences=micro, model__capacity_factor=0, model__balance_loss=0, model__z_loss=0,
-            schedule__batch_ramp=["0:4"], run__output_dir=f"unused-{micro}", optimizer__gradient_clip=0,
-        )  # fmt: skip
-        run = Run(arguments)
-        result = train_step(run.session, 0, 0.0)
-        assert result.is_finite
-        results.append((result.loss, result.gradient_norm, result.tokens_per_expert.tolist()))
-        train_step(run.session, 1, 1e-3)
-        updates.append([p.detach().clone() for p in run.session.model.parameters()])
-    for loss, norm, routed in results[1:]:
-        assert loss == pytest.approx(results[0][0], rel=1e-6)
-        assert norm == pytest.approx(results[0][1], rel=1e-5)
-        assert routed == results[0][2]
-
-
-def test_auxiliary_losses_are_a_mean_over_micro_batches(tiny):
-    arguments = tiny(schedule__batch_ramp=["0:4"], run__output_dir="unused")
-    run = Run(arguments)
-    result = train_step(run.session, 0, 0.0)
-    model, expected = run.session.model.train(), 0.0
-    for inputs, targets in run.data.micro_batches(0, 4, 0, 1, torch.device("cpu")):
-        expected += model(input_ids=inputs, labels=targets, shift_labels=targets).balance_loss.item() / 2
-    assert result.balance_loss.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypatch):

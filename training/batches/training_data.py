@@ -20,8 +20,8 @@ class TrainingData:
     """The training sequences in their order, read while they are still being tokenised.
 
     A global batch is cut into micro-batches in the order of the data, and micro-batch j goes to process j mod world
-    size. So which sequences share a micro-batch (and compete for the capacity of the experts) does not depend on how
-    many processes there are.
+    size. A micro-batch holds whole capacity groups, so which tokens compete for an expert's places depends neither on
+    its size nor on how many processes there are.
 
     Args:
         tokens: the token cache; what is missing in it is waited for.

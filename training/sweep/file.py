@@ -41,6 +41,7 @@ from scaling_law.matched import MatchedPlan
 from .. import presets
 from ..arguments import SECTIONS, ConfigurationError, TrainingArguments
 from ..configuration import from_dict
+from ..inputs import settled
 from ..model import architecture
 from ..schedule import Branch, total_tokens
 from ..tokens.tokenizer import load_tokenizer
@@ -220,12 +221,12 @@ def _run(sweep: str, folder: Path, values: dict, listed: dict, point: dict) -> S
     _update(sections, {"run": {"sweep": f"{sweep}{rate}", "output_dir": str(folder)}})
     try:
         arguments = from_dict(sections)
+        name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
+        arguments.run.output_dir = str(folder / name)
+        return SweepRun(name, folder / name, settled(arguments))
     except ConfigurationError as error:
         size = {name: value for name, value in sections.get("model", {}).items() if name in ("d_model", "experts")}
         raise ConfigurationError(f"run {size or 'of the sweep'}: {error}") from error
-    name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
-    arguments.run.output_dir = str(folder / name)
-    return SweepRun(name, folder / name, arguments)
 
 
 def _rate(point: dict) -> float:

@@ -32,6 +32,7 @@ class RunPlan:
     Attributes:
         tokens, training_flops: of the trunk to the last branch point and of every decay.
         separate_tokens, separate_flops: of the same branches as runs of their own.
+        capacity_group_tokens: that capacity and balance loss are counted over; None where nothing is routed.
         memory_bytes: per device: fp32 weights, gradients and AdamW's moments; what `LEFT_OUT` names comes on top.
         disk_bytes: at most, while it runs: the checkpoint of every branch point, the newest and one being written,
             and the finished models.
@@ -53,6 +54,7 @@ class RunPlan:
     training_flops: float
     separate_tokens: int
     separate_flops: float
+    capacity_group_tokens: int | None
     memory_bytes: float
     disk_bytes: float
     seconds: float | None
@@ -144,6 +146,7 @@ def _plan(run: SweepRun, speed: float | None, shards: int) -> RunPlan:
         training_flops=run.cost,
         separate_tokens=run.separate_tokens,
         separate_flops=arch.training_flops(run.separate_tokens),
+        capacity_group_tokens=run.arguments.model.capacity_group_tokens if arch.experts > 1 else None,
         memory_bytes=(ADAM_BYTES + GRADIENT_BYTES) * arch.n_total / shards,
         disk_bytes=checkpoints * checkpoint_bytes + MODEL_BYTES * arch.n_total * len(run.branches),
         seconds=run.cost / speed if speed else None,
@@ -198,6 +201,10 @@ def _caption(plan: SweepPlan) -> str:
         lines.append(f"time: at {plan.flops_per_second:.3g} FLOP/s for a run ({plan.speed_source}), one run at a time")
     else:
         lines.append("time: unknown before a run has shown its speed; or give --flops-per-second")
+    groups = sorted({run.capacity_group_tokens for run in plan.runs if run.capacity_group_tokens})
+    if len(groups) > 1:
+        sizes = ", ".join(f"{group:,}" for group in groups)
+        lines.append(f"capacity groups: {sizes} tokens; set model.capacity_group_tokens for runs that compare")
     if any(run.vocab_assumed for run in plan.runs):
         lines.append("sizes: with GPT-2's vocabulary, since a tokenizer is not at hand")
     lines.append(f"memory: fp32 weights, gradients and AdamW on each of {plan.shards} devices, without {LEFT_OUT}")
