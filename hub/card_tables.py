@@ -114,16 +114,38 @@ def _recipe_rows(record: RunRecord) -> list[tuple[str, object]]:
     ramp = " → ".join(f"{stage.sequences} from {count(stage.from_tokens)}" for stage in schedule.batch_ramp)
     clip = "–" if optimizer.gradient_clip_norm is None else f"{optimizer.gradient_clip_norm:g}"
     betas = f"beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}"
+    decayed = {None: "", "all": " on all parameters", "matrices": " on matrices"}[optimizer.weight_decay_on]
+    decay = f"weight decay {optimizer.weight_decay:g}{decayed}"
+    attention = "" if record.attention_precision is None else f", attention {record.attention_precision}"
     data = f"{record.dataset.id} (revision {record.dataset.revision or '–'}"
     return [
         ("Peak learning rate", f"{schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})"),
         ("Schedule (tokens)", f"warm-up {warmup}, decay {decay}, horizon {horizon}"),
         ("Global batch (sequences)", ramp or "–"),
-        ("Optimizer", f"{optimizer.name}, {betas}, weight decay {optimizer.weight_decay:g}, clip {clip}"),
-        ("Precision, seed", f"{record.precision}, {_known(record.seed)}"),
+        *([("Micro-batch (sequences)", record.micro_batch_sequences)] if record.micro_batch_sequences else []),
+        *_routing_rows(record),
+        ("Optimizer", f"{optimizer.name}, {betas}, {decay}, clip {clip}"),
+        *([("Initialization", record.initialization)] if record.initialization else []),
+        ("Precision, seed", f"{record.precision}{attention}, {_known(record.seed)}"),
         ("Data", f"{data}, fingerprint {_known(record.dataset.fingerprint)})"),
         ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_known(record.tokenizer.fingerprint)})"),
     ]
+
+
+def _routing_rows(record: RunRecord) -> list[tuple[str, object]]:
+    """What is known of how training routes; nothing for a dense model, which does not."""
+    if record.experts == 1:
+        return []
+    factor, group = record.capacity_factor, record.capacity_group_tokens
+    rows: list[tuple[str, object]] = []
+    if factor is not None:
+        rows.append(("Expert capacity", f"factor {factor:g}" if factor else "dropless"))
+    if group is not None:
+        rows.append(("Capacity group (tokens)", f"{group:,}"))
+    if record.balance_loss_coefficient is not None and record.z_loss_coefficient is not None:
+        losses = f"balance {record.balance_loss_coefficient:g}, z {record.z_loss_coefficient:g}"
+        rows.append(("Auxiliary losses (coefficients)", losses))
+    return rows
 
 
 def _cost_rows(record: RunRecord) -> list[tuple[str, object]]:

@@ -66,13 +66,17 @@ class Schedule(_Part):
 
 
 class OptimizerSettings(_Part):
-    """The optimizer by name and its numbers; `gradient_clip_norm` null means no clipping."""
+    """The optimizer by name and its numbers; `gradient_clip_norm` null means no clipping.
+
+    `weight_decay_on`: "all" parameters, or only "matrices" (no norms, biases and router); null is not known.
+    """
 
     name: Line
     beta1: Fraction
     beta2: Fraction
     epsilon: Real
     weight_decay: Real
+    weight_decay_on: Literal["all", "matrices"] | None = None
     gradient_clip_norm: Real | None
 
 
@@ -102,6 +106,11 @@ class RunRecord(_Part):
     `train_loss` is the mean over the last `train_loss_window_tokens`; `eval_loss` is held-out and dropless. A run with
     `status="diverged"` may have no losses: values that are not finite are stored as null. A run of somebody else, of
     which not all is known, has null for the rest; a `train_loss_window_tokens` of 0 says that its loss is not known.
+
+    In training an expert takes `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive
+    tokens (a factor of 0: no limit, dropless); the balance loss is counted over the same groups. Both coefficients are
+    those of the training loss. `micro_batch_sequences` (on one device at a time) decides speed and memory. Records
+    written before these fields were have null there.
 
     Raises:
         RecordError: one line per offending field, with the value and what is allowed.
@@ -137,8 +146,15 @@ class RunRecord(_Part):
 
     schedule: Schedule
     optimizer: OptimizerSettings
+    micro_batch_sequences: PositiveCount | None = None
+    capacity_factor: Real | None = None
+    capacity_group_tokens: PositiveCount | None = None
+    balance_loss_coefficient: Real | None = None
+    z_loss_coefficient: Real | None = None
+    initialization: Line | None = None
     seed: Integer | None
     precision: Line
+    attention_precision: Line | None = None
     dataset: DatasetReference
     tokenizer: TokenizerReference
 

@@ -22,6 +22,15 @@ def architecture(model: ModelArguments, vocab_size: int) -> Architecture:
     )
 
 
+def utilisation_flops(arch: Architecture) -> float:
+    """FLOPs per token for the model FLOPs utilisation (MFU): of the matrix products with the active weights, 6 each.
+
+    The paper's 6 N_act D, by which runs are compared, also counts the embedding, which is looked up and not
+    multiplied; a device does nothing for it. Attention's scores and values are in neither.
+    """
+    return arch.training_flops(1) - 6.0 * arch.d_model * arch.vocab_size
+
+
 def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int) -> SwitchMoeConfig:
     """The transformers configuration of this run."""
     arch = architecture(arguments.model, vocab_size)

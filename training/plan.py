@@ -19,7 +19,7 @@ from . import hardware, memory, setup
 from .arguments import TrainingArguments
 from .distributed import make_accelerator
 from .loop import Session, StepResult, train_step
-from .model import architecture, peak_learning_rate
+from .model import architecture, peak_learning_rate, utilisation_flops
 from .schedule import total_tokens
 from .tokens.tokenizer import load_tokenizer
 
@@ -182,7 +182,7 @@ def _step_table(a: TrainingArguments, session: Session, result: StepResult, seco
     tokens = schedule.ramp.sequences(0) * schedule.ramp.sequence_length
     speed = tokens / seconds
     peak = hardware.peak_flops(session.accelerator.device)
-    flops = architecture(a.model, vocab_size).training_flops(speed) / session.accelerator.num_processes
+    flops = utilisation_flops(architecture(a.model, vocab_size)) * speed / session.accelerator.num_processes
     hours = total_tokens(branches) / speed / 3600
     return _table(
         f"One step, measured on {hardware.describe(session.accelerator.device, session.accelerator.num_processes)}",

@@ -12,13 +12,14 @@ import torch
 
 from hub.atomic import weights_sha256
 from hub.records import RunRecord
-from modeling_switch_moe import SwitchMoeForCausalLM
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.architecture import Architecture
 
 from . import hardware
 from .arguments import TrainingArguments
 from .batches.training_data import TrainingData
 from .checkpoint import Progress
+from .model import utilisation_flops
 from .schedule import Branch
 from .step_log import balance
 
@@ -110,15 +111,23 @@ def run_record(
             "beta2": a.optimizer.beta2,
             "epsilon": a.optimizer.epsilon,
             "weight_decay": a.optimizer.weight_decay,
+            "weight_decay_on": "all" if a.optimizer.decay_all else "matrices",
             "gradient_clip_norm": a.optimizer.gradient_clip or None,
         },
+        micro_batch_sequences=a.run.micro_batch_sequences,
+        capacity_factor=a.model.capacity_factor,
+        capacity_group_tokens=a.model.capacity_group_tokens,
+        balance_loss_coefficient=a.model.balance_loss,
+        z_loss_coefficient=a.model.z_loss,
+        initialization=SwitchMoeConfig.initialization,
         seed=a.run.seed,
         precision=a.run.precision,
+        attention_precision=a.model.attention_precision,
         dataset=context.dataset,
         tokenizer=context.tokenizer,
         training_flops=flops,
         tokens_per_second=speed,
-        mfu=flops / tokens * speed / context.peak_flops if context.peak_flops else None,
+        mfu=utilisation_flops(arch) * speed / context.peak_flops if context.peak_flops else None,
         hardware=context.hardware,
         wall_time_seconds=progress.wall_seconds,
         versions={"python": sys.version.split()[0], **{name: version(name) for name in _LIBRARIES}},

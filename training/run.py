@@ -36,6 +36,7 @@ from .configuration import parse_command_line
 from .distributed import make_accelerator, on_main
 from .inputs import check_inputs, settled
 from .loop import Diverged, Interrupted, StepResult, train
+from .model import utilisation_flops
 from .models import Finisher, Models
 from .release import releaser
 from .schedule import Branch
@@ -302,7 +303,7 @@ class Run:
             start_step=start_step,
             end_step=end_step,
             log_steps=a.run.log_steps,
-            flops_per_token=float(arch.training_flops(1)),
+            flops_per_token=utilisation_flops(arch),
             peak_flops=self.context.peak_flops,
             label=f"d{arch.d_model} E{arch.experts} {folder}",
             progress=a.run.progress,

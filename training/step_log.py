@@ -36,7 +36,7 @@ class StepLog:
             checkpoint, are removed.
         data: its `wait_seconds` counts the time that training waited for data, and its order names the sequences of
             a batch that was not finite.
-        flops_per_token: training FLOPs per token, for the MFU.
+        flops_per_token: for the MFU, see `model.utilisation_flops`.
         peak_flops: of all devices together; None where unknown.
     """
 

@@ -15,6 +15,7 @@ from hub.errors import FilesError
 from hub.names import formatted_tokens
 from hub.published import PublishedFile
 from hub.records import RunRecord
+from modeling_switch_moe import SwitchMoeConfig
 from modeling_switch_moe.convert import ConversionError
 from modeling_switch_moe.convert import convert as read_checkpoint
 from scaling_law.architecture import Architecture
@@ -65,7 +66,7 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
     run = file.run
     arch = Architecture(run.d_model, run.experts, n_blocks, run.n_heads, vocab_size)
     tokens = run.tokens or _tokens_at(run.steps)
-    optimizer = OptimizerArguments()  # the defaults are the authors' recipe
+    optimizer, config = OptimizerArguments(), SwitchMoeConfig()  # the defaults are the authors' recipe
     peak, law = peak_learning_rate(optimizer, arch)
     return RunRecord(
         run_id=f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{formatted_tokens(tokens)}",
@@ -97,10 +98,17 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
             "beta2": optimizer.beta2,
             "epsilon": optimizer.epsilon,
             "weight_decay": optimizer.weight_decay,
+            "weight_decay_on": "all" if optimizer.decay_all else "matrices",
             "gradient_clip_norm": optimizer.gradient_clip,
         },
+        # A capacity group was one micro-batch on one device, of a size that differed between the runs.
+        capacity_factor=config.capacity_factor,
+        balance_loss_coefficient=config.router_aux_loss_coef,
+        z_loss_coefficient=config.router_z_loss_coef,
+        initialization=config.initialization,
         seed=None,
         precision="bf16",
+        attention_precision="compute",
         dataset={"id": DATASET, "fingerprint": None},
         tokenizer={"id": TOKENIZER, "fingerprint": None},
         training_flops=float(arch.training_flops(tokens)),
