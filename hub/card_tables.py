@@ -126,6 +126,7 @@ def _recipe_rows(record: RunRecord) -> list[tuple[str, object]]:
         *_routing_rows(record),
         ("Optimizer", f"{optimizer.name}, {betas}, {decay}, clip {clip}"),
         *([("Initialization", record.initialization)] if record.initialization else []),
+        *([] if record.final_norm is None else [("Norm before the head", "yes" if record.final_norm else "no")]),
         ("Precision, seed", f"{record.precision}{attention}, {_known(record.seed)}"),
         ("Data", f"{data}, fingerprint {_known(record.dataset.fingerprint)})"),
         ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_known(record.tokenizer.fingerprint)})"),

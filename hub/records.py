@@ -152,6 +152,7 @@ class RunRecord(_Part):
     balance_loss_coefficient: Real | None = None
     z_loss_coefficient: Real | None = None
     initialization: Line | None = None
+    final_norm: Annotated[bool, Field(strict=True)] | None = None
     seed: Integer | None
     precision: Line
     attention_precision: Line | None = None

@@ -191,6 +191,8 @@ def _arrow_type(annotation: str) -> pyarrow.DataType:
     # Containers and literals become text; what is left is named by its Python type inside the annotation.
     import pyarrow
 
+    if "bool" in annotation:
+        return pyarrow.bool_()
     if "dict" in annotation or "tuple" in annotation or "str" in annotation or "Literal" in annotation:
         return pyarrow.string()
     return pyarrow.float64() if "float" in annotation else pyarrow.int64()

@@ -272,7 +272,7 @@ class TrainingArguments:
 
     def to_dict(self) -> dict:
         """Plain values, as YAML and JSON take them."""
-        return _plain(dataclasses.asdict(self))
+        return to_plain(self)
 
     def flat(self) -> dict:
         """`section.field` to value, of the kinds that a tracker takes."""
@@ -288,11 +288,14 @@ class TrainingArguments:
         write_bytes(path, yaml.safe_dump(self.to_dict(), sort_keys=False).encode())
 
 
-def _plain(value):
+def to_plain(value):
+    """A section, or anything in it, as YAML and JSON take it."""
+    if dataclasses.is_dataclass(value):
+        value = dataclasses.asdict(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return int(value) if isinstance(value, Count) else value
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from .arguments import SECTIONS, ConfigurationError, TrainingArguments
+from .arguments import SECTIONS, ConfigurationError, TrainingArguments, to_plain
 from .batches.order import SequenceOrder
 from .batches.training_data import TrainingData
 from .evaluation import HeldOut
@@ -60,7 +60,7 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
         ConfigurationError: a micro-batch does not hold whole groups.
     """
     before = _started(arguments)
-    group = before["model"].get("capacity_group_tokens") if before else None
+    group = before["model"]["capacity_group_tokens"] if before else None
     if arguments.model.capacity_group_tokens not in (None, group):
         group = None  # given, and not as it was: `check_inputs` refuses that
     arguments = arguments.with_capacity_group(group)
@@ -79,10 +79,12 @@ def _started(arguments: TrainingArguments) -> dict | None:
     path = _configuration_file(arguments)
     if not path.exists():
         return None
-    before = {name: {} for name in SECTIONS} | (yaml.safe_load(path.read_text()) or {})
-    sequences, length = before["run"].get("micro_batch_sequences"), before["data"].get("sequence_length")
-    if sequences and length:  # before there was this field, a micro-batch was the group
-        before["model"].setdefault("capacity_group_tokens", sequences * length)
+    there = yaml.safe_load(path.read_text()) or {}
+    # What a version from before a field was there did is the field's default; its capacity group was a micro-batch.
+    before = {name: to_plain(cls()) | there.get(name, {}) for name, cls in SECTIONS.items()}
+    if "capacity_group_tokens" not in there.get("model", {}):
+        group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
+        before["model"]["capacity_group_tokens"] = group
     return before
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hub.atomic import weights_sha256
 from hub.records import RunRecord
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from modeling_switch_moe import SwitchMoeForCausalLM
 from scaling_law.architecture import Architecture
 
 from . import hardware
@@ -119,7 +119,8 @@ def run_record(
         capacity_group_tokens=a.model.capacity_group_tokens,
         balance_loss_coefficient=a.model.balance_loss,
         z_loss_coefficient=a.model.z_loss,
-        initialization=SwitchMoeConfig.initialization,
+        initialization=a.model.initialization,
+        final_norm=a.model.final_norm,
         seed=a.run.seed,
         precision=a.run.precision,
         attention_precision=a.model.attention_precision,

@@ -65,6 +65,20 @@ def record_fields(**changes: Any) -> dict[str, Any]:
     return fields
 
 
+# What decides a model besides its size, tokens and schedule; records written before these fields were have none of it.
+DECIDING: dict[str, Any] = {
+    "micro_batch_sequences": 8,
+    "capacity_factor": 1.25,
+    "capacity_group_tokens": 1024,
+    "balance_loss_coefficient": 0.01,
+    "z_loss_coefficient": 0.001,
+    "initialization": "paper",
+    "final_norm": True,
+    "attention_precision": "float32",
+    "optimizer": {**record_fields()["optimizer"], "weight_decay_on": "matrices"},
+}
+
+
 def make_record(**changes: Any) -> RunRecord:
     return RunRecord(**record_fields(**changes))
 

@@ -15,7 +15,7 @@ from hub.cards import check_metadata, model_card, sweep_card
 from hub.errors import FilesError
 from hub.markdown import count, escaped
 
-from .samples import make_record
+from .samples import DECIDING, make_record
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)> | ](javascript:x) `x` **b** ---\\"
 
@@ -53,6 +53,26 @@ def test_a_model_card_is_valid_and_complete() -> None:
         "## Limits",
     ):
         assert part in text, part
+
+
+def test_a_card_says_what_decides_the_model() -> None:
+    card = model_card(make_record(**DECIDING))
+    for row in (
+        "| Micro-batch (sequences) | 8 |",
+        "| Expert capacity | factor 1.25 |",
+        "| Capacity group (tokens) | 1,024 |",
+        "| Auxiliary losses (coefficients) | balance 0.01, z 0.001 |",
+        "| Initialization | paper |",
+        "| Norm before the head | yes |",
+        "weight decay 0.1 on matrices, clip 0.1 |",
+        "| Precision, seed | fp32, attention float32, 0 |",
+    ):
+        assert row in card, row
+    assert "| Expert capacity | dropless |" in model_card(make_record(**DECIDING | {"capacity_factor": 0}))
+    dense = model_card(make_record(**DECIDING, experts=1, n_total=118_784))
+    before = model_card(make_record())
+    for heading in ("Expert capacity", "Capacity group", "Auxiliary losses"):
+        assert heading not in dense + before
 
 
 def test_a_card_without_results_has_no_model_index() -> None:

@@ -20,8 +20,11 @@ from hub.checks import check_texts
 from hub.errors import FilesError, RecordError
 from hub.records import RunRecord
 from hub.strict_json import MAX_RECORD_BYTES, loads
+from hub.tables import read_records
 
-from .samples import make_record, record_fields
+from .samples import DECIDING, make_record, record_fields
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_round_trip_keeps_every_field_also_unknown_ones(tmp_path: Path) -> None:
@@ -33,6 +36,21 @@ def test_round_trip_keeps_every_field_also_unknown_ones(tmp_path: Path) -> None:
     assert again == record
     assert again.to_dict()["from_a_later_version"] == nested
     assert again.to_dict()["schedule"]["new_knob"] == 3
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").rglob("*.jsonl")), ids=lambda path: path.stem)
+def test_records_of_before_a_field_was_there_have_null_for_it(path: Path) -> None:
+    for record in read_records(path):
+        assert {getattr(record, name) for name in DECIDING if name != "optimizer"} == {None}
+        assert record.optimizer.weight_decay_on is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("capacity_group_tokens", 0), ("capacity_factor", -1.0), ("final_norm", "yes")]
+)
+def test_what_decides_the_model_is_checked(name: str, value: object) -> None:
+    with pytest.raises(RecordError, match=f"{name}: .*, not {value!r}"):
+        make_record(**{name: value})
 
 
 def test_a_record_cannot_be_changed_in_place(record: RunRecord) -> None:

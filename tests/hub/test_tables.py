@@ -13,7 +13,7 @@ import pytest
 from hub.errors import FilesError, RecordError
 from hub.tables import parse_records, read_records, to_jsonl, to_parquet, write_records
 
-from .samples import make_record, record_fields
+from .samples import DECIDING, make_record, record_fields
 
 
 def _sweep() -> list:
@@ -32,6 +32,7 @@ def _sweep() -> list:
             later={"nested": [1, None, {"x": 0.1}]},
             note="naïve – 日本",
         ),
+        make_record(run_id="e", **DECIDING),
     ]
 
 
@@ -49,14 +50,15 @@ def test_a_table_of_one_run_or_of_none_has_the_same_columns() -> None:
     assert schemas[0] == schemas[1] == schemas[2]
     assert schemas[0].field("eval_loss").type == pa.float64()
     assert schemas[0].field("tokens").type == pa.int64()
+    assert schemas[0].field("final_norm").type == pa.bool_()
     assert parse_records(to_parquet([]), name="runs.parquet") == []
 
 
 def test_a_data_frame_has_the_columns_of_a_fit() -> None:
     frame = pq.read_table(io.BytesIO(to_parquet(_sweep()))).to_pandas()
-    assert list(frame["n_active"]) == [118_784] * 4
+    assert list(frame["n_active"]) == [118_784] * 5
     assert frame["eval_loss"].isna().sum() == 2
-    assert list(frame["schedule_peak_learning_rate"]) == [0.002] * 4
+    assert list(frame["schedule_peak_learning_rate"]) == [0.002] * 5
     assert json.loads(frame["versions"][0]) == {"torch": "2.13.0", "python": "3.11.7"}
 
 

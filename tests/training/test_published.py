@@ -77,6 +77,9 @@ def test_the_command_writes_a_model_a_record_and_a_card(server, command, tmp_pat
     assert [stage.sequences for stage in record.schedule.batch_ramp] == [128, 256, 512]
     assert record.schedule.decay_tokens == 400_000_000
     assert record.to_dict()["published_as"]["commit"] == commit
+    assert (record.capacity_factor, record.balance_loss_coefficient, record.z_loss_coefficient) == (1.0, 0.01, 0.001)
+    assert (record.attention_precision, record.initialization, record.final_norm) == ("compute", "paper", False)
+    assert (record.optimizer.weight_decay_on, record.capacity_group_tokens) == ("all", None)
     assert record.tokenizer.id == "openai-community/gpt2"
 
     text = (tmp_path / "out" / "README.md").read_text()

@@ -69,6 +69,22 @@ def test_every_branch_leaves_a_model_and_a_true_record(finished):
         assert str(arguments.run.output_dir) not in other.to_json()
 
 
+def test_the_record_says_what_decides_the_model(tiny):
+    changes = {
+        "model.capacity_factor": 1.25,
+        "model.capacity_group_tokens": 32,
+        "model.z_loss": 0.002,
+        "model.attention_precision": "compute",
+        "model.initialization": "normal",
+        "optimizer.decay_all": False,
+    }
+    (record,) = finish(tiny(schedule__tokens=[1280], **changes)).values()
+    assert (record.micro_batch_sequences, record.capacity_factor, record.capacity_group_tokens) == (2, 1.25, 32)
+    assert (record.balance_loss_coefficient, record.z_loss_coefficient) == (0.01, 0.002)
+    assert (record.attention_precision, record.initialization, record.final_norm) == ("compute", "normal", False)
+    assert (record.optimizer.weight_decay_on, record.eval_tokens) == ("matrices", 8 * 32)
+
+
 def test_the_reloaded_model_has_the_recorded_loss_and_generates(finished):
     arguments, records = finished
     for folder in folders(arguments):

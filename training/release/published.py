@@ -106,6 +106,7 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
         balance_loss_coefficient=config.router_aux_loss_coef,
         z_loss_coefficient=config.router_z_loss_coef,
         initialization=config.initialization,
+        final_norm=config.final_norm,
         seed=None,
         precision="bf16",
         attention_precision="compute",
