@@ -1,6 +1,6 @@
 """The shell command `scaling-law`: ask a law, find the best model for a budget, fit runs, draw the figures.
 
-Every command takes --json and --help with examples. See `scaling_law.cli_support` for the exit codes.
+Every command takes --json and --help with examples. See `scaling_law.cli_support` for the exit statuses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import typer
 
 from scaling_law import cli_reports
 from scaling_law import cli_support as support
-from scaling_law.cli_support import JsonOption, LawOption, clear_errors, show
+from scaling_law.cli_support import ExpertsOption, ForceOption, JsonOption, LawOption, clear_errors, show
+from scaling_law.optimal_table import percentile_interval
+from scaling_law.result_table import Stacked
 from scaling_law.units import format_count, parse_bytes, parse_context, parse_count, parse_experts
 
 app = typer.Typer(
@@ -42,6 +44,9 @@ def loss(
 ) -> None:
     """Predict the loss of models, in nats per token.
 
+    Always answers; the exit status is 1 where a model is too far outside the runs of the law for the loss to be
+    trusted.
+
     Examples:
 
         scaling-law loss --n-active 1.1B --tokens 20B --experts 1,2,4,8
@@ -57,32 +62,36 @@ def loss(
             for e in parse_experts(experts, "--experts")
         ]
     show({"law": repr(chosen), "rows": rows}, as_json, None if as_json else _loss_table(rows, repr(chosen)))
+    if not all(row["trusted"] for row in rows):
+        raise typer.Exit(support.NOT_TRUSTED)
 
 
 def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
     row: dict[str, Any] = {"n_active": n, "tokens": d, "experts": e, "loss": float(law.loss(n, d, e))}
     if law.draws is not None:
-        import numpy as np
-
-        row["loss_interval"] = [float(v) for v in np.quantile(law.loss_draws(n, d, e), [0.025, 0.975])]
-    row["warnings"] = law.conditions.warnings(n, d, e) if law.conditions else []
-    return row
+        row["loss_interval"] = percentile_interval(law.loss_draws(n, d, e))
+    return row | {"trusted": not law.beyond_guard(n, d, e), "warnings": law.warnings(n, d, e)}
 
 
 def _loss_table(rows: list[dict[str, Any]], title: str) -> Any:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold")
-    with_interval = any("loss_interval" in row for row in rows)
-    for name in ("N_act", "D", "E", "loss", *(["95 %"] if with_interval else [])):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [format_count(row["n_active"]), format_count(row["tokens"]), str(row["experts"]), f"{row['loss']:.4f}"]
-        table.add_row(*cells, *(["{:.4f}…{:.4f}".format(*row["loss_interval"])] if with_interval else []))
+    with_interval = any(row.get("loss_interval") for row in rows)
+    cells = [
+        {
+            "N_act": format_count(row["n_active"]),
+            "D": format_count(row["tokens"]),
+            "E": str(row["experts"]),
+            "loss": f"{row['loss']:.4f}",
+            "95 %": "{:.4f}…{:.4f}".format(*row["loss_interval"]) if with_interval else "",
+            "mark": "" if row["trusted"] else "not trusted",
+        }
+        for row in rows
+    ]
     notes = dict.fromkeys(w for row in rows for w in row["warnings"])
-    return Group(Text(title, style="dim"), table, *(Text(f"⚠ {note}", style="yellow") for note in notes))
+    shown = Stacked(cells, ("N_act", "D", "E"), ("loss", "mark"))
+    return Group(Text(title, style="dim"), shown, *(Text(f"⚠ {note}", style="yellow") for note in notes))
 
 
 @app.command()
@@ -91,7 +100,7 @@ def optimal(
     memory: str | None = typer.Option(None, help="Memory for weights and KV cache: 80GB (decimal) or 80GiB."),
     max_parameters: str | None = typer.Option(None, help="Limit on total parameters: 7B."),
     kv_tokens: str = typer.Option("0", help="Tokens in the KV cache: 16k is 16,384."),
-    experts: str = typer.Option("1,2,4,8,16,32", help="Experts to compare: 1,2,4,8 or 1-32."),
+    experts: str | None = ExpertsOption,
     inference_tokens: str = typer.Option("0", help="Tokens served over the model's life: 100B."),
     bytes_per_parameter: float = typer.Option(2.0, help="2 for bf16, 1 for fp8, 0.5 for 4 bits."),
     bytes_per_kv: float = typer.Option(2.0, help="Bytes of a KV cache element."),
@@ -100,10 +109,14 @@ def optimal(
     integral: bool = typer.Option(
         False, "--integral", help="Only architectures that exist (d_model a multiple of 64)."
     ),
+    force: bool = ForceOption,
     law: str = LawOption,
     as_json: bool = JsonOption,
 ) -> None:
     """The best model for a budget, for every number of experts, and the best of all.
+
+    Says which numbers of experts the law cannot tell apart. Refused (exit status 2) where every answer is too far
+    outside the runs of the law, unless --force is given.
 
     Examples:
 
@@ -112,9 +125,9 @@ def optimal(
         scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
     """
     with clear_errors():
-        table = support.choose_joint_law(law).optimal(
+        table = support.choose_planning_law(law).optimal(
             parse_count(flops, "--flops"),
-            parse_experts(experts, "--experts"),
+            support.optional(experts, parse_experts, "--experts"),
             max_memory_bytes=support.optional(memory, parse_bytes, "--memory"),
             max_parameters=support.optional(max_parameters, parse_count, "--max-parameters"),
             kv_cache_tokens=parse_context(kv_tokens, "--kv-tokens"),
@@ -124,10 +137,9 @@ def optimal(
             kv_heads_ratio=kv_heads_ratio,
             vocab_size=vocab_size,
             integral=integral,
+            force=force,
         )
     show(table.to_dict() if as_json else None, as_json, table)
-    if not table.best.trusted:
-        raise typer.Exit(support.NOT_TRUSTED)
 
 
 @app.command()
@@ -238,6 +250,8 @@ def learning_rate(
 ) -> None:
     """The peak learning rate of an architecture.
 
+    Always answers; the exit status is 1 where the architecture is too far outside of what the law rests on.
+
     Examples:
 
         scaling-law learning-rate --d-model 1024 --experts 8
@@ -252,16 +266,21 @@ def learning_rate(
     with clear_errors():
         chosen = LearningRateLaw.named(law)
         architecture = Architecture(d_model, experts, n_blocks, n_heads, vocab_size)
-        rate = chosen.learning_rate(architecture)
-    value = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}
+        rate, trusted = chosen.learning_rate(architecture), not chosen.beyond_guard(architecture)
+        warnings = chosen.warnings(architecture)
+    value: dict[str, Any] = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}
     value |= {
         "d_model": d_model,
         "experts": experts,
         "n_active": architecture.n_active,
         "n_total": architecture.n_total,
+        "trusted": trusted,
+        "warnings": warnings,
     }
     text = f"{rate:.4g}  (reading {chosen.reading!r}: {chosen.source}; N_act {format_count(architecture.n_active)})"
-    show(value, as_json, text)
+    show(value, as_json, "\n".join([text, *(f"⚠ {warning}" for warning in warnings)]))
+    if not trusted:
+        raise typer.Exit(support.NOT_TRUSTED)
 
 
 @app.command("fit-learning-rate")

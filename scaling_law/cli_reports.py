@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from scaling_law import cli_support as support
-from scaling_law.cli_support import JsonOption, LawOption, clear_errors, show
-from scaling_law.units import format_bytes, parse_bytes, parse_context, parse_count, parse_experts
+from scaling_law.cli_support import ExpertsOption, ForceOption, JsonOption, LawOption, clear_errors, show
+from scaling_law.units import parse_bytes, parse_context, parse_count, parse_experts
 
 LearningRateLawOption = support.learning_rate_law_option("--learning-rate-law")
 RESULTS = typer.Argument(..., help="Folder with runs.jsonl, and learning-rates.jsonl and matched.jsonl if there are.")
@@ -51,18 +51,22 @@ def plan(
     max_parameters: str | None = typer.Option(None, help="Limit on total parameters: 7B."),
     kv_tokens: str = typer.Option("0", help="Tokens in the KV cache: 16k is 16,384."),
     inference_tokens: str = typer.Option("0", help="Tokens served over the model's life: 100B."),
-    experts: str = typer.Option("1,2,4,8,16,32", help="Experts to choose from: 8, or 1,2,4, or 1-32."),
+    experts: str | None = ExpertsOption,
     branches: int = typer.Option(1, help="Measurements from one trunk: the full run, half, a quarter, …"),
     gpu_tflops: float = typer.Option(989.0, help="Peak TFLOP/s of one GPU (989: H100, bf16)."),
     mfu: float = typer.Option(0.4, help="Part of the peak that training uses."),
     vocab_size: int = typer.Option(50257, help="Vocabulary size."),
     sweep: str = typer.Option("run", help="Name of the sweep the run belongs to."),
     output: Path | None = PlanOutput,
+    force: bool = ForceOption,
     law: str = LawOption,
     learning_rate_law: str = LearningRateLawOption,
     as_json: bool = JsonOption,
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
+
+    FLOPs and hours are those of all branches. Refused (exit status 2) where every answer is too far outside the runs
+    of the law, unless --force is given.
 
     Examples:
 
@@ -75,9 +79,9 @@ def plan(
 
     with clear_errors():
         made = make_plan(
-            support.choose_joint_law(law),
+            support.choose_planning_law(law),
             parse_count(flops, "--flops"),
-            parse_experts(experts, "--experts"),
+            support.optional(experts, parse_experts, "--experts"),
             branches=branches,
             gpu_flops=gpu_tflops * 1e12,
             mfu=mfu,
@@ -87,6 +91,7 @@ def plan(
             inference_tokens=parse_count(inference_tokens, "--inference-tokens"),
             vocab_size=vocab_size,
             learning_rate_law=LearningRateLaw.named(learning_rate_law),
+            force=force,
         )
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -124,6 +129,7 @@ def match(
     vocab_size: int = typer.Option(50257, help="Vocabulary size."),
     bootstrap: int = typer.Option(1000, help="Resamples for the intervals."),
     output: Path = MatchedOutput,
+    force: bool = ForceOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Plan a matched experiment: dense and MoE models of the same total parameters and FLOPs, with predicted losses.
@@ -142,9 +148,10 @@ def match(
             parse_experts(experts, "--experts"),
             n_blocks=n_blocks,
             vocab_size=vocab_size,
+            force=force,
         )
         made.save(output)
-    show(asdict(made) if as_json else None, as_json, made.table())
+    show(asdict(made) if as_json else None, as_json, made)
 
 
 def reach(
@@ -153,47 +160,40 @@ def reach(
     memory: str | None = typer.Option(None, help="Without: the cheapest budget, within this memory."),
     kv_tokens: str = typer.Option("0", help="Tokens in the KV cache: 16k is 16,384."),
     inference_tokens: str = typer.Option("0", help="Tokens served over the model's life: 100B."),
-    experts: str = typer.Option("1,2,4,8,16,32", help="Experts to compare."),
+    experts: str | None = ExpertsOption,
+    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    force: bool = ForceOption,
     law: str = LawOption,
     as_json: bool = JsonOption,
 ) -> None:
     """The cheapest budget that reaches a loss; or, given a budget, the smallest memory that does.
 
+    Refused (exit status 2) where every answer is too far outside the runs of the law, unless --force is given.
+
     Examples:
 
         scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
 
-        scaling-law reach --loss 2.2 --flops 1e22 --json
+        scaling-law reach --loss 2.15 --flops 1e22 --json
     """
     from scaling_law.inverse import cheapest_budget, smallest_memory
 
-    limits: dict[str, Any] = {}
-    write: Any
     with clear_errors():
-        chosen, columns = support.choose_joint_law(law), parse_experts(experts, "--experts")
+        chosen, columns = support.choose_planning_law(law), support.optional(experts, parse_experts, "--experts")
         target = parse_count(loss, "--loss")
-        limits["kv_cache_tokens"] = parse_context(kv_tokens, "--kv-tokens")
-        limits["inference_tokens"] = parse_count(inference_tokens, "--inference-tokens")
+        limits: dict[str, Any] = {
+            "kv_cache_tokens": parse_context(kv_tokens, "--kv-tokens"),
+            "inference_tokens": parse_count(inference_tokens, "--inference-tokens"),
+            "vocab_size": vocab_size,
+            "force": force,
+        }
         if flops is None:
             limits["max_memory_bytes"] = support.optional(memory, parse_bytes, "--memory")
-            values = cheapest_budget(chosen, target, columns, **limits).tolist()
-            name, write = "flops", "{:.3g}".format
+            found = cheapest_budget(chosen, target, columns, **limits)
         elif memory is not None:
             raise ValueError("--memory and --flops: give one of them; the other is the answer")
         else:
-            budget = parse_count(flops, "--flops")
-            values = smallest_memory(chosen, budget, target, columns, **limits).memory_bytes.tolist()
-            name, write = "memory_bytes", format_bytes
-    rows = [{"experts": e, name: v} for e, v in zip(columns, values, strict=True)]
-    show({"loss": target, "rows": rows}, as_json, None if as_json else _reach_table(rows, name, write))
-
-
-def _reach_table(rows: list[dict[str, Any]], name: str, write: Any) -> Any:
-    from rich.table import Table
-
-    table = Table(header_style="bold")
-    for column in ("E", name.replace("_", " ")):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(str(row["experts"]), "not reached" if row[name] == float("inf") else write(row[name]))
-    return table
+            found = smallest_memory(chosen, parse_count(flops, "--flops"), target, columns, **limits)
+    rows = found.to_rows()
+    value = {"loss": target, "rows": rows, "warnings": list(found.warnings)}
+    show(value, as_json, found)

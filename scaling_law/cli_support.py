@@ -1,8 +1,9 @@
 """What the commands of `scaling-law` share: choosing a law, reading quantities, printing, exit codes.
 
-Exit codes: 0 answered; 2 the question is wrong (a bad option, a file that is not there, constraints nothing meets);
-3 answered, but not to be trusted (a fit that did not converge, an answer beyond the range guard); 1 anything
-unexpected.
+Exit statuses: 0 answered; 1 answered, but not to be trusted (a fit that did not converge, a loss beyond the range
+guard), or the work failed (no network, anything unexpected); 2 the question is wrong or refused (a bad option, a file
+that is not there, constraints nothing meets, an answer beyond the range guard without --force); 3 the machine gave out
+(a full disk); 130 interrupted. What is refused prints one line on standard error and nothing else.
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 
 from scaling_law import units
-from scaling_law.laws import JointLaw, Law
+from scaling_law.laws import ChinchillaForm, JointLaw, Law
 
-ANSWERED, UNEXPECTED, WRONG_QUESTION, NOT_TRUSTED = 0, 1, 2, 3
+NOT_TRUSTED = FAILED = 1
+WRONG_QUESTION, MACHINE_GAVE_OUT = 2, 3
 T = TypeVar("T")
 
 LawOption = typer.Option(
     "published", "--law", help="published, printed (the paper's rounded table), a folder, or a Hub repo."
 )
 JsonOption = typer.Option(False, "--json", help="Print JSON instead of tables.")
+ForceOption = typer.Option(False, "--force", help="Answer even where the law is far outside of its runs.")
+ExpertsOption = typer.Option(
+    None, help="Experts to compare: 1,2,4,8 or 1-32. [default: 1,2,4,8,16,32; a Chinchilla law's own]"
+)
 
 
 def learning_rate_law_option(name: str) -> Any:
@@ -51,6 +57,14 @@ def choose_joint_law(name: str) -> JointLaw:
     law = choose_law(name)
     if not isinstance(law, JointLaw):
         raise ValueError(f"--law {name}: a {law.name} law cannot answer this; a joint law is needed")
+    return law
+
+
+def choose_planning_law(name: str) -> ChinchillaForm:
+    """As `choose_law`, for questions about optima: a joint law, or a Chinchilla law for its one E."""
+    law = choose_law(name)
+    if not isinstance(law, ChinchillaForm):
+        raise ValueError(f"--law {name}: a {law.name} law has no optima; a joint or a Chinchilla law is needed")
     return law
 
 
@@ -97,9 +111,17 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Turn errors about the question into one line on stderr and exit code 2."""
+    """Turn errors into one line on stderr: exit status 2 about the question, 1 of the network, 3 of the machine."""
     try:
         yield
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        typer.secho(f"error: {error}", err=True, fg="red")
-        raise typer.Exit(WRONG_QUESTION) from None
+        _stop(error, WRONG_QUESTION)
+    except (ConnectionError, TimeoutError) as error:
+        _stop(error, FAILED)
+    except OSError as error:
+        _stop(error, MACHINE_GAVE_OUT)
+
+
+def _stop(error: Exception, status: int) -> NoReturn:
+    typer.secho(f"error: {error}", err=True, fg="red")
+    raise typer.Exit(status) from None

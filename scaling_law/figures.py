@@ -97,7 +97,7 @@ def isoflop(
     budgets = np.atleast_1d(np.asarray(flops, float))
     figure, axes = new_figure(2.9 * len(budgets), 3.4, columns=len(budgets), squeeze=False)
     for ax, budget in zip(axes[0], budgets, strict=True):
-        best = law.compute_optimal(budget, experts)
+        best = law.compute_optimal(budget, experts, force=True)
         span = np.geomspace(best.tokens.min() / 12, best.tokens.max() * 12, 300)
         for i, e in enumerate(experts):
             colour = colour_of(e, (*EXPERTS, *experts))

@@ -17,15 +17,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.conditions import Conditions
+from scaling_law.architecture import VOCAB_SIZE
+from scaling_law.conditions import GUARD, Conditions, range_warnings
 from scaling_law.experts import expert_transform
 from scaling_law.terms import VARIABLES, Term, coefficients_of, differentiate_terms, evaluate_terms
 
 if TYPE_CHECKING:
-    from scaling_law.optimum import ComputeOptimum, OptimalTable
+    from scaling_law.constraints import Quantity
+    from scaling_law.learning_rate import LearningRateLaw
+    from scaling_law.optimal_table import OptimalTable
+    from scaling_law.optimum import ComputeOptimum
 
 LawT = TypeVar("LawT", bound="Law")
 FloatArray = NDArray[np.float64]
+EXPERTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # the numbers of experts of the paper
 
 
 class _Draws:
@@ -93,8 +98,19 @@ class Law:
         return {name: getattr(self, name) for name in self.coefficient_names()}
 
     def loss(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
-        """Predicted loss in nats per token. Arguments broadcast. ValueError for N, D ≤ 0, E < 1 or non-finite."""
+        """Predicted loss in nats per token. Arguments broadcast. ValueError for N, D ≤ 0, E < 1 or non-finite.
+
+        Never refused, however far the question extrapolates: `warnings` and `beyond_guard` tell.
+        """
         return self._evaluate(tuple(self.coefficients.values()), *_inputs(n_active, tokens, experts))
+
+    def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[str]:
+        """How far these models lie outside the runs of this law, one sentence for each quantity; [] inside."""
+        return range_warnings(self.conditions, n_active, tokens, experts)
+
+    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
+        """True where a model is so far from the runs that no one should act on the answer (`conditions.GUARD`)."""
+        return False if self.conditions is None else self.conditions.beyond_guard(n_active, tokens, experts)
 
     def jacobian(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> FloatArray:
         """∂L/∂coefficient, of shape [..., n_coefficients], for arguments that broadcast to [...]."""
@@ -174,10 +190,98 @@ def register(kind: type[LawT]) -> type[LawT]:
     return kind
 
 
+class ChinchillaForm(Law):
+    """A law that is m N^μ + n D^ν + c for each E, and so can be asked for optima.
+
+    A subclass has a coefficient `c` and gives `chinchilla_coefficients`; everything else follows.
+    """
+
+    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E it does not hold for."""
+        raise NotImplementedError
+
+    def default_experts(self) -> Any:
+        """The numbers of experts that a question without any is asked for: the paper's, within the range guard."""
+        limits = self.conditions.fitted_limits().get("E") if self.conditions else None
+        low, high = limits or (1.0, EXPERTS[-1])
+        return tuple(e for e in EXPERTS if low / GUARD["E"] <= e <= high * GUARD["E"])
+
+    @property
+    def irreducible_loss(self) -> float:
+        """c, nats per token."""
+        return self.coefficients["c"]
+
+    def compute_optimal(
+        self, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
+    ) -> ComputeOptimum:
+        """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
+
+        `experts` None asks for those of `default_experts`. Raises ValueError for bad input or where the law has no
+        optimum; ExtrapolationError where an answer lies beyond the range guard, unless `force`.
+        """
+        from scaling_law.optimum import compute_optimal
+
+        return compute_optimal(self, flops, experts, force)
+
+    def optimal(
+        self,
+        flops: Quantity,
+        experts: ArrayLike | None = None,
+        *,
+        max_parameters: Quantity | None = None,
+        max_memory_bytes: Quantity | None = None,
+        kv_cache_tokens: Quantity = 0.0,
+        bytes_per_parameter: float = 2.0,
+        bytes_per_kv: float = 2.0,
+        inference_tokens: Quantity = 0.0,
+        kv_heads_ratio: float = 1.0,
+        vocab_size: int = VOCAB_SIZE,
+        integral: bool = False,
+        learning_rate_law: LearningRateLaw | None = None,
+        force: bool = False,
+    ) -> OptimalTable:
+        """The best model for each E under compute and memory constraints, and the best of all.
+
+        Args:
+            flops: FLOPs of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
+            experts: one E or several; None asks for those of `default_experts`.
+            max_parameters: limit on N_total: 7e9 or "7B".
+            max_memory_bytes: limit on weights and key-value cache: 80e9, "80GB" or "80GiB".
+            kv_cache_tokens: tokens in the cache over all sequences: 16384 or "16k".
+            bytes_per_parameter, bytes_per_kv: 2 for bf16.
+            inference_tokens: tokens served over the model's life: 1e11 or "100B".
+            kv_heads_ratio: key-value heads / heads.
+            vocab_size: of the tokenizer; it sets the size of a width.
+            integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
+            learning_rate_law: of the learning rates; None for the published one.
+            force: compare and name answers beyond the range guard, too.
+
+        Raises ValueError for bad input, where nothing fits and where the law has no optimum; ExtrapolationError where
+        no answer lies within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
+        """
+        from scaling_law.best_models import best_models
+        from scaling_law.constraints import Constraints
+
+        limits: dict[str, Any] = {
+            "max_parameters": max_parameters,
+            "max_memory_bytes": max_memory_bytes,
+            "kv_cache_tokens": kv_cache_tokens,
+            "bytes_per_parameter": bytes_per_parameter,
+            "bytes_per_kv": bytes_per_kv,
+            "inference_tokens": inference_tokens,
+            "kv_heads_ratio": kv_heads_ratio,
+            "vocab_size": vocab_size,
+        }
+        return best_models(self, flops, experts, Constraints(**limits), integral, learning_rate_law, force)
+
+
 @register
 @dataclass(frozen=True, repr=False)
-class ChinchillaLaw(Law):
-    """L = m N^μ + n D^ν + c with μ, ν < 0. `experts` says for which number of experts it holds, if one is meant."""
+class ChinchillaLaw(ChinchillaForm):
+    """L = m N^μ + n D^ν + c with μ, ν < 0, for one number of experts.
+
+    `experts` says for which; None leaves it to the runs of the fit if they have one E, and means dense models else.
+    """
 
     name: ClassVar[str] = "chinchilla"
     formula: ClassVar[str] = "L = m·N^μ + n·D^ν + c"
@@ -207,28 +311,22 @@ class ChinchillaLaw(Law):
     def jacobian(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> FloatArray:
         return super().jacobian(n_active, tokens, 1 if experts is None else experts)
 
-    def compute_optimal(self, flops: ArrayLike) -> tuple[Any, Any]:
-        """(N_act, D) of the lowest loss with 6 N D = flops, in closed form (Eq. in Section "Compute Optimality").
+    def default_experts(self) -> float:
+        """The one E that this law holds for."""
+        own = self.conditions.experts if self.conditions else ()
+        return self.experts if self.experts is not None else (own[0] if len(own) == 1 else 1.0)
 
-        With negative exponents G = (μm / νn)^(−1/(μ+ν)): the paper prints it for positive ones.
-        """
-        budget = np.asarray(flops, float) / 6.0
-        if np.any(~np.isfinite(budget)) or np.any(budget <= 0):
-            raise ValueError(f"flops={flops!r} must be positive and finite")
-        return chinchilla_optimum(self.m, self.mu, self.n, self.nu, budget)
-
-
-def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
-    """(N, D) minimising m N^μ + n D^ν with N D = budget; broadcasts. Needs m, n > 0 and μ, ν < 0."""
-    log_g = -np.log(mu * m / (nu * n)) / (mu + nu)
-    log_budget = np.log(budget)
-    log_n = log_g + nu / (mu + nu) * log_budget
-    return np.exp(log_n), np.exp(log_budget - log_n)
+    def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
+        e, own = _experts(experts), self.default_experts()
+        if np.any(e != own):
+            raise ValueError(f"experts={float(e[e != own].flat[0]):g}: this Chinchilla law holds for E = {own:g} only")
+        m, mu, n, nu = (np.full(e.shape, value) for value in (self.m, self.mu, self.n, self.nu))
+        return m, mu, n, nu
 
 
 @register
 @dataclass(frozen=True, repr=False)
-class JointLaw(Law):
+class JointLaw(ChinchillaForm):
     """The joint law of dense and MoE models. `JointLaw.published()` is the paper's."""
 
     name: ClassVar[str] = "joint"
@@ -279,22 +377,6 @@ class JointLaw(Law):
             law = law.replace(draws=np.stack(columns, axis=-1))
         return law.replace(conditions=self.conditions)
 
-    def compute_optimal(self, flops: ArrayLike, experts: ArrayLike = (1, 2, 4, 8, 16, 32)) -> ComputeOptimum:
-        """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape."""
-        from scaling_law.optimum import compute_optimal
-
-        return compute_optimal(self, flops, experts)
-
-    def optimal(self, flops: float, experts: ArrayLike = (1, 2, 4, 8, 16, 32), **constraints: Any) -> OptimalTable:
-        """The best model for each E under compute and memory constraints, and the best of all.
-
-        Constraints, all optional: max_parameters (N_total), max_memory_bytes, kv_cache_tokens, bytes_per_parameter=2,
-        bytes_per_kv=2, inference_tokens, integral=False, vocab_size. See `scaling_law.optimum.optimal`.
-        """
-        from scaling_law.optimum import optimal
-
-        return optimal(self, flops, experts, **constraints)
-
 
 def joint_to_chinchilla(columns: Any, experts: FloatArray) -> tuple[Any, Any, Any, Any]:
     """(m, μ, n, ν) of a joint law's coefficients (in the order of JointLaw) at `experts`; broadcasts."""
@@ -339,13 +421,13 @@ def _inputs(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> tuple
     n, d = np.asarray(n_active, float), np.asarray(tokens, float)
     for name, values in (("n_active", n), ("tokens", d)):
         if not np.all((values > 0) & (values < np.inf)):
-            bad = values[~((values > 0) & (values < np.inf))].flat[0]
-            raise ValueError(f"{name}={bad!r} must be positive and finite")
+            bad = float(values[~((values > 0) & (values < np.inf))].flat[0])
+            raise ValueError(f"{name}={bad:g} must be positive and finite")
     return n, d, _experts(experts)
 
 
 def _experts(experts: ArrayLike) -> FloatArray:
     e = np.asarray(experts, float)
     if not np.all((e >= 1) & (e < np.inf)):
-        raise ValueError(f"experts={e[~((e >= 1) & (e < np.inf))].flat[0]!r} must be at least 1 and finite")
+        raise ValueError(f"experts={float(e[~((e >= 1) & (e < np.inf))].flat[0]):g} must be at least 1 and finite")
     return e

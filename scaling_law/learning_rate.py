@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +21,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaling_law.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
+from scaling_law.conditions import Excess, advice, excesses
+from scaling_law.listing import ROWS
 
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")
-FORMAT, VERSION = "learning_rate_law", 1
+FORMAT, VERSION = "learning_rate_law", 2  # version 1 had no ranges
+RANGES = ("n_range", "experts_range")
+UNGUARDED = "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
 
@@ -31,7 +36,8 @@ PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 class LearningRateLaw:
     """Peak LR = exp(intercept + slope_n ln N + slope_e ln E), with N counted as `reading` says.
 
-    `source` records where the coefficients come from; `rmse` is that of ln LR for a fitted law.
+    `source` records where the coefficients come from; `rmse` is that of ln LR for a fitted law. `n_range` and
+    `experts_range` are the lowest and highest N (as `reading` counts it) and E that it rests on; None if unknown.
     """
 
     intercept: float
@@ -40,6 +46,8 @@ class LearningRateLaw:
     reading: Reading = "code"
     source: str = ""
     rmse: float | None = None
+    n_range: tuple[float, float] | None = None
+    experts_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.reading not in READINGS:
@@ -49,13 +57,17 @@ class LearningRateLaw:
                 raise ValueError(f"{name}={value!r} is not a number")
             if not math.isfinite(value):
                 raise ValueError(f"{name}={value!r} must be finite")
+        for name in RANGES:
+            if (ends := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _two_ends(name, ends))
 
     @classmethod
     def published(cls, reading: Reading = "code") -> LearningRateLaw:
-        """The paper's law: 'code' as the runs used it (full precision), 'paper' as the text prints and words it."""
-        if reading == "paper":
-            return cls(8.39, -0.81, -0.25, "paper", "Ludziejewski et al. 2025, text")
-        return cls(8.391640956, -0.8121798244, -0.25, reading, "Ludziejewski et al. 2025, code of the runs")
+        """The paper's law: 'code' as the runs used it (full precision), 'paper' as the text prints and words it.
+
+        Its ranges are those of the paper's runs, whose rates it set.
+        """
+        return _published(reading)
 
     @classmethod
     def named(cls, name: str | Path) -> LearningRateLaw:
@@ -77,13 +89,14 @@ class LearningRateLaw:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: not valid JSON ({error})") from None
-        if not isinstance(data, Mapping) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
-            raise ValueError(f"{path}: not a learning-rate law: format must be {FORMAT!r} and version {VERSION}")
-        names = {"format", "version", *cls.__dataclass_fields__}
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") not in (1, VERSION):
+            raise ValueError(f"{path}: not a learning-rate law: format must be {FORMAT!r} and version 1 or {VERSION}")
+        fields = {*cls.__dataclass_fields__} - ({*RANGES} if data["version"] == 1 else set())
+        names = {"format", "version", *fields}
         if set(data) != names:
             raise ValueError(f"{path}: the fields must be exactly {sorted(names)}, here are {sorted(data)}")
         try:
-            return cls(**{name: data[name] for name in cls.__dataclass_fields__})
+            return cls(**{name: data[name] for name in fields})
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -109,8 +122,43 @@ class LearningRateLaw:
         return float(self.counted_parameters(architecture.d_model, architecture.blocks, architecture.vocab_size))
 
     def learning_rate(self, architecture: Architecture) -> float:
-        """Peak LR of an architecture."""
+        """Peak LR of an architecture. Never refused: `warnings` and `beyond_guard` say how far it extrapolates."""
         return float(self.at(self.counted(architecture), architecture.experts))
+
+    def warnings(self, architecture: Architecture) -> list[str]:
+        """How far an architecture lies outside of what this law rests on; empty inside."""
+        if self.n_range is None and self.experts_range is None:
+            return [UNGUARDED]
+        found = self._excesses(architecture)
+        return [f"learning rate: {text}" for text in (*map(str, found), *advice(found))]
+
+    def beyond_guard(self, architecture: Architecture) -> bool:
+        """Whether no one should train at this rate: N or E too far outside (`conditions.GUARD`); False if unknown."""
+        return any(excess.beyond for excess in self._excesses(architecture))
+
+    def _excesses(self, architecture: Architecture) -> list[Excess]:
+        limits = {"N": self.n_range, "E": self.experts_range}
+        known = {name: ends for name, ends in limits.items() if ends is not None}
+        quantities = {"N": self.counted(architecture), "E": float(architecture.experts)}
+        return list(excesses(quantities, known, quantities["E"], slack=1e-3))
+
+
+@lru_cache(maxsize=2)
+def _published(reading: Reading) -> LearningRateLaw:
+    law = LearningRateLaw(8.391640956, -0.8121798244, -0.25, reading, "Ludziejewski et al. 2025, code of the runs")
+    if reading == "paper":
+        law = LearningRateLaw(8.39, -0.81, -0.25, "paper", "Ludziejewski et al. 2025, text")
+    counted = [law.counted(row.architecture) for row in ROWS]
+    experts = [float(row.experts) for row in ROWS]
+    return replace(law, n_range=(min(counted), max(counted)), experts_range=(min(experts), max(experts)))
+
+
+def _two_ends(name: str, ends: Any) -> tuple[float, float]:
+    """A range as two numbers; ValueError for anything else."""
+    numbers = isinstance(ends, (tuple, list)) and all(isinstance(v, (int, float)) and v > 0 for v in ends)
+    if not numbers or len(ends) != 2 or not ends[0] <= ends[1] < math.inf:
+        raise ValueError(f"{name}={ends!r} must be two positive numbers, the lower first")
+    return float(ends[0]), float(ends[1])
 
 
 def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
@@ -163,4 +211,9 @@ def fit_learning_rate(
     rmse = math.sqrt(float(np.mean((design @ solution - target) ** 2)))
     slope_e = float(solution[2]) if with_experts else 0.0
     source = f"least squares on {len(target)} models"
-    return LearningRateLaw(float(solution[0]), float(solution[1]), slope_e, reading, source, rmse)
+    n_range, experts_range = (
+        (float(np.min(column)), float(np.max(column))) for column in (counted_parameters, experts)
+    )
+    return LearningRateLaw(
+        float(solution[0]), float(solution[1]), slope_e, reading, source, rmse, n_range, experts_range
+    )

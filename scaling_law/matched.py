@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from scaling_law.architecture import HEAD_DIM, VOCAB_SIZE, Architecture
+from scaling_law.conditions import refuse_extrapolation
+from scaling_law.display import html
 from scaling_law.laws import JointLaw
+from scaling_law.result_table import Stacked
 from scaling_law.runs import Runs
 from scaling_law.uncertainty import Bootstrap
 from scaling_law.units import format_count
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    import pandas
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 Role = Literal["same FLOPs", "E times the tokens"]
 FORMAT, VERSION = "matched_experiment", 1
@@ -48,11 +52,15 @@ class MatchedModel:
 
 @dataclass(frozen=True)
 class MatchedPlan:
-    """The models, the dense one first, and which law predicted them (`law` is its provenance and coefficients)."""
+    """The models, the dense one first, and which law predicted them (`law` is its provenance and coefficients).
+
+    `warnings` say how far they lie outside of what the law was fitted on.
+    """
 
     flops: float
     law: str
     models: tuple[MatchedModel, ...]
+    warnings: tuple[str, ...] = ()
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON, atomically."""
@@ -73,23 +81,47 @@ class MatchedPlan:
                 MatchedModel(**{**model, "architecture": Architecture(**model["architecture"])})
                 for model in data["models"]
             ]
-            return cls(float(data["flops"]), str(data["law"]), tuple(models))
+            warnings = tuple(map(str, data.get("warnings", ())))  # plans written before had none
+            return cls(float(data["flops"]), str(data["law"]), tuple(models), warnings)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not the plan of a matched experiment ({error})") from None
 
-    def table(self) -> Table:
+    def table(self) -> Stacked:
         """For rich to print."""
-        from rich.table import Table
+        return Stacked(
+            [
+                {
+                    "E": str(model.architecture.experts),
+                    "tokens": "same FLOPs" if model.role == "same FLOPs" else "E times",
+                    "d_model": str(model.architecture.d_model),
+                    "N_act": format_count(model.architecture.n_active),
+                    "N_total": format_count(model.architecture.n_total),
+                    "D": format_count(model.tokens),
+                    "loss": f"{model.loss:.4f}",
+                    "95 %": f"{model.low:.3f}…{model.high:.3f}",
+                }
+                for model in self.models
+            ],
+            keys=("E", "tokens"),
+            first=("N_act", "D", "loss"),
+            title=f"{self.flops:.3g} FLOPs, the same memory: predicted losses",
+        )
 
-        table = Table(title=f"{self.flops:.3g} FLOPs, the same memory", title_justify="left")
-        for column in ("E", "", "d_model", "N_act", "N_total", "D", "predicted loss", "95 %"):
-            table.add_column(column, justify="right", no_wrap=column == "95 %")
-        for model in self.models:
-            a = model.architecture
-            sizes = [format_count(value) for value in (a.n_active, a.n_total, model.tokens)]
-            interval = f"{model.low:.3f}…{model.high:.3f}"
-            table.add_row(str(a.experts), model.role, str(a.d_model), *sizes, f"{model.loss:.4f}", interval)
-        return table
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield self.table()
+        yield from (Text(f"⚠ {warning}", style="yellow") for warning in self.warnings)
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line for each model: architecture, tokens, role, loss with its interval (pandas)."""
+        import pandas
+
+        rows = [asdict(m.architecture) | {"n_active": m.architecture.n_active} | asdict(m) for m in self.models]
+        return pandas.DataFrame(rows).drop(columns="architecture")
 
     def configurations(self) -> list[dict[str, Any]]:
         """The sections of `train.py` of one trunk for each architecture; a sweep file takes them `from` the plan."""
@@ -112,6 +144,7 @@ def plan_matched(
     *,
     n_blocks: int | None = None,
     vocab_size: int = VOCAB_SIZE,
+    force: bool = False,
 ) -> MatchedPlan:
     """The dense model nearest the compute-optimal one for `flops`, and for each E the two MoE models beside it.
 
@@ -119,12 +152,13 @@ def plan_matched(
         fitted: the bootstrap of a joint law; its intervals are those of single new runs.
         n_blocks: blocks and heads of all models; None follows d_model / 64, so only widths that are multiples of 64.
 
-    Raises ValueError where no model of an E is as small as the dense one.
+    Raises ValueError where no model of an E is as small as the dense one; ExtrapolationError where a model lies beyond
+    the range guard of the law, unless `force`.
     """
     law = fitted.law
     if not isinstance(law, JointLaw):
         raise ValueError(f"a {law.name} law cannot plan this; a joint law is needed")
-    wanted = float(law.compute_optimal(flops, 1.0).n_active)
+    wanted = float(law.compute_optimal(flops, 1.0, force=force).n_active)
     dense = min(_architectures(1, n_blocks, vocab_size, 4 * wanted), key=lambda a: abs(math.log(a.n_active / wanted)))
     tokens = round(flops / (6 * dense.n_active))
     models = [_predicted(fitted, dense, tokens, "same FLOPs")]
@@ -136,8 +170,12 @@ def plan_matched(
         moe = fitting[-1]
         models.append(_predicted(fitted, moe, round(flops / (6 * moe.n_active)), "same FLOPs"))
         models.append(_predicted(fitted, moe, e * tokens, "E times the tokens"))
+    n_active, numbers = [m.architecture.n_active for m in models], [m.architecture.experts for m in models]
+    spent = [m.tokens for m in models]
+    refuse_extrapolation(law.conditions, n_active, spent, numbers, force)
     values = ", ".join(f"{name} {value:.6g}" for name, value in law.coefficients.items())
-    return MatchedPlan(flops, f"{law.conditions.provenance if law.conditions else law.name}: {values}", tuple(models))
+    source = f"{law.conditions.provenance if law.conditions else law.name}: {values}"
+    return MatchedPlan(flops, source, tuple(models), tuple(law.warnings(n_active, spent, numbers)))
 
 
 def measured(plan: MatchedPlan, runs: Runs) -> list[list[float]]:

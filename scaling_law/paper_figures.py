@@ -49,7 +49,7 @@ def savings(law: JointLaw, path: str | Path, experts: Sequence[int] = EXPERTS[1:
     """FLOPs saved by compute-optimal MoE models against dense ones of the same loss (Fig. 2b)."""
     figure, ax = new_figure()
     flops = np.geomspace(1e18, 1e24, 60)
-    saved = 100 * flop_savings(law, flops, list(experts))
+    saved = 100 * flop_savings(law, flops, list(experts), force=True)
     for i, e in enumerate(experts):
         ax.plot(flops, saved[:, i], color=colour_of(e), label=f"E = {e}")
     ax.set(xscale="log", xlabel="training budget of the dense model (FLOPs)", ylabel="FLOPs saved (%)", ylim=(0, None))
@@ -87,7 +87,7 @@ def family(law: JointLaw, path: str | Path) -> Path:
 
 def _budget_of_optimum(law: JointLaw, n_active: float, experts: float) -> float:
     """The budget whose compute-optimal model has n_active: N_opt grows as a power of the budget."""
-    at = law.compute_optimal([1e20, 1e22], experts).n_active
+    at = law.compute_optimal([1e20, 1e22], experts, force=True).n_active
     power = np.log(at[1] / at[0]) / np.log(100.0)
     return float(1e20 * (n_active / at[0]) ** (1.0 / power))
 
@@ -147,8 +147,8 @@ def matched(law: JointLaw, path: str | Path, experts: Sequence[int] = (2, 4, 8))
     """Loss of MoE models matched in FLOPs and total parameters with compute-optimal dense ones (Appendix)."""
     figure, (left, right) = new_figure(10.5, 4.2, columns=2)
     flops = np.geomspace(1e19, 1e25, 80)
-    dense = law.compute_optimal(flops, 1.0)
-    losses = compute_matched(law, flops, list(experts))
+    dense = law.compute_optimal(flops, 1.0, force=True)
+    losses = compute_matched(law, flops, list(experts), force=True)
     left.plot(flops, dense.loss, color=colour_of(1), label="dense, compute-optimal")
     for i, e in enumerate(experts):
         left.plot(flops, losses[:, i], color=colour_of(e), label=f"E = {e}, same FLOPs and memory")

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from scaling_law.architecture import Architecture
+from scaling_law.architecture import VOCAB_SIZE, Architecture
 from scaling_law.batch_ramp import PAPER_STAGES, BatchRamp, RampStage
-from scaling_law.laws import JointLaw
+from scaling_law.laws import ChinchillaForm
 from scaling_law.learning_rate import LearningRateLaw
+from scaling_law.optimal_table import percentile_interval
 from scaling_law.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from scaling_law.constraints import Quantity
 
 SEQUENCE_LENGTH = 512
 WARMUP_TOKENS, WARMUP_SHARE = 130e6, 0.1  # the paper's warm-up, and the share of a short run it may take
@@ -29,8 +32,12 @@ GRADIENT_BYTES = 4.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to launch. Tokens, FLOPs, bytes, hours; `branches` are the token counts of the trunk's decay branches,
-    the longest last; `loss` is the law's prediction in nats."""
+    """A run to launch. Tokens, FLOPs, bytes, hours.
+
+    `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `training_flops` are
+    those of that run alone, 6 N_act D; `total_tokens`, `total_flops` and `gpu_hours` count every branch's decay, too.
+    `loss` is the law's prediction for `tokens`, the whole steps that are trained, in nats per token.
+    """
 
     architecture: Architecture
     tokens: int
@@ -45,6 +52,8 @@ class Plan:
     loss: float
     loss_interval: tuple[float, float] | None
     training_flops: float
+    total_tokens: int
+    total_flops: float
     weight_bytes: float
     optimizer_bytes: float
     gradient_bytes: float
@@ -100,6 +109,9 @@ class Plan:
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
+        training = f"{self.training_flops:.3g} FLOPs"
+        if len(self.branches) > 1:
+            training = f"{self.total_flops:.3g} FLOPs with all branches, {self.training_flops:.3g} of the longest run"
         return [
             ("architecture", f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts}"),
             ("parameters", f"{format_count(a.n_active)} active, {format_count(a.n_total)} in total"),
@@ -111,7 +123,7 @@ class Plan:
             ("batch", f"{ramp} tokens on, of {self.sequence_length} tokens each"),
             ("warm-up, decay", f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"),
             ("peak learning rate", f"{self.learning_rate:.3g} ({self.learning_rate_law})"),
-            ("training", f"{self.training_flops:.3g} FLOPs"),
+            ("training", training),
             ("time", f"{self.gpu_hours:,.1f} GPU-hours at {self.gpu_flops:.3g} FLOP/s and {self.mfu:.0%} MFU"),
             ("memory", ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value)),
             ("predicted loss", f"{self.loss:.4f}{interval} nats per token"),
@@ -119,9 +131,9 @@ class Plan:
 
 
 def plan(
-    law: JointLaw,
-    flops: float,
-    experts: Any = (1, 2, 4, 8, 16, 32),
+    law: ChinchillaForm,
+    flops: Quantity,
+    experts: Any = None,
     *,
     branches: int = 1,
     gpu_flops: float = 989e12,
@@ -129,15 +141,24 @@ def plan(
     sequence_length: int = SEQUENCE_LENGTH,
     batch_ramp: Sequence[RampStage] = PAPER_STAGES,
     learning_rate_law: LearningRateLaw | None = None,
-    **limits: Any,
+    max_parameters: Quantity | None = None,
+    max_memory_bytes: Quantity | None = None,
+    kv_cache_tokens: Quantity = 0.0,
+    bytes_per_parameter: float = 2.0,
+    bytes_per_kv: float = 2.0,
+    inference_tokens: Quantity = 0.0,
+    kv_heads_ratio: float = 1.0,
+    vocab_size: int = VOCAB_SIZE,
+    force: bool = False,
 ) -> Plan:
-    """The run of the best architecture that exists for `flops` under `limits` (see `optimum.Constraints`).
+    """The run of the best architecture that exists for `flops`; experts and limits as in `law.optimal`.
 
     Args:
         branches: how many measurements the trunk gives: the full run, half of it, a quarter, …
         gpu_flops: peak FLOP/s of one accelerator (989e12: an H100 in bf16); mfu: the part of it that is used.
 
-    Raises ValueError for bad input, or where nothing fits.
+    Raises ValueError for bad input, or where nothing fits; ExtrapolationError where every answer lies beyond the range
+    guard, unless `force`.
     """
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
@@ -146,7 +167,21 @@ def plan(
     if not 0 < gpu_flops < float("inf"):
         raise ValueError(f"gpu_flops={gpu_flops!r} must be positive and finite")
     rates = learning_rate_law or LearningRateLaw.published()
-    table = law.optimal(flops, experts, integral=True, learning_rate_law=rates, **limits)
+    table = law.optimal(
+        flops,
+        experts,
+        max_parameters=max_parameters,
+        max_memory_bytes=max_memory_bytes,
+        kv_cache_tokens=kv_cache_tokens,
+        bytes_per_parameter=bytes_per_parameter,
+        bytes_per_kv=bytes_per_kv,
+        inference_tokens=inference_tokens,
+        kv_heads_ratio=kv_heads_ratio,
+        vocab_size=vocab_size,
+        integral=True,
+        learning_rate_law=rates,
+        force=force,
+    )
     row = table.best
     architecture = row.architecture
     assert architecture is not None  # integral rows have one
@@ -155,27 +190,37 @@ def plan(
     tokens = ramp.tokens(steps)
     shorter = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(branches - 1, 0, -1)]
     warmup = int(min(WARMUP_TOKENS, WARMUP_SHARE * tokens))
-    training = architecture.training_flops(tokens)
+    measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - DECAY_FRACTION) > warmup), tokens)
+    total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
+    at = (architecture.n_active, tokens, architecture.experts)
     return Plan(
         architecture=architecture,
         tokens=tokens,
-        branches=(*(t for t in dict.fromkeys(shorter) if t * (1 - DECAY_FRACTION) > warmup), tokens),
+        branches=measured,
         steps=steps,
         sequence_length=sequence_length,
         batch_ramp=ramp.stages,
         warmup_tokens=warmup,
-        decay_tokens=int(DECAY_FRACTION * tokens),
+        decay_tokens=_decay_tokens(ramp, tokens),
         learning_rate=row.learning_rate,
         learning_rate_law=rates.source,
-        loss=row.loss,
-        loss_interval=row.loss_interval,
-        training_flops=training,
+        loss=float(law.loss(*at)),
+        loss_interval=percentile_interval(law.loss_draws(*at)) if law.draws is not None else None,
+        training_flops=architecture.training_flops(tokens),
+        total_tokens=total,
+        total_flops=architecture.training_flops(total),
         weight_bytes=row.weight_bytes,
         optimizer_bytes=ADAM_BYTES * architecture.n_total,
         gradient_bytes=GRADIENT_BYTES * architecture.n_total,
         kv_cache_bytes=row.kv_cache_bytes,
-        gpu_hours=training / (gpu_flops * mfu * 3600.0),
+        gpu_hours=architecture.training_flops(total) / (gpu_flops * mfu * 3600.0),
         gpu_flops=gpu_flops,
         mfu=mfu,
-        warnings=table.warnings,
+        warnings=(*table.warnings, *rates.warnings(architecture)),
     )
+
+
+def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
+    """Tokens of the decay of a run of `tokens` tokens: whole steps, as the training loop branches off."""
+    end = ramp.steps(tokens)
+    return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - DECAY_FRACTION)), max(end - 1, 0)))

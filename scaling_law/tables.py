@@ -127,7 +127,7 @@ def compute_optimal(law: JointLaw) -> PaperTable:
     """Compute-optimal sizes and tokens."""
     cells = []
     for flops, rows in paper.COMPUTE_OPTIMAL.items():
-        best = law.compute_optimal(flops, list(rows))
+        best = law.compute_optimal(flops, list(rows), force=True)
         for i, (experts, (n_active, tokens)) in enumerate(rows.items()):
             where = f"{flops:.0e}, E = {experts}".replace("e+", "e")
             cells += [_cell(where, "N_act", n_active, float(best.n_active[i]), billions=1)]
@@ -142,8 +142,8 @@ def optimal_experts(law: JointLaw) -> PaperTable:
     cells = []
     for flops, row in paper.OPTIMAL_EXPERTS.items():
         for gigabytes, experts in row.items():
-            limits = {"max_memory_bytes": gigabytes * 1e9, "kv_cache_tokens": paper.OPTIMAL_EXPERTS_KV_TOKENS}
-            best = law.optimal(flops, **limits).best.experts
+            memory, cache = gigabytes * 1e9, paper.OPTIMAL_EXPERTS_KV_TOKENS
+            best = law.optimal(flops, max_memory_bytes=memory, kv_cache_tokens=cache, force=True).best.experts
             printed = f"≥ {experts}" if experts == 32 else str(experts)
             where = f"{flops:.0e}".replace("e+", "e")
             cells.append(Cell(where, f"{gigabytes} GB", printed, float(experts), best, 0.0))
@@ -178,7 +178,7 @@ def text_numbers(law: JointLaw) -> PaperTable:
         what = f"FLOPs per token saved, E = {experts}"
         cells.append(Cell("1.1B family", what, printed, float(printed[:-1]), saved, 0.5))
     n, d = paper.CAPTION_DENSE
-    row = law.optimal(6 * n * d, [paper.CAPTION_EXPERTS], max_parameters=n).rows[0]
+    row = law.optimal(6 * n * d, [paper.CAPTION_EXPERTS], max_parameters=n, force=True).rows[0]
     for name, printed in paper.CAPTION.items():
         cells.append(_cell("1B dense on 10B, matched at E = 16", name, printed, getattr(row, name)))
     return PaperTable("text", "Numbers of the text", tuple(cells))

@@ -1,8 +1,9 @@
 """Read quantities as people write them: "1e22", "100B", "80GB", "80GiB", "16k".
 
-One place for the meaning of suffixes. Counts (parameters, tokens, FLOPs) are decimal; memory is decimal for GB and
-binary for GiB; a context length is counted in 1024s, because "16k tokens" of key-value cache means 16,384 in
-Ludziejewski et al. 2025 (Table "Optimal E") as everywhere in the field.
+One place for the meaning of suffixes, of which the case does not matter: "80GB", "80gb", "80 G" are one size. Counts
+(parameters, tokens, FLOPs) are decimal; memory is decimal for GB and binary for GiB; a context length is counted in
+1024s, because "16k tokens" of key-value cache means 16,384 in Ludziejewski et al. 2025 (Table "Optimal E") as
+everywhere in the field.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import re
 _NUMBER = r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
 _PATTERN = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-z]*)\s*$")
 
-COUNT_SUFFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+COUNT_SUFFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 BYTE_SUFFIXES = {"": 1.0, "B": 1.0}
-BYTE_SUFFIXES |= {f"{prefix}B": 1000.0**power for power, prefix in enumerate("kMGTP", start=1)} | {"KB": 1e3}
-BYTE_SUFFIXES |= {f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGTP", start=1)}
-CONTEXT_SUFFIXES = {"": 1.0, "k": 1024.0, "K": 1024.0, "M": 1024.0**2}
+BYTE_SUFFIXES |= {f"{prefix}{b}": 1000.0**power for power, prefix in enumerate("kMGTP", start=1) for b in ("B", "")}
+BYTE_SUFFIXES |= {
+    f"{prefix}{b}": 1024.0 ** (i + 1) for i, prefix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi")) for b in ("B", "")
+}
+CONTEXT_SUFFIXES = {"": 1.0, "k": 1024.0, "M": 1024.0**2}
 
 
 def parse_count(text: str | float, field: str = "value") -> float:
@@ -29,7 +32,7 @@ def parse_count(text: str | float, field: str = "value") -> float:
 
 
 def parse_bytes(text: str | float, field: str = "memory") -> float:
-    """A memory size in bytes: "80GB" (80e9), "80GiB" (80·1024³), "640 GB", or a plain number of bytes."""
+    """A memory size in bytes: "80GB", "80 gb" or "80G" (80e9), "80GiB" or "80Gi" (80·1024³), or a number of bytes."""
     return _parse(text, field, BYTE_SUFFIXES)
 
 
@@ -55,10 +58,11 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
 def _parse(text: str | float, field: str, suffixes: dict[str, float]) -> float:
     if isinstance(text, str):
         match = _PATTERN.match(text)
-        if match is None or match[2] not in suffixes:
-            allowed = ", ".join(sorted(s for s in suffixes if s))
+        factors = {suffix.lower(): factor for suffix, factor in suffixes.items()}
+        if match is None or match[2].lower() not in factors:
+            allowed = ", ".join(s for s in suffixes if s and f"{s}B" not in suffixes)
             raise ValueError(f"{field}={text!r} is not a quantity: write a number, optionally followed by {allowed}")
-        value = float(match[1]) * suffixes[match[2]]
+        value = float(match[1]) * factors[match[2].lower()]
     else:
         value = float(text)
     if not math.isfinite(value) or value < 0:
