@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scaling_law.architecture import Architecture
-    from scaling_law.conditions import Conditions
+    from scaling_law.conditions import Conditions, ExtrapolationError
     from scaling_law.fit_result import FitResult
     from scaling_law.fitting import fit
     from scaling_law.laws import ChinchillaLaw, JointLaw, Law, RoutedLaw
@@ -29,6 +29,7 @@ _HOME = {
     "Bootstrap": "uncertainty",
     "ChinchillaLaw": "laws",
     "Conditions": "conditions",
+    "ExtrapolationError": "conditions",
     "FitResult": "fit_result",
     "JointLaw": "laws",
     "Law": "laws",
@@ -47,6 +48,7 @@ __all__ = [
     "Bootstrap",
     "ChinchillaLaw",
     "Conditions",
+    "ExtrapolationError",
     "FitResult",
     "JointLaw",
     "Law",

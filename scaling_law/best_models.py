@@ -124,7 +124,7 @@ def _row(
         loss=float(found.loss[i]),
         loss_interval=interval,
         learning_rate=float(rates.at(rates.counted_parameters(d, vocab_size=vocab), experts)),
-        limited_by="memory" if bool(found.truncated[i]) else "compute",
+        limited_by="memory" if found.truncated[i] else ("compute" if found.free[i] >= HEAD_DIM else "smallest"),
         warnings=() if unguarded else tuple(law.warnings(n, tokens, experts)),
         trusted=trusted,
         architecture=Architecture(round(d), int(experts), vocab_size=vocab) if integral else None,

@@ -92,7 +92,7 @@ def print_table(renderable: Any) -> None:
 
     console = Console()
     if not console.is_terminal:
-        console.width = max(console.width, 120)
+        console.width = max(console.width, 160)
     console.print(renderable)
 
 

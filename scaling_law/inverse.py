@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
-FLOPS_RANGE = (1e10, 1e40)
+FLOPS_RANGE = (1.0, 1e40)
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Reached(ResultTable):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        found = range_warnings(self.conditions, self.n_active, self.tokens, self.experts)
-        return (*self.notes, *found)
+        experts = np.where(np.isfinite(self.n_active), self.experts, np.nan)
+        return (*self.notes, *range_warnings(self.conditions, self.n_active, self.tokens, experts))
 
     def _columns(self) -> dict[str, Any]:
         names = ("loss", "experts", "flops", "memory_bytes", "n_active", "n_total", "tokens", "tokens_per_parameter")

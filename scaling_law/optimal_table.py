@@ -39,8 +39,9 @@ class OptimalRow:
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token.
 
     `d_model` is fractional unless the table is integral, and then `architecture` exists. `loss_interval` holds 95 % of
-    the law's draws. `limited_by` is "compute" where the compute optimum fits, else "memory". `trusted` is False beyond
-    the range guard, where a row is not compared with others; `warnings` say how far outside each quantity is.
+    the law's draws. `limited_by` is "compute" where the compute optimum fits, "memory" where it does not, and
+    "smallest" where it is smaller than d_model 64. `trusted` is False beyond the range guard, where a row is not
+    compared with others; `warnings` say how far outside each quantity is.
     """
 
     experts: float

@@ -182,7 +182,8 @@ def no_optimum(law: ChinchillaForm, experts: ArrayLike) -> str:
     asked = np.unique(np.asarray(experts, float))
     without = asked[~has_optimum(law.chinchilla_coefficients(asked))].tolist()
     reasons = "; ".join(f"E = {e:g}: {why_no_optimum(law, e)}" for e in without)
-    message = f"this law has no compute optimum for some of these experts: {reasons}"
+    message = f"this law has no compute optimum for {'any' if len(without) == len(asked) else 'some'} of these experts"
+    message += f": {reasons}"
     if law.conditions is not None and (limits := law.conditions.fitted_limits()):
         names = ("N_act", "D")
         spans = [f"{name} {format_count(limits[name][0])} to {format_count(limits[name][1])}" for name in names]

@@ -109,6 +109,7 @@ class Plan:
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
+        hours = f"{self.gpu_hours:,.1f}" if self.gpu_hours >= 1 else f"{self.gpu_hours:.2g}"
         training = f"{self.training_flops:.3g} FLOPs"
         if len(self.branches) > 1:
             training = f"{self.total_flops:.3g} FLOPs with all branches, {self.training_flops:.3g} of the longest run"
@@ -124,7 +125,7 @@ class Plan:
             ("warm-up, decay", f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"),
             ("peak learning rate", f"{self.learning_rate:.3g} ({self.learning_rate_law})"),
             ("training", training),
-            ("time", f"{self.gpu_hours:,.1f} GPU-hours at {self.gpu_flops:.3g} FLOP/s and {self.mfu:.0%} MFU"),
+            ("time", f"{hours} GPU-hours at {self.gpu_flops:.3g} FLOP/s and {self.mfu:.0%} MFU"),
             ("memory", ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value)),
             ("predicted loss", f"{self.loss:.4f}{interval} nats per token"),
         ]

@@ -158,11 +158,13 @@ class OptimumUncertainty:
     best_share: FloatArray
 
     def interval(self, quantity: Literal["n_active", "tokens", "loss"], level: float = 0.95) -> tuple[Any, Any]:
-        """(low, high), one for each E."""
+        """(low, high), one for each E, over the draws that have an optimum there; NaN where none has."""
         if quantity not in ("n_active", "tokens", "loss"):
             raise ValueError(f"quantity={quantity!r} must be 'n_active', 'tokens' or 'loss'")
-        values = getattr(self, quantity)
-        return _interval(values[np.isfinite(values).all(axis=1)], level)
+        columns = [column[np.isfinite(column)] for column in getattr(self, quantity).T]
+        ends = [_interval(column, level) if column.size else (np.nan, np.nan) for column in columns]
+        low, high = np.array(ends).T
+        return low, high
 
 
 def optimum_uncertainty(
@@ -179,10 +181,10 @@ def optimum_uncertainty(
     for i, draw in enumerate(law.draws):
         try:
             found = optimal_widths(type(law)(*draw), flops, columns, constraints)
-        except ValueError:  # a draw whose loss does not fall with both N and D has no optimum
+        except ValueError:  # a draw whose loss falls with both N and D for none of these E
             continue
-        n_active[i], tokens[i] = found.n_active, found.tokens
-        loss[i] = np.where(np.isfinite(found.loss), found.loss, np.nan)
+        for values, column in ((n_active, found.n_active), (tokens, found.tokens), (loss, found.loss)):
+            values[i] = np.where(found.fits, column, np.nan)
     known = np.isfinite(loss).any(axis=1)
     best = np.nanargmin(loss[known], axis=1) if known.any() else np.zeros(0, int)
     share = np.bincount(best, minlength=len(columns)) / max(len(law.draws), 1)

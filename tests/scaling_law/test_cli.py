@@ -87,10 +87,16 @@ def test_plan(shell, tmp_path):
 
 
 def test_reach(shell):
-    rows = json.loads(shell("reach", "--loss", "1.9", "--memory", "24GB", "--json").output)["rows"]
-    assert rows[0]["flops"] > 1e24
+    rows = json.loads(shell("reach", "--loss", "2.0", "--memory", "24GB", "--json").output)["rows"]
+    assert rows[0]["flops"] > 1e23
+    assert [row["trusted"] for row in rows[:3]] == [True, True, False]
     assert rows[-1]["flops"] is None
-    assert "GB" in shell("reach", "--loss", "2.2", "--flops", "1e22").output
+    data = json.loads(shell("reach", "--loss", "2.15", "--flops", "1e22", "--experts", 8, "--json").output)
+    assert data["rows"][0]["n_active"] == pytest.approx(2.54e9, rel=1e-2)
+    assert data["rows"][0]["tokens"] == pytest.approx(657e9, rel=1e-2)
+    assert any("D/N 259" in warning for warning in data["warnings"])
+    output = shell("reach", "--loss", "2.15", "--flops", "1e22").output
+    assert all(text in output for text in ("27.5 GB", "2.54B", "657B"))
 
 
 def test_learning_rate(shell):
@@ -125,7 +131,55 @@ def test_wrong_questions_exit_with_2(shell, words, message, tmp_path, monkeypatc
     assert result.stdout == ""
 
 
-def test_untrusted_answers_exit_with_3(shell):
-    result = shell("optimal", "--flops", "5e22", "--max-parameters", "200M")
-    assert result.exit_code == 3
-    assert "do not act" in result.output
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("optimal", "--flops", "1e28"), "N_act 73.4T is outside the fitted"),
+        (("optimal", "--flops", "1e22", "--experts", "60000"), "E = 60000 is outside the fitted 1…32"),
+        (("reach", "--loss", "2.3", "--flops", "1e22", "--experts", "32"), "D/N 45.5k is outside the fitted"),
+        (("reach", "--loss", "1.42", "--experts", "1"), "is outside the fitted"),
+        (("plan", "--flops", "1e28"), "N_act"),
+    ],
+)
+def test_far_questions_are_refused_unless_forced(shell, words, message):
+    result = shell(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert "--force" in result.stderr
+    forced = shell(*words, "--force")
+    assert forced.exit_code == 0
+    assert "do not act" in forced.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("loss", "--n-active", "1k", "--tokens", "1T", "--experts", "8"),
+        ("learning-rate", "--d-model", 512, "--experts", 1000),
+    ],
+)
+def test_formulas_answer_always_and_exit_with_1_where_no_one_should_act(shell, words):
+    result = shell(*words)
+    assert result.exit_code == 1
+    assert "do not act" in result.stdout
+    data = json.loads(shell(*words, "--json").stdout)
+    assert data.get("trusted", data.get("rows", [{}])[0].get("trusted")) is False
+
+
+def test_the_law_of_one_number_of_experts_can_be_asked(shell, published, tmp_path):
+    published.to_chinchilla(8).save_pretrained(tmp_path)
+    data = json.loads(shell("optimal", "--law", tmp_path, "--flops", "1e20", "--json").stdout)
+    assert [row["experts"] for row in data["rows"]] == [8]
+    assert shell("reach", "--law", tmp_path, "--loss", "2.3").exit_code == 0
+    assert shell("plan", "--law", tmp_path, "--flops", "1e20").exit_code == 0
+    assert "holds for E = 8 only" in shell("optimal", "--law", tmp_path, "--flops", "1e20", "--experts", 4).stderr
+
+
+def test_a_machine_that_gives_out_exits_with_3(shell, tmp_path, monkeypatch):
+    def full(self, *_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = shell("plan", "--flops", "1e20", "-o", tmp_path / "run.yaml")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "No space left" in result.stderr

@@ -58,7 +58,9 @@ def test_a_saved_law_is_the_same_law(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "version 1"),
+        ({"version": 3}, "version 1 or 2"),
+        ({"version": 1}, "the fields must be exactly"),
+        ({"n_range": [2.0, 1.0]}, r"n_range=\[2.0, 1.0\] must be two positive numbers"),
         ({"format": "scaling_law"}, "not a learning-rate law"),
         ({"slope_n": "-0.8"}, "slope_n='-0.8' is not a number"),
         ({"slope_e": True}, "slope_e=True is not a number"),
@@ -73,6 +75,30 @@ def test_what_is_no_law_is_refused_by_file_and_field(tmp_path, change, message):
     with pytest.raises(ValueError, match=message) as error:
         LearningRateLaw.load(path)
     assert str(path) in str(error.value)
+
+
+def test_a_file_without_ranges_is_read(tmp_path):
+    path = LearningRateLaw.published().save(tmp_path / "law.json")
+    data = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("n_range", "experts_range")}
+    path.write_text(json.dumps(data | {"version": 1}))
+    law = LearningRateLaw.load(path)
+    assert (law.n_range, law.intercept) == (None, LearningRateLaw.published().intercept)
+    assert law.warnings(Architecture(512)) == [
+        "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
+    ]
+    assert not law.beyond_guard(Architecture(512))
+
+
+def test_rates_outside_the_range_are_warned_of():
+    law = LearningRateLaw.published()
+    assert law.experts_range == (1, 32)
+    assert law.warnings(Architecture(512, 32)) == []
+    assert law.warnings(Architecture(512, 64)) == ["learning rate: E = 64 is outside the fitted 1…32 (×2)"]
+    assert not law.beyond_guard(Architecture(512, 128))
+    assert law.beyond_guard(Architecture(512, 129))
+    assert law.beyond_guard(Architecture(32, 1, 1, 1, 16))
+    fitted = fit_learning_rate([1e7, 1e8, 1e9], [1, 8, 8], [1e-2, 1e-3, 5e-4])
+    assert (fitted.n_range, fitted.experts_range) == ((1e7, 1e9), (1, 8))
 
 
 def test_best_of_grid_interpolates():

@@ -3,7 +3,10 @@
 import pytest
 import yaml
 
+from scaling_law import ExtrapolationError
+from scaling_law.batch_ramp import BatchRamp
 from scaling_law.plan import plan
+from training.schedule import Schedule, total_tokens
 
 
 def test_plan_of_a_run(published):
@@ -13,10 +16,14 @@ def test_plan_of_a_run(published):
     assert a == row.architecture
     assert made.tokens == pytest.approx(row.tokens, rel=1e-4)
     assert made.training_flops == 6 * a.n_active * made.tokens
-    assert made.gpu_hours == pytest.approx(made.training_flops / 5e14 / 3600)
+    trunk = Schedule(BatchRamp(made.batch_ramp, made.sequence_length), made.warmup_tokens, 0.2, 1e-3)
+    assert made.total_tokens == total_tokens([trunk.branch(tokens) for tokens in made.branches])
+    assert made.total_flops == 6 * a.n_active * made.total_tokens
+    assert made.total_flops / made.training_flops == pytest.approx(1.15, abs=1e-3)  # 0.2 · (1/2 + 1/4)
+    assert made.gpu_hours == pytest.approx(made.total_flops / 5e14 / 3600)
     assert made.optimizer_bytes == 12 * a.n_total
     assert made.warmup_tokens == 130_000_000
-    assert made.decay_tokens == int(0.2 * made.tokens)
+    assert made.decay_tokens == pytest.approx(0.2 * made.tokens, rel=1e-4)
     assert len(made.branches) == 3
     assert made.branches[-1] == made.tokens
     assert made.branches[0] == pytest.approx(made.tokens / 4, rel=1e-4)
@@ -34,6 +41,21 @@ def test_train_takes_the_yaml(published, tmp_path):
     assert tuple(int(t) for t in parsed.schedule.tokens) == made.branches
     assert parsed.model.experts == 8
     assert parsed.optimizer.learning_rate == made.learning_rate
+
+
+def test_the_loss_is_that_of_the_tokens_that_are_trained(published):
+    """Whole steps, of 65,536 tokens at first, and not the tokens that the budget would buy."""
+    row = published.optimal(2e14, [4], integral=True, force=True)[4]
+    made = plan(published, 2e14, [4], force=True)
+    assert made.tokens == made.steps * 128 * 512 < row.tokens
+    assert made.loss == published.loss(made.architecture.n_active, made.tokens, 4) > row.loss
+    assert made.loss_interval[0] < made.loss < made.loss_interval[1]
+
+
+def test_far_questions_are_refused(published):
+    with pytest.raises(ExtrapolationError, match="N_act"):
+        plan(published, 1e28)
+    assert any("learning rate: N" in warning for warning in plan(published, 1e28, force=True).warnings)
 
 
 def test_small_budgets_warm_up_less(published):

@@ -19,6 +19,12 @@ from scaling_law.units import format_bytes, format_count, parse_bytes, parse_con
         (parse_bytes, "80GB", 80e9),
         (parse_bytes, "80GiB", 80 * 1024**3),
         (parse_bytes, "640 GB", 640e9),
+        (parse_bytes, "80G", 80e9),
+        (parse_bytes, "80gb", 80e9),
+        (parse_bytes, "80 gib", 80 * 1024**3),
+        (parse_bytes, "80Gi", 80 * 1024**3),
+        (parse_count, "7b", 7e9),
+        (parse_context, "16K", 16_384),
         (parse_bytes, "1000", 1000),
         (parse_context, "16k", 16_384),
         (parse_context, "16000", 16_000),
@@ -30,7 +36,7 @@ def test_meanings(parse, text, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "80 bananas", "1e", "-5GB", "nan", "inf", "1e999", "80gb", "0x10", "1,5GB", "__"]
+    "text", ["", "GB", "80 bananas", "1e", "-5GB", "nan", "inf", "1e999", "80gbb", "0x10", "1,5GB", "__"]
 )
 @pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_context])
 def test_nonsense_is_refused(parse, text):
