@@ -87,14 +87,14 @@ def exit_status(error: BaseException) -> int:
     """The exit status of a command that ended with this error.
 
     2: the question is wrong (what is asked for is not there, a record or file is not valid, no token or not the right
-    one, a path that cannot be); 3: the store cannot be reached or the disk fails; 4: not all was pushed; 1: the store
-    contradicts what was sent.
+    one, a path that cannot be); 3: the disk fails; 4: not all was pushed; 1: the store cannot be reached, or what it
+    has contradicts what was sent.
     """
     if isinstance(error, PushErrors):
         return 4
     if isinstance(error, (RecordError, FilesError, NotFoundError, *_WRONG_PATH)):
         return 2
-    return 3 if isinstance(error, OSError) else 1
+    return 3 if isinstance(error, OSError) and not isinstance(error, (HubError, ConnectionError, TimeoutError)) else 1
 
 
 def contains_token(text: str) -> bool:

@@ -107,9 +107,9 @@ class HubStore(Store):
             if path not in _OWN_FILES
         }
 
-    def read(
+    def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
-    ) -> bytes:
+    ) -> tuple[bytes, str]:
         from huggingface_hub import try_to_load_from_cache
 
         repo_id, wanted = self.repo_id(repo), revision or "main"
@@ -122,9 +122,10 @@ class HubStore(Store):
             if not isinstance(cached, str):
                 raise UnavailableError(f"{error}; {path} of {repo_id} is not in the cache either") from None
             logger.warning("%s; using the cached %s of %s", error, path, repo_id)
-            return _bounded(Path(cached), max_bytes, repo_id)
+            # <cache>/<repository>/snapshots/<commit>/<path>
+            return _bounded(Path(cached), max_bytes, repo_id), Path(cached).parents[path.count("/")].name
         self._remember(kind, repo_id, wanted, info.sha)
-        return content
+        return content, str(info.sha)
 
     def _info(self, kind: Kind, repo: str, revision: str | None, attempts: int | None = None) -> Any:
         """Commit and files (with sizes and hashes) of a revision, in one call."""
