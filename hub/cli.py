@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .errors import FilesError, HubError, PushErrors
+from .errors import FilesError, HubError, PushErrors, exit_status, redacted
 from .files import release_of, run_folders
 from .index import load_index, push_index, push_repo_cards
 from .markdown import count, decimal
-from .published import REPOSITORY, PublishedRun, installed_converter, list_published, pull_published
+from .published import REPOSITORY, PublishedRun, list_published, pull_published
 from .pull import pull_runs, select
 from .push import MAX_WORKERS, prepare, push_runs
 from .records import RunRecord
@@ -154,10 +154,9 @@ def pull_published_command(
     """Fetch one of the paper's checkpoints and convert it to a folder for from_pretrained, with its run record."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise FilesError(f"{to} exists and is not an empty folder; nothing was fetched")
-    convert = installed_converter()  # before gigabytes are fetched
     run = PublishedRun(d_model, experts, heads, steps)
     with log.status(f"fetching and converting {run.path}"):
-        commit = pull_published(run, to, convert, repository=repository, revision=revision)
+        commit = pull_published(run, to, repository=repository, revision=revision)
     out.print(f"{to} {repository}@{commit}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -207,9 +206,10 @@ def _progress() -> Progress:
 
 
 def main() -> None:
-    """Entry point: an error of ours is one line on standard error and exit status 1."""
+    """Entry point: an error is one line on standard error, with the exit status of `hub.errors.exit_status`."""
     try:
         app()
-    except HubError as error:
-        log.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise SystemExit(1) from None
+    except (HubError, OSError) as error:
+        text = " ".join(redacted(str(error)).split())
+        log.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+        raise SystemExit(exit_status(error)) from None

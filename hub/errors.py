@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
 # none, because an underscore follows within a few letters.
 _TOKEN = re.compile(r"\b(?:hf_(?:oauth_|jwt_|app_)?|api_org_)[A-Za-z0-9]{16,}")
+# Of a path that a user named; an AccessError is a PermissionError, too.
+_WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 
 
@@ -51,11 +53,14 @@ class AccessError(HubError, PermissionError):
 class UnavailableError(HubError, ConnectionError):
     """The store cannot be reached: offline, timed out, or still failing after all retries.
 
-    `retry_after` are the seconds that the server asks to wait, if it does; `passing`: trying again may help.
+    `retry_after` are the seconds that the server asks to wait, if it does; `passing`: trying again may help;
+    `connected`: a connection could be opened; `full`: the repository whose commits of this hour are used up.
     """
 
     retry_after: float | None = None
     passing: bool = True
+    connected: bool = True
+    full: str | None = None
 
 
 class PushErrors(HubError):
@@ -66,8 +71,30 @@ class PushErrors(HubError):
 
     def __init__(self, failures: Sequence[tuple[str, BaseException]], pushed: list[RunRecord]) -> None:
         self.failures, self.pushed = list(failures), pushed
-        lines = [f"{run_id}: {redacted(str(error))}" for run_id, error in failures]
+        runs_of: dict[str, list[str]] = {}  # a reason that holds for many is given once
+        for run_id, error in failures:
+            runs_of.setdefault(redacted(str(error)), []).append(run_id)
+        lines = [f"{_named(run_ids)}: {reason}" for reason, run_ids in runs_of.items()]
         super().__init__(f"{len(failures)} of the pushes failed: " + "; ".join(lines))
+
+
+def _named(run_ids: Sequence[str]) -> str:
+    more = f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else ""
+    return ", ".join(run_ids[:3]) + more
+
+
+def exit_status(error: BaseException) -> int:
+    """The exit status of a command that ended with this error.
+
+    2: the question is wrong (what is asked for is not there, a record or file is not valid, no token or not the right
+    one, a path that cannot be); 3: the disk fails; 4: not all was pushed; 1: the store cannot be reached, or what it
+    has contradicts what was sent.
+    """
+    if isinstance(error, PushErrors):
+        return 4
+    if isinstance(error, (RecordError, FilesError, NotFoundError, *_WRONG_PATH)):
+        return 2
+    return 3 if isinstance(error, OSError) and not isinstance(error, (HubError, ConnectionError, TimeoutError)) else 1
 
 
 def contains_token(text: str) -> bool:

@@ -38,8 +38,6 @@ _NAMES = frozenset(
     ]
 )
 _PATTERNS = (WEIGHTS, re.compile(r"[a-z_][a-z0-9_]*\.py"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)"))
-# The same list as shell patterns, for downloads; `is_allowed` is the exact one.
-ALLOW_PATTERNS = (*sorted(_NAMES), "*.safetensors", "*.py", "*.png", "*.svg")
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 _MAX_FILES = 1000

@@ -25,7 +25,7 @@ from typing import Any
 
 from .atomic import write_bytes
 from .errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
-from .files import ALLOW_PATTERNS, Content, content_hash, is_allowed, same_weights, weights_of
+from .files import Content, content_hash, is_allowed, same_weights, weights_of
 from .store import MAX_READ_BYTES, Kind, Publication, Store, StoredFile, Update, checked_name
 from .transport import DEFAULT_TIMEOUT_SECONDS, Transport
 
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _OWN_FILES = frozenset({".gitattributes"})  # what the Hub itself puts into a new repository
 _SHA256_DIGITS = 64
 _UPDATE_ATTEMPTS = 30
+_FETCH_WORKERS = 8
 _ATTEMPTS_WITH_CACHE = 2  # who has the file already is not kept waiting for a network that is down
 
 
@@ -87,7 +88,7 @@ class HubStore(Store):
     def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
         lister = self._api.list_models if kind == "model" else self._api.list_datasets
         wanted = {"author": self.organisation, "search": prefix or None, "filter": tag}
-        found = self.transport.call(lambda: list(lister(**wanted)))
+        found = self.transport.read(lambda: list(lister(**wanted)))
         names = (item.id.rpartition("/")[2] for item in found)
         return sorted(name for name in names if name.startswith(prefix))
 
@@ -106,9 +107,9 @@ class HubStore(Store):
             if path not in _OWN_FILES
         }
 
-    def read(
+    def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
-    ) -> bytes:
+    ) -> tuple[bytes, str]:
         from huggingface_hub import try_to_load_from_cache
 
         repo_id, wanted = self.repo_id(repo), revision or "main"
@@ -121,14 +122,15 @@ class HubStore(Store):
             if not isinstance(cached, str):
                 raise UnavailableError(f"{error}; {path} of {repo_id} is not in the cache either") from None
             logger.warning("%s; using the cached %s of %s", error, path, repo_id)
-            return _bounded(Path(cached), max_bytes, repo_id)
+            # <cache>/<repository>/snapshots/<commit>/<path>
+            return _bounded(Path(cached), max_bytes, repo_id), Path(cached).parents[path.count("/")].name
         self._remember(kind, repo_id, wanted, info.sha)
-        return content
+        return content, str(info.sha)
 
     def _info(self, kind: Kind, repo: str, revision: str | None, attempts: int | None = None) -> Any:
         """Commit and files (with sizes and hashes) of a revision, in one call."""
         repo_id = self.repo_id(repo)
-        return self.transport.call(
+        return self.transport.read(
             lambda: self._api.repo_info(repo_id, repo_type=kind, revision=revision, files_metadata=True), attempts
         )
 
@@ -145,7 +147,7 @@ class HubStore(Store):
         where = {"repo_type": kind, "revision": info.sha, "cache_dir": self._cache_dir, **self.transport.access}
         expected = found.lfs.sha256 if found.lfs else found.blob_id
         for fresh in (False, True):  # a damaged file in the cache is fetched once more
-            local = self.transport.call(
+            local = self.transport.read(
                 lambda force=fresh: hf_hub_download(repo_id, path, force_download=force, **where)  # type: ignore[misc]
             )
             content = _bounded(Path(local), max_bytes, repo_id)
@@ -179,7 +181,7 @@ class HubStore(Store):
     def update(self, kind: Kind, repo: str, reads: tuple[str, ...], change: Update, message: str) -> Publication:
         self.transport.require_token()
         self._open(kind, repo)
-        repo_id, sent = self.repo_id(repo), False
+        repo_id, sent, failed = self.repo_id(repo), False, 0
         for attempt in range(_UPDATE_ATTEMPTS):
             head, present = self._present(kind, repo, reads)
             changed = change(present)
@@ -191,11 +193,14 @@ class HubStore(Store):
                 # Someone else was faster, or the response was lost: what is there now decides, so read again.
                 logger.info("%s: attempt %d: %s", repo_id, attempt + 1, error)
                 sent = sent or isinstance(error, UnavailableError)
+                failed += isinstance(error, UnavailableError)
+                if failed == self.transport.attempts:
+                    raise
                 self.transport.pause(attempt, error)
                 continue
             self._verify(kind, repo, commit, changed)
             return Publication(repo_id, "main", commit, written=True)
-        raise ConflictError(f"{repo_id}: other writers were faster, or the Hub failed, {_UPDATE_ATTEMPTS} times")
+        raise ConflictError(f"{repo_id}: other writers were faster {_UPDATE_ATTEMPTS} times")
 
     def tensor_shapes(self, repo: str, revision: str) -> dict[str, tuple[int, ...]]:
         repo_id = self.repo_id(repo)
@@ -206,22 +211,42 @@ class HubStore(Store):
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
         import shutil
 
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import hf_hub_download
 
-        local = self.transport.call(
-            lambda: snapshot_download(
-                self.repo_id(repo),
-                revision=revision,
-                allow_patterns=list(ALLOW_PATTERNS),
-                ignore_patterns=["*/*"],
-                cache_dir=self._cache_dir,
-                local_dir=destination,
-                **self.transport.access,
-            )
-        )
+        repo_id = self.repo_id(repo)
+        try:
+            info = self._info("model", repo, revision)
+        except UnavailableError as error:
+            before = self._fetched_before(repo_id, revision) if destination is None else None
+            if before is None:
+                raise
+            logger.warning("%s; using the cached files of %s", error, repo_id)
+            return before
+        names = [item.rfilename for item in info.siblings or [] if is_allowed(item.rfilename)]
+        if not names:
+            raise NotFoundError(f"{repo_id} has no files of a release at {revision}")
+        where = {"revision": info.sha, "cache_dir": self._cache_dir, "local_dir": destination, **self.transport.access}
+
+        def download(name: str) -> Path:
+            return Path(self.transport.read(lambda: hf_hub_download(repo_id, name, **where)))
+
+        # One before the others: a Hub that fails is asked as often as for one file.
+        folder = download(names[0]).parent
+        with ThreadPoolExecutor(_FETCH_WORKERS, thread_name_prefix="hub-fetch") as pool:
+            list(pool.map(download, names[1:]))
         if destination is not None:
             shutil.rmtree(destination / ".cache", ignore_errors=True)
-        return Path(local)
+        return folder
+
+    def _fetched_before(self, repo_id: str, revision: str) -> Path | None:
+        """The folder of the cache; what lacks in it, if the download was interrupted, shows in the weights' sha256."""
+        from huggingface_hub import snapshot_download
+
+        cached = {"cache_dir": self._cache_dir, "local_files_only": True}
+        try:
+            return Path(self.transport.call_once(lambda: snapshot_download(repo_id, revision=revision, **cached)))
+        except UnavailableError:
+            return None
 
     # -- repositories and branches
 

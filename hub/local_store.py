@@ -55,17 +55,18 @@ class LocalStore(Store):
         folder = self.folder(kind, repo, revision)
         return {entry.name: _stored(entry) for entry in sorted(folder.iterdir()) if _is_content(entry)}
 
-    def read(
+    def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
-    ) -> bytes:
-        file = self.folder(kind, repo, revision or "main") / path
+    ) -> tuple[bytes, str]:
+        folder = self.folder(kind, repo, revision or "main")
+        file = folder / path
         if file.name != path or not file.is_file():
             raise NotFoundError(f"{self.repo_id(repo)} has no file {path!r} at {revision or 'main'}")
         with file.open("rb") as reader:
             content = reader.read(max_bytes + 1)
         if len(content) > max_bytes:
             raise IntegrityError(f"{path} of {self.repo_id(repo)} is larger than {max_bytes:,} bytes")
-        return content
+        return content, _content_id(folder)
 
     def folder(self, kind: Kind, repo: str, revision: str = "main") -> Path:
         """The folder of a branch (or of the branch whose content has this commit id).

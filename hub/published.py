@@ -93,14 +93,14 @@ def list_published(
 ) -> list[PublishedRun]:
     """All runs in the repository, sorted by size, experts, heads and steps; `access`: `endpoint`, `token`."""
     transport = _transport(access)
-    names = transport.call(lambda: transport.api.list_repo_files(repository, revision=revision))
+    names = transport.read(lambda: transport.api.list_repo_files(repository, revision=revision))
     return _sorted(names)
 
 
 def pull_published(
     run: PublishedRun,
     destination: str | Path,
-    convert: Convert,
+    convert: Convert | None = None,
     *,
     repository: str = REPOSITORY,
     revision: str | None = None,
@@ -113,7 +113,8 @@ def pull_published(
         run: which.
         destination: the folder that `convert` fills.
         convert: called with the `PublishedFile` and the destination; it must read the file as data only
-            (`torch.load(..., weights_only=True)`).
+            (`torch.load(..., weights_only=True)`). Default: `installed_converter()`, which is loaded after the run is
+            found, because loading takes long, and before gigabytes are fetched.
         repository: where the files lie.
         revision: a branch or commit; default: the newest commit, which is then pinned for all requests.
         cache_dir: where the download is kept; default: the Hub's cache.
@@ -123,17 +124,19 @@ def pull_published(
         The commit that the file was read at.
 
     Raises:
+        FilesError: no `convert` was given and none is installed.
         NotFoundError: no such run; the message lists what there is for the size.
         IntegrityError: the file that arrived is not the one that the repository has.
     """
     from huggingface_hub import hf_hub_download
 
     transport = _transport(access)
-    info = transport.call(lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True))
+    info = transport.read(lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True))
     files = {item.rfilename: item for item in info.siblings or []}
     if run.path not in files:
         raise NotFoundError(f"{repository} has no {run.path} at {info.sha}; {_nearest(run, list(files))}")
-    local = transport.call(
+    convert = convert or installed_converter()
+    local = transport.read(
         lambda: hf_hub_download(repository, run.path, revision=info.sha, cache_dir=cache_dir, **transport.access)
     )
     expected = files[run.path].lfs.sha256 if files[run.path].lfs else None

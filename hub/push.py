@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from .errors import FilesError, PushErrors, RecordError
+from .errors import AccessError, FilesError, PushErrors, RecordError
 from .files import Content, Release, check_secrets, release_of
 from .names import branch_name, repo_name
 from .records import RunRecord
@@ -84,6 +84,7 @@ def push_runs(
 
     Raises:
         PushErrors: some failed; the others were pushed, and are in its `pushed`.
+        AccessError: none was pushed, because there is no token or the store does not accept it.
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise ValueError(f"workers is {workers}, allowed are 1 to {MAX_WORKERS}")
@@ -101,7 +102,11 @@ def push_runs(
         folder, record = runs[position]
         siblings = [other for other in placed if other.sweep == record.sweep]
         loss = predicted.get(record.run_id)
-        released = push_run(store, folder, record, siblings=siblings, predicted_loss=loss)
+        try:
+            released = push_run(store, folder, record, siblings=siblings, predicted_loss=loss)
+        except AccessError:  # true of all the runs: start none of the others
+            stopped.set()
+            raise
         with lock:
             done(released)
         return released
@@ -114,6 +119,8 @@ def push_runs(
             while wait(futures, timeout=_AWAKE_SECONDS).not_done:
                 pass
             errors = [future.exception() for future in futures]
+            refused = next((error for error in errors if isinstance(error, AccessError)), None)
+            errors = [refused if isinstance(error, CancelledError) else error for error in errors]
         except BaseException:  # interrupted: end what is being sent, start nothing more
             stopped.set()
             submitted.set()
@@ -121,6 +128,8 @@ def push_runs(
             raise
     failures = [(record.run_id, error) for (_, record), error in zip(runs, errors, strict=True) if error is not None]
     pushed = [future.result() for future, error in zip(futures, errors, strict=True) if error is None]
+    if refused is not None and not pushed:
+        raise refused
     if failures:
         raise PushErrors(failures, pushed)
     return pushed

@@ -21,8 +21,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from . import atomic, strict_json
 from .checks import check_texts, number, plain
 from .errors import FilesError, RecordError, redacted
+from .strict_json import SCHEMA_VERSION
 
-SCHEMA_VERSION = 1
 Status = Literal["final", "intermediate", "diverged"]
 
 # A name goes into repository and branch names, so it takes their alphabet; 64 leaves room for "-d4096-E32".
@@ -292,6 +292,8 @@ def _explained(error: ValidationError, fields: dict[str, Any]) -> str:
             lines.append(
                 f"{name}: {message[:1].lower()}{message[1:]}, not {shown[:80]}{'…' if len(shown) > 80 else ''}"
             )
+        if name == "schema_version" and problem["type"] == "less_than_equal":
+            lines[-1] += " (written by a newer version of this package: update it to read the record)"
     more = error.error_count() - len(lines)
     identity = fields.get("run_id")
     head = (

@@ -2,7 +2,7 @@
 
 `load_records` answers for run records, `read_file` and `publish_files` for single files such as a fitted law. A text
 with the form `organisation/name` is a repository of the Hub only if no such path exists here; `hf://organisation/name`
-always is. `@revision` at the end of either picks a branch, tag or commit.
+always is (`hf://datasets/organisation/name` as well). `@revision` at the end of either picks a branch, tag or commit.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import FilesError, NotFoundError
+from .errors import FilesError, NotFoundError, RecordError
 from .files import Content, check_secrets, is_allowed
-from .index import list_runs, load_index
+from .index import list_runs
+from .names import index_name
 from .records import RunRecord
 from .store import Kind, Publication, Store, open_store
-from .tables import OnInvalid, read_records
+from .tables import JSONL_NAME, OnInvalid, parse_records, read_records
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 
@@ -51,14 +52,29 @@ def repository(source: str | Path) -> RepositoryReference | None:
         if explicit:
             raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, with @REVISION if wanted")
         return None
+    if match[3] and ".." in match[3]:
+        raise FilesError(f"{text!r}: the revision {match[3]!r} is no branch, tag or commit")
     suffix = Path(text).suffix
     if not explicit and suffix in (".json", ".jsonl", ".parquet"):
         return None  # a file that is missing, not a repository
     return RepositoryReference(match[1], match[2], match[3])
 
 
+@dataclass(frozen=True)
+class LoadedRecords:
+    """Run records and where they are from: the data set of the Hub, and its commit if they are of its index."""
+
+    records: list[RunRecord]
+    dataset: str | None = None
+    commit: str | None = None
+
+
 def load_records(
-    source: str | Path, *, on_invalid: OnInvalid = "raise", problems: list[str] | None = None
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    on_invalid: OnInvalid = "raise",
+    problems: list[str] | None = None,
 ) -> list[RunRecord]:
     """Run records from wherever they lie.
 
@@ -66,29 +82,54 @@ def load_records(
         source: a `.jsonl`, `.parquet` or `run.json` file; a folder that has one of them; the root of a local store, or
             a sweep's folder of checkpoints (every `run.json` below); or a data set of the Hub, `org/sweep-runs`. If
             the organisation has no such data set, the sweep's model repositories are read one by one.
+        revision: branch, tag or commit of the data set; the same as `org/sweep-runs@revision`.
         on_invalid: "raise" reports all broken rows in one error; "skip" leaves them out.
         problems: with "skip", one message per row left out is appended here.
 
     Raises:
         RecordError: rows that break the schema.
         NotFoundError: the Hub has no such data set, or it is no index of runs.
-        FilesError: there is no such file or folder, or nothing in it.
+        FilesError: there is no such file or folder, or nothing in it; a revision of what has none.
     """
+    return load_pinned(source, revision=revision, on_invalid=on_invalid, problems=problems).records
+
+
+def load_pinned(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    on_invalid: OnInvalid = "raise",
+    problems: list[str] | None = None,
+) -> LoadedRecords:
+    """As `load_records`, with the data set and the commit, from which the same records are read again."""
     reference = repository(source)
-    if reference is not None:
-        sweep = reference.name.removesuffix("-runs")
-        if sweep == reference.name:
-            raise NotFoundError(f"{source}: the index of a sweep is a data set whose name ends in -runs")
-        store = reference.store
-        try:
-            return load_index(store, sweep, reference.revision, on_invalid=on_invalid, problems=problems)
-        except NotFoundError:
-            listed = (
-                list_runs(store, sweep, on_invalid=on_invalid, problems=problems) if not reference.revision else []
-            )
-            if not listed:
-                raise
-            return listed
+    if reference is None:
+        if revision is not None:
+            raise FilesError(f"{source}: revision={revision!r} is allowed with a data set of the Hub only")
+        return LoadedRecords(_records_in(source, on_invalid, problems))
+    if revision is not None and reference.revision not in (None, revision):
+        raise FilesError(f"{source}: revision={revision!r} contradicts the {reference.revision!r} after the @")
+    wanted = revision or reference.revision
+    sweep = reference.name.removesuffix("-runs")
+    if sweep == reference.name:
+        raise NotFoundError(f"{source}: the index of a sweep is a data set whose name ends in -runs")
+    store, dataset = reference.store, f"{reference.organisation}/{reference.name}"
+    try:
+        content, commit = store.pinned("dataset", index_name(sweep), JSONL_NAME, wanted)
+    except NotFoundError as error:
+        listed = list_runs(store, sweep, on_invalid=on_invalid, problems=problems) if not wanted else []
+        if not listed:
+            raise NotFoundError(f"{source}: {error}") from None
+        return LoadedRecords(listed, dataset)
+    try:
+        records = parse_records(content, name=JSONL_NAME, on_invalid=on_invalid, problems=problems)
+    except RecordError as error:
+        raise RecordError(f'{dataset}: {error}\non_invalid="skip" leaves them out') from None
+    return LoadedRecords(records, dataset, commit)
+
+
+def _records_in(source: str | Path, on_invalid: OnInvalid, problems: list[str] | None) -> list[RunRecord]:
+    """Those of a file or folder of this machine."""
     path = Path(str(source).removeprefix("file:"))
     if not path.is_dir():
         return read_records(path, on_invalid=on_invalid, problems=problems)

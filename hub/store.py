@@ -71,16 +71,22 @@ class Store(ABC):
         """The files of a revision. Raises NotFoundError."""
 
     @abstractmethod
-    def read(
+    def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
-    ) -> bytes:
-        """One file's bytes, at one commit; `revision` is a branch or a commit, default `main`.
+    ) -> tuple[bytes, str]:
+        """One file's bytes, and the commit they were read at; `revision` is a branch, tag or commit, default `main`.
 
         Raises:
             NotFoundError: no such repository, revision or file.
             IntegrityError: the file is larger than `max_bytes`.
             UnavailableError: the store cannot be reached and the file is in no cache.
         """
+
+    def read(
+        self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
+    ) -> bytes:
+        """One file's bytes; see `pinned`."""
+        return self.pinned(kind, repo, path, revision, max_bytes=max_bytes)[0]
 
     @abstractmethod
     def publish(

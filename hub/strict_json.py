@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from .errors import RecordError
 
+SCHEMA_VERSION = 1  # of run records; here, where it is read without loading the schema
 MAX_RECORD_BYTES = 256 * 1024  # one record as JSON; real ones take about 3 KiB
 MAX_DEPTH = 16  # nesting of objects and lists
 _MAX_INTEGER_DIGITS = 30  # far beyond any count of tokens or FLOPs

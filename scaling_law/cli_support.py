@@ -112,8 +112,12 @@ def _plain(value: Any) -> Any:
 @contextmanager
 def clear_errors() -> Iterator[None]:
     """Turn errors into one line on stderr: exit status 2 about the question, 1 of the network, 3 of the machine."""
+    from hub.errors import HubError, exit_status
+
     try:
         yield
+    except HubError as error:
+        _stop(error, exit_status(error))
     except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
         _stop(error, WRONG_QUESTION)
     except (ConnectionError, TimeoutError) as error:

@@ -67,7 +67,8 @@ class Excess:
 class Conditions:
     """Objective, number of runs, errors and ranges of a fit, and where the runs came from.
 
-    `draws` says how the draws of the law were made, where that needs saying.
+    `draws` says how the draws of the law were made, where that needs saying. `dataset` and `commit` name the index on
+    the Hub that the runs were read from, as `load_runs(dataset, revision=commit)` reads it again.
     """
 
     provenance: str
@@ -77,6 +78,8 @@ class Conditions:
     ranges: tuple[FittedRange, ...] = ()
     status: str | None = None
     draws: str | None = None
+    dataset: str | None = None
+    commit: str | None = None
 
     @property
     def overall(self) -> FittedRange | None:
@@ -135,7 +138,9 @@ class Conditions:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
+        data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
+        # Versions that do not know these fields read the files of laws that do not need them.
+        return {name: value for name, value in data.items() if value is not None or name not in ("dataset", "commit")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:

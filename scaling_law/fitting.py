@@ -144,5 +144,7 @@ def describe(
         rmse=rmse,
         ranges=used.ranges(),
         status=status.verdict,
+        dataset=runs.dataset,
+        commit=runs.commit,
     )
     return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)

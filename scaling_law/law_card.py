@@ -41,6 +41,8 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = ()) -> str:
             parts.append(f"The draws: {escaped(law.conditions.draws)}.")
     if (conditions := law.conditions) is not None:
         parts += ["## Conditions", escaped(conditions.provenance)]
+        if conditions.dataset is not None:
+            parts.append(_dataset(conditions.dataset, conditions.commit))
         if conditions.rmse is not None:
             status = escaped(conditions.status or "")
             parts.append(f"{conditions.n_runs} runs, RMSE {conditions.rmse:.4f} nats. {status}")
@@ -67,6 +69,17 @@ def loading_code(law: Law, place: str) -> str:
     kind = type(law).__name__
     module = "scaling_law" if kind in scaling_law.__all__ else type(law).__module__
     return f'```python\nfrom {module} import {kind}\n\nlaw = {kind}.from_pretrained("{place}")\nprint(law)\n```'
+
+
+def _dataset(dataset: str, commit: str | None) -> str:
+    """Which runs the law was fitted on, and the code that reads them again."""
+    from hub.markdown import escaped
+
+    link = f"[{escaped(dataset)}](https://huggingface.co/datasets/{dataset})"
+    if commit is None:
+        return f"The runs: {link}."
+    code = f'from scaling_law import load_runs\n\nruns = load_runs("{dataset}", revision="{commit}")'
+    return f"The runs: {link} at commit `{commit}`.\n\n```python\n{code}\n```"
 
 
 def law_pictures(law: Law) -> dict[str, bytes]:

@@ -6,8 +6,9 @@ holds the clusters that a bootstrap must resample together. Every check names th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,7 +34,8 @@ class Runs:
     """Measured runs as columns of equal length [n]: parameters, tokens, experts, loss in nats per token.
 
     `trunk` are cluster ids (integers from 0), `run_id` names; `source` says where the runs came from, `loss_name`
-    which loss was taken, and `skipped` what was left out and why.
+    which loss was taken, and `skipped` what was left out and why. `dataset` and `commit` are those of an index on the
+    Hub, from which `load_runs(dataset, revision=commit)` reads the same table again.
     """
 
     n_active: FloatArray
@@ -45,6 +47,8 @@ class Runs:
     source: str = "columns"
     loss_name: str = "loss"
     skipped: tuple[str, ...] = field(default=(), repr=False)
+    dataset: str | None = None
+    commit: str | None = None
 
     @classmethod
     def from_columns(
@@ -110,7 +114,7 @@ class Runs:
         kept = np.flatnonzero(np.asarray(mask, bool))
         n, d, e, losses = (c[kept] for c in (self.n_active, self.tokens, self.experts, self.loss))
         names = tuple(self.run_id[i] for i in kept)
-        return Runs(n, d, e, losses, self.trunk[kept], names, self.source, self.loss_name, self.skipped)
+        return replace(self, n_active=n, tokens=d, experts=e, loss=losses, trunk=self.trunk[kept], run_id=names)
 
     def ranges(self) -> tuple[FittedRange, ...]:
         """Ranges of all runs, then for each E."""
@@ -134,32 +138,35 @@ def load_runs(
     loss: str = "eval_loss",
     status: str | None = "final",
     on_invalid: Literal["raise", "skip"] = "raise",
+    revision: str | None = None,
 ) -> Runs:
     """Read a table of runs and check it.
 
     Args:
         source: a pandas DataFrame; a list of mappings or run records; a .jsonl or .parquet file; a folder that holds
-            runs.jsonl or runs.parquet; a release folder (datasets/<sweep>-runs/main); "org/sweep-runs" or
-            "hf://org/sweep-runs" on the Hub.
+            runs.jsonl or runs.parquet; a release folder (datasets/<sweep>-runs/main); "org/sweep-runs",
+            "hf://org/sweep-runs" or "hf://datasets/org/sweep-runs" on the Hub.
         loss: the column to fit, in nats per token ("eval_loss", "train_loss", or another).
         status: keep only rows whose `status` is this (rows without a status are final); None keeps all.
         on_invalid: "raise" a RunsError that lists every unusable row, or "skip" them and keep the reasons in
         `.skipped`.
+        revision: branch, tag or commit of a dataset on the Hub, as in "org/sweep-runs@v1"; once read, it is read from
+            the cache without a network.
 
     Raises RunsError for missing columns, no rows, non-finite, zero or negative numbers, duplicates, and sizes that
-    contradict d_model, n_blocks and vocab_size where these are given.
+    contradict d_model, n_blocks and vocab_size where these are given; `hub.HubError` for what the Hub does not have.
     """
-    from scaling_law.run_sources import read_rows
+    from scaling_law.run_sources import read_table
 
     if on_invalid not in ("raise", "skip"):
         raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
-    rows, origin = read_rows(source)
+    table = read_table(source, revision, on_invalid)
+    rows, origin = table.rows, table.name
     chosen = [(i, row) for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not chosen:
-        what = f"with status {status!r} among {len(rows)}" if rows else "at all"
-        raise RunsError(f"{origin}: no runs {what}")
+        raise RunsError(f"{origin}: {_nothing_chosen(rows, status, table.problems)}")
     _check_columns(origin, [row for _, row in chosen], loss)
-    problems: list[str] = []
+    problems = list(table.problems)
     kept: list[tuple[int, Row]] = []
     seen: dict[Any, str] = {}
     for i, row in chosen:
@@ -183,8 +190,16 @@ def load_runs(
         source=origin,
         loss_name=loss,
     )
-    object.__setattr__(runs, "skipped", tuple(problems))
-    return runs
+    return replace(runs, skipped=tuple(problems), dataset=table.dataset, commit=table.commit)
+
+
+def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
+    """Why a table gives no runs, and what it has instead."""
+    if not rows:
+        return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
+    counts = Counter(str(row.get("status") or "final") for row in rows)
+    there = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
 
 
 def _check_columns(origin: str, rows: list[Row], loss: str) -> None:

@@ -92,7 +92,7 @@ def test_errors_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = run(monkeypatch, capsys, *arguments)
-    assert code == 1
+    assert code == 2
     assert err.startswith("error: ")
     assert message in err
     assert "Traceback" not in out + err
@@ -104,5 +104,5 @@ def test_a_wrong_filter_says_what_is_allowed(
 ) -> None:
     run(monkeypatch, capsys, "push", sweep, tmp_path / "a")
     code, _, err = run(monkeypatch, capsys, "runs", tmp_path / "a", "demo", "--where", where)
-    assert code == 1
+    assert code == 2
     assert "filter term" in err

@@ -102,7 +102,7 @@ def test_refusals(tmp_path):
         load_runs(rows(), "loss")
     with pytest.raises(RunsError, match="no runs at all"):
         load_runs([])
-    with pytest.raises(RunsError, match=r"no runs\.jsonl"):
+    with pytest.raises(RunsError, match=r"no run records: neither runs\.jsonl"):
         load_runs(tmp_path)
     with pytest.raises(RunsError, match="no such file"):
         load_runs(tmp_path / "absent.jsonl")
