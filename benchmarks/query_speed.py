@@ -122,7 +122,7 @@ def losses(report: Report, count: int, rounds: int) -> None:
 
 
 def budgets(report: Report, count: int, rounds: int) -> None:
-    flops, e = np.logspace(18, 26, count), np.arange(1.0, 33.0)
+    flops, e = np.logspace(18, 25, count), np.arange(1.0, 33.0)
     found = LAW.compute_optimal(flops, e)
     chosen = [(i, i % len(e)) for i in range(0, count, 4)]
     theirs: list[float] = []

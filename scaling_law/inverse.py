@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,6 +45,8 @@ class Reached(ResultTable):
         trusted: False beyond the range guard of the law.
         notes: which E are left out, and why.
     """
+
+    _question: ClassVar[tuple[str, ...]] = ("loss", "experts")
 
     experts: FloatArray
     loss: FloatArray

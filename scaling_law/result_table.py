@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,12 @@ PADDING = 3  # columns of the terminal that a border and two spaces take
 
 
 class ResultTable:
-    """What results with one value for each question share. A subclass gives `_columns`, and may give `warnings`."""
+    """What results with one value for each question share.
+
+    A subclass gives `_columns` and, in `_question`, those that say what was asked; it may give `warnings`.
+    """
+
+    _question: ClassVar[tuple[str, ...]] = ("flops", "experts")
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -49,7 +54,8 @@ class ResultTable:
         rows = self.to_rows()
         cells = [{LABELS.get(k, k): _cell(k, v) for k, v in row.items()} for row in rows[:SHOWN]]
         styles = ["" if row.get("trusted", True) else "dim" for row in rows[:SHOWN]]
-        yield Stacked(cells, KEYS, FIRST, styles)
+        asked = [name for name in self._question if name == "experts" or len({row[name] for row in rows}) > 1]
+        yield Stacked(cells, [LABELS.get(name, name) for name in asked], FIRST, styles)
         if len(rows) > SHOWN:
             yield Text(f"… {len(rows) - SHOWN:,} more rows: to_dataframe() has all", style="dim")
         for warning in self.warnings:
@@ -72,8 +78,7 @@ LABELS = {
     "dense_tokens": "dense D",
     "dense_loss": "dense loss",
 }
-KEYS = ("E",)  # what names a row, repeated where a table is cut into several
-FIRST = ("FLOPs", "N_act", "tokens", "loss", "memory", "mark")  # what the first of them holds
+FIRST = ("FLOPs", "N_act", "tokens", "loss", "memory", "mark")  # what a narrow terminal shows above the rest
 NONE = {"flops": "not reached", "memory_bytes": ""}  # what infinity means there
 _BYTES: Callable[[float], str] = format_bytes
 FORMATS: dict[str, Callable[[Any], str]] = {

@@ -87,7 +87,7 @@ class PaperTable:
             return Text(title, style="italic")
         table = Table(title=title, title_justify="left", caption=self.note or None, caption_justify="left")
         for name in ("", "", "printed", "ours", "difference", ""):
-            table.add_column(name, justify="right" if name else "left")
+            table.add_column(name, justify="right" if name else "left", overflow="fold")
         for cell in self.cells:
             if only_differing and cell.agrees:
                 continue

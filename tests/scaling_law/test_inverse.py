@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from scaling_law import ExtrapolationError, JointLaw
 from scaling_law.inverse import (
@@ -54,6 +55,17 @@ def test_smallest_memory_that_beats_a_dense_model(published):
     assert found.to_dataframe().tokens_per_parameter.tolist() == (found.tokens / found.n_active).tolist()
     with pytest.raises(ValueError, match="max_memory_bytes"):
         smallest_memory(published, 1e20, 2.5, max_memory_bytes=1e9)
+
+
+def test_a_narrow_terminal_shows_the_answer_first(published):
+    console = Console(width=60, color_system=None)
+    with console.capture() as capture:
+        console.print(cheapest_budget(published, [2.3, 2.2], [1, 8]))
+    lines = capture.get().splitlines()
+    assert [cell.strip() for cell in lines[1].split("┃")[1:-1]] == ["loss", "E", "FLOPs", "memory", "N_act", "tokens"]
+    second = next(line for line in lines if "N_total" in line)
+    assert [cell.strip() for cell in second.split("┃")[1:-1]] == ["loss", "E", "N_total", "D/N"]
+    assert not any(len(line) > 60 for line in lines)
 
 
 def test_an_answer_beyond_the_guard_is_refused_or_marked(published):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scaling_law import JointLaw, Runs, fit
+from scaling_law import ExtrapolationError, JointLaw, Runs, fit
 from scaling_law.matched import MatchedPlan, measured, plan_matched
 
 from .synthetic import synthetic_runs
@@ -45,6 +45,15 @@ def test_what_cannot_fit_is_refused(fitted):
     chinchilla = fit(synthetic_runs().subset(synthetic_runs().experts == 1), "chinchilla").bootstrap(4)
     with pytest.raises(ValueError, match="a joint law is needed"):
         plan_matched(chinchilla, FLOPS)
+
+
+def test_models_beyond_the_guard_are_refused_unless_forced(fitted):
+    with pytest.raises(ExtrapolationError, match="N_act"):
+        plan_matched(fitted, 1e28, (2,))
+    plan = plan_matched(fitted, 1e28, (2,), force=True)
+    assert any("do not act" in warning for warning in plan.warnings)
+    assert "do not act" in plan._repr_html_()
+    assert plan.to_dataframe().n_active.tolist() == [m.architecture.n_active for m in plan.models]
 
 
 def test_a_saved_plan_is_the_same_and_what_is_none_is_refused(fitted, tmp_path):
