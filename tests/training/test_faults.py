@@ -213,8 +213,25 @@ def test_only_the_pinned_and_the_newest_two_are_kept(tmp_path):
 
 
 def test_out_of_memory_says_which_micro_batch_fits(tiny, monkeypatch):
-    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"])
+    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"], model__capacity_group_tokens=32)
     run = Run(arguments)
+    _limit_to_one_sequence(run, monkeypatch)
+    with pytest.raises(OutOfMemory, match=r"out of memory with run.micro_batch_sequences 4 .*; 1 fits .tried"):
+        run.execute()
+    arguments.run.micro_batch_sequences, arguments.run.gradient_checkpointing = 1, True
+    finish(arguments)  # what was advised is not refused
+
+
+def test_out_of_memory_advises_nothing_that_a_resume_refuses(tiny, monkeypatch):
+    run = Run(tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"]))  # whose group is its micro-batch
+    _limit_to_one_sequence(run, monkeypatch)
+    with pytest.raises(OutOfMemory) as error:
+        run.execute()
+    assert "no smaller micro-batch holds whole capacity groups of 128 tokens" in str(error.value)
+    assert str(error.value).endswith("; or set run.gradient_checkpointing")
+
+
+def _limit_to_one_sequence(run, monkeypatch):
     forward = run.session.model.forward
 
     def limited(*args, input_ids, **kwargs):
@@ -223,8 +240,6 @@ def test_out_of_memory_says_which_micro_batch_fits(tiny, monkeypatch):
         return forward(*args, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(run.session.model, "forward", limited)
-    with pytest.raises(OutOfMemory, match=r"out of memory with run.micro_batch_sequences 4 .*; 1 fits .tried"):
-        run.execute()
 
 
 def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):
@@ -232,6 +247,7 @@ def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):
     assert smaller_micro_batches(arguments, 1) == [3, 2, 1]
     assert smaller_micro_batches(arguments, 2) == [3, 2, 1]
     assert smaller_micro_batches(arguments, 4) == [3, 1]
+    assert smaller_micro_batches(arguments.with_capacity_group(64), 1) == [2]
 
 
 # -- losses
