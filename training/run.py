@@ -102,7 +102,7 @@ class Run:
             self.context.architecture.vocab_size,
             self.tokenizer.eos_token_id,
             self.context.peak_learning_rate,
-            lambda: self.stop.number is not None,
+            self.stop.requested,
         )
         if a.run.profile_steps:
             self.session.before_step = StepProfiler(

@@ -2,25 +2,31 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from tests.training import ranks
+from tests.training.ranks import save_configuration
 from tests.training.test_run import assert_same_weights, finish, weights
 from training import checkpoint, spikes
 from training.checkpoint import CheckpointError, Progress
 from training.memory import OutOfMemory, smaller_micro_batches
 from training.run import Run, main
+from training.stop_signal import StopSignal
+
+ROOT = Path(__file__).parents[2]
 
 
 def models(folder) -> dict[str, bytes]:
@@ -29,31 +35,17 @@ def models(folder) -> dict[str, bytes]:
     }
 
 
-def save_configuration(arguments) -> Path:
-    path = Path(arguments.run.output_dir).with_suffix(".yaml")
-    arguments.save(path)
-    return path
-
-
 # -- kills and signals, in processes of their own
-
-
-def _run(config):
-    sys.exit(main(["--config", str(config)]))
 
 
 @pytest.fixture
 def start():
     """A function that starts a run in a process which has already imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.test_faults"])
     started = []
 
     def begin(arguments):
-        process = context.Process(target=_run, args=(save_configuration(arguments),))
-        process.start()
-        started.append(process)
-        return process
+        started.append(ranks.start(arguments))
+        return started[-1]
 
     yield begin
     for process in started:
@@ -62,27 +54,28 @@ def start():
 
 
 def wait_for(condition, process, seconds=120):
+    is_alive = process.is_alive if hasattr(process, "is_alive") else lambda: process.poll() is None
     end = time.monotonic() + seconds
-    while not condition() and process.is_alive() and time.monotonic() < end:
+    while not condition() and is_alive() and time.monotonic() < end:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_nothing(tiny, tmp_path, start):
+@pytest.mark.parametrize("wanted", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_change_nothing(tiny, tmp_path, start, wanted):
     """A checkpoint after every step, so that many of the kills meet its writing or pruning, or the finish."""
-    for name in ("first", "undisturbed"):  # the first one waits for the server of processes to import everything
-        arguments = tiny(run__output_dir=str(tmp_path / name), run__checkpoint_seconds=1e-6)
-        process, began = start(arguments), time.monotonic()
-        wait_for((tmp_path / name / "config.yaml").exists, process)
-        startup = time.monotonic() - began
-        process.join(300)
-        training = time.monotonic() - began - startup
-        assert process.exitcode == 0
+    ranks.warm_up()
+    arguments = tiny(run__output_dir=str(tmp_path / "undisturbed"), run__checkpoint_seconds=1e-6)
+    process, began = start(arguments), time.monotonic()
+    wait_for((tmp_path / "undisturbed" / "config.yaml").exists, process)
+    startup = time.monotonic() - began
+    process.join(300)
+    training = time.monotonic() - began - startup
+    assert process.exitcode == 0
     expected = models(tmp_path / "undisturbed")
     assert len(expected) == 2
 
     generator, kills, series = random.Random(7), 0, 0
-    while kills < 20:
+    while kills < wanted:
         assert series < 50, f"{kills} kills only: the runs end before them"
         arguments = tiny(run__output_dir=str(tmp_path / f"series{series}"), run__checkpoint_seconds=1e-6)
         while True:
@@ -113,6 +106,47 @@ def test_a_signal_saves_and_ends_with_a_code_to_requeue(tiny, start, number):
     (step,) = checkpoint.steps(log.parent)[-1:]
     assert checkpoint.find_damage(checkpoint.path_of(log.parent, step)) is None
     assert json.loads(log.read_text().splitlines()[-1])["step"] == step
+
+
+def test_a_launcher_that_is_gone_is_a_signal(tiny, monkeypatch, caplog):
+    """What `accelerate launch` started would train on unseen after a signal that the launcher died of."""
+    command = ["python", "/usr/bin/accelerate", "launch", "train.py"]
+    monkeypatch.setattr("psutil.Process.cmdline", lambda self: command)
+    run = Run(tiny())
+    parents = iter([os.getppid()] * 3)  # in its place stands whoever takes in orphans
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
+    assert run.execute() == 128 + signal.SIGTERM
+    assert "the launcher is gone" in caplog.text
+    assert checkpoint.steps(run.folder / "trunk") == [4]
+    finish(tiny())
+
+
+@pytest.mark.parametrize("command", [["bash", "accelerate_all.sh"], ["python", "-m", "pytest"], ["-bash"]])
+def test_a_shell_may_end_before_what_it_started(monkeypatch, command):
+    monkeypatch.setattr("psutil.Process.cmdline", lambda self: command)
+    stop = StopSignal()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert not stop.requested()
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_launcher_saves_and_ends_what_it_started(tiny):
+    arguments = tiny(schedule__tokens=["1M"], run__async_checkpoints=False)
+    flags = ["launch", "--cpu", "--num_processes", "1", str(ROOT / "train.py"), "--config"]
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *flags, str(save_configuration(arguments))]
+    launcher = subprocess.Popen(command, start_new_session=True)
+    trunk = Path(arguments.run.output_dir) / "trunk"
+    try:
+        wait_for(lambda: (trunk / "log.jsonl").exists(), launcher)
+        (trainer,) = psutil.Process(launcher.pid).children()
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(60)
+        trainer.wait(60)
+        (step,) = checkpoint.steps(trunk)
+        assert checkpoint.find_damage(checkpoint.path_of(trunk, step)) is None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
 
 
 # -- disk
