@@ -20,20 +20,31 @@ def make_accelerator(run: RunArguments):
     """The Accelerator of this process.
 
     Raises:
-        ConfigurationError: the launcher's FSDP settings are of a kind that is not supported.
+        ConfigurationError: the launcher's FSDP settings are of a kind that is not supported, or its processes cannot
+            find each other.
     """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
 
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
     # The only buffers are the constant tables of the rotary positions: nothing to send before every forward pass.
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-    return Accelerator(
+    accelerator = Accelerator(
+        # Accelerate's launcher does not hand on a file's `use_cpu` to several processes; without it and without a GPU
+        # each of them would train alone.
+        cpu=launched > 1 and not torch.accelerator.is_available(),
         mixed_precision="bf16" if run.precision == "bf16" else "no",
         log_with=run.trackers or None,
         project_dir=str(Path(run.output_dir)),
         fsdp_plugin=_fsdp_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" else None,
         kwargs_handlers=[ddp],
     )
+    if accelerator.num_processes < launched:
+        raise ConfigurationError(
+            f"accelerate launch: {launched} processes were started, and each of them would train alone on "
+            f"{accelerator.device.type}; set ACCELERATE_USE_CPU=true to train on CPU"
+        )
+    return accelerator
 
 
 def _fsdp_plugin():

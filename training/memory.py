@@ -78,16 +78,25 @@ def explained(session, arguments: TrainingArguments, error: BaseException) -> Ou
     session.optimizer.zero_grad(set_to_none=True)
     release_memory()
     head = f"out of memory with run.micro_batch_sequences {micro} ({str(error).splitlines()[0][:200]})"
-    if session.accelerator.is_fsdp2:
+    choices, fits = smaller_micro_batches(arguments, world), None
+    if session.accelerator.is_fsdp2 and choices:
         # A trial would gather the shards of the other processes, which wait elsewhere.
-        choices = smaller_micro_batches(arguments, world)
-        advice = f"the batch ramp and {world} processes allow {', '.join(map(str, choices[:4]))}" if choices else ""
+        advice = f"the batch ramp and {world} processes allow {', '.join(map(str, choices[:4]))}"
+    elif choices and (fits := largest_that_fits(session, arguments)):
+        advice = f"{fits} fits (tried: forward and backward pass)"
     else:
-        fits = largest_that_fits(session, arguments)
-        advice = f"{fits} fits (tried: forward and backward pass)" if fits else ""
-    advice = advice or "no smaller micro-batch fits: use more devices with FSDP2, or a smaller model"
+        why = "fits" if choices else _what_forbids_smaller(arguments)
+        advice = f"no smaller micro-batch {why}: use more devices with FSDP2, or a smaller model"
     checkpointing = "" if arguments.run.gradient_checkpointing else "; or set run.gradient_checkpointing"
     return OutOfMemory(f"{head}; {advice}{checkpointing}")
+
+
+def _what_forbids_smaller(arguments: TrainingArguments) -> str:
+    """Why there is none to try: smaller ones are no advice where the run would be refused with them."""
+    group = arguments.model.capacity_group_tokens
+    if any(not arguments.holds_whole_groups(micro) for micro in range(1, arguments.run.micro_batch_sequences)):
+        return f"holds whole capacity groups of {group} tokens (a new run can have smaller ones)"
+    return "cuts the batches of the ramp evenly"
 
 
 def release_memory() -> None:

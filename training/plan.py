@@ -18,8 +18,9 @@ from rich.table import Table
 from . import hardware, memory, setup
 from .arguments import TrainingArguments
 from .distributed import make_accelerator
+from .inputs import settled
 from .loop import Session, StepResult, train_step
-from .model import architecture, peak_learning_rate, utilisation_flops
+from .model import architecture, model_config, peak_learning_rate, utilisation_flops
 from .schedule import total_tokens
 from .tokens.tokenizer import load_tokenizer
 
@@ -48,24 +49,25 @@ class RandomTokens:
 def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int:
     """Print the plan, make the steps, print what they measured; returns the exit status 0.
 
+    The plan comes before the model is built: it is there also where a step takes long or does not fit.
+
     Raises:
-        ConfigurationError: the processes cannot share the batches.
+        ConfigurationError: the processes cannot share the batches, or a micro-batch holds no whole capacity groups.
         OutOfMemory: a step does not fit; says which micro-batch would.
     """
-    a = arguments
+    a = settled(arguments)
     accelerator = make_accelerator(a.run)
     a.check_processes(accelerator.num_processes)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
     peak, law = peak_learning_rate(a.optimizer, architecture(a.model, len(tokenizer)))
     data = RandomTokens(len(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
+    console = (console or Console()) if accelerator.is_main_process else Console(quiet=True)
+    console.print(_model_table(a, len(tokenizer)))
+    console.print(_schedule_table(a, a.schedule_at(peak), peak, law))
+    console.print(_disk_table(a, model_config(a, len(tokenizer), tokenizer.eos_token_id).num_parameters(exact=True)))
     session = setup.make_session(
         a, accelerator, data, len(tokenizer), tokenizer.eos_token_id, peak, stop_requested=lambda: False
     )
-    tables = [
-        _model_table(a, len(tokenizer)),
-        _schedule_table(a, session.schedule, peak, law),
-        _disk_table(a, session),
-    ]
     try:
         activations = saved_for_backward(session) * a.run.micro_batch_sequences
         session.model.train()
@@ -77,11 +79,8 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
         if not memory.is_out_of_memory(error):
             raise
         raise memory.explained(session, a, error) from None
-    tables += [_memory_table(session, activations), _step_table(a, session, result, seconds, len(tokenizer))]
-    if accelerator.is_main_process:
-        console = console or Console()
-        for table in tables:
-            console.print(table)
+    console.print(_memory_table(session, activations))
+    console.print(_step_table(a, session, result, seconds, len(tokenizer)))
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return 0
@@ -121,11 +120,20 @@ def _model_table(a: TrainingArguments, vocab_size: int) -> Table:
         "Model",
         ("architecture", f"d_model {arch.d_model}, {arch.n_blocks} blocks, {arch.n_heads} heads, E = {arch.experts}"),
         ("parameters", f"{arch.n_active:,} active, {arch.n_total:,} total"),
+        *_routing_rows(a),
         ("FLOPs per token", f"{arch.training_flops(1):.3g}"),
         ("FLOPs of trunk", f"{arch.training_flops(trunk):.3g}"),
         ("FLOPs of branches", f"{arch.training_flops(total - trunk):.3g}"),
         ("FLOPs in all", f"{arch.training_flops(total):.3g} ({total:,} tokens)"),
     )
+
+
+def _routing_rows(a: TrainingArguments) -> list[tuple[str, str]]:
+    """Nothing for a dense model, which routes nothing."""
+    if a.model.experts == 1:
+        return []
+    factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
+    return [("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens")]
 
 
 def _schedule_table(a: TrainingArguments, schedule, peak: float, law: str) -> Table:
@@ -143,9 +151,8 @@ def _schedule_table(a: TrainingArguments, schedule, peak: float, law: str) -> Ta
     return _table("Schedule", *rows)
 
 
-def _disk_table(a: TrainingArguments, session: Session) -> Table:
-    parameters = sum(p.numel() for p in session.model.parameters())
-    branches = [session.schedule.branch(tokens) for tokens in set(a.schedule.tokens)]
+def _disk_table(a: TrainingArguments, parameters: int) -> Table:
+    branches = [a.schedule_at(1.0).branch(tokens) for tokens in set(a.schedule.tokens)]
     checkpoint, model = 3 * _WEIGHT * parameters, _WEIGHT * parameters
     # Every branch point, and the newest two of the trunk or of a branch, while a third is written.
     checkpoints = len({b.decay_step for b in branches}) + 3

@@ -102,7 +102,7 @@ class Run:
             self.context.architecture.vocab_size,
             self.tokenizer.eos_token_id,
             self.context.peak_learning_rate,
-            lambda: self.stop.number is not None,
+            self.stop.requested,
         )
         if a.run.profile_steps:
             self.session.before_step = StepProfiler(
@@ -163,9 +163,12 @@ class Run:
             self.models.completed(path, RunRecord.load(path))
 
     def _train(self) -> bool:
-        """The trunk, then every branch that is not finished; returns whether nothing diverged."""
-        finished = on_main(self.accelerator, lambda: [self._is_finished(branch) for branch in self.branches])
-        pending = [branch for branch, done in zip(self.branches, finished, strict=True) if not done]
+        """The trunk, then every branch that is not finished; returns whether nothing diverged, now or before."""
+        ends = on_main(self.accelerator, lambda: [self._status(branch) for branch in self.branches])
+        pending = [branch for branch, end in zip(self.branches, ends, strict=True) if end is None]
+        before = [self._name(branch) for branch, end in zip(self.branches, ends, strict=True) if end == "diverged"]
+        if before:
+            logger.error("diverged before, and not trained again: %s", ", ".join(before))
         try:
             self._train_trunk(pending)
         except Diverged as error:
@@ -180,7 +183,7 @@ class Run:
                     self._train_branch(branch)
             return False
         fine = [self._train_branch(branch) for branch in pending]  # one that diverges does not stop the rest
-        return all(fine)
+        return all(fine) and not before
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -251,8 +254,10 @@ class Run:
     def _name(self, branch: Branch) -> str:
         return final_branch_name(branch.tokens, self.arguments.run.seed)
 
-    def _is_finished(self, branch: Branch) -> bool:
-        return (self.folder / self._name(branch) / "model" / "run.json").exists()
+    def _status(self, branch: Branch) -> str | None:
+        """How a branch ended, final or diverged; None while it has not."""
+        model = self.folder / self._name(branch) / "model"
+        return RunRecord.load(model).status if (model / "run.json").exists() else None
 
     def _train_branch(self, branch: Branch) -> bool:
         """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""

@@ -2,25 +2,31 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from tests.training import ranks
+from tests.training.ranks import save_configuration
 from tests.training.test_run import assert_same_weights, finish, weights
 from training import checkpoint, spikes
 from training.checkpoint import CheckpointError, Progress
 from training.memory import OutOfMemory, smaller_micro_batches
 from training.run import Run, main
+from training.stop_signal import StopSignal
+
+ROOT = Path(__file__).parents[2]
 
 
 def models(folder) -> dict[str, bytes]:
@@ -29,31 +35,17 @@ def models(folder) -> dict[str, bytes]:
     }
 
 
-def save_configuration(arguments) -> Path:
-    path = Path(arguments.run.output_dir).with_suffix(".yaml")
-    arguments.save(path)
-    return path
-
-
 # -- kills and signals, in processes of their own
-
-
-def _run(config):
-    sys.exit(main(["--config", str(config)]))
 
 
 @pytest.fixture
 def start():
     """A function that starts a run in a process which has already imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.test_faults"])
     started = []
 
     def begin(arguments):
-        process = context.Process(target=_run, args=(save_configuration(arguments),))
-        process.start()
-        started.append(process)
-        return process
+        started.append(ranks.start(arguments))
+        return started[-1]
 
     yield begin
     for process in started:
@@ -62,27 +54,28 @@ def start():
 
 
 def wait_for(condition, process, seconds=120):
+    is_alive = process.is_alive if hasattr(process, "is_alive") else lambda: process.poll() is None
     end = time.monotonic() + seconds
-    while not condition() and process.is_alive() and time.monotonic() < end:
+    while not condition() and is_alive() and time.monotonic() < end:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_nothing(tiny, tmp_path, start):
+@pytest.mark.parametrize("wanted", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_change_nothing(tiny, tmp_path, start, wanted):
     """A checkpoint after every step, so that many of the kills meet its writing or pruning, or the finish."""
-    for name in ("first", "undisturbed"):  # the first one waits for the server of processes to import everything
-        arguments = tiny(run__output_dir=str(tmp_path / name), run__checkpoint_seconds=1e-6)
-        process, began = start(arguments), time.monotonic()
-        wait_for((tmp_path / name / "config.yaml").exists, process)
-        startup = time.monotonic() - began
-        process.join(300)
-        training = time.monotonic() - began - startup
-        assert process.exitcode == 0
+    ranks.warm_up()
+    arguments = tiny(run__output_dir=str(tmp_path / "undisturbed"), run__checkpoint_seconds=1e-6)
+    process, began = start(arguments), time.monotonic()
+    wait_for((tmp_path / "undisturbed" / "config.yaml").exists, process)
+    startup = time.monotonic() - began
+    process.join(300)
+    training = time.monotonic() - began - startup
+    assert process.exitcode == 0
     expected = models(tmp_path / "undisturbed")
     assert len(expected) == 2
 
     generator, kills, series = random.Random(7), 0, 0
-    while kills < 20:
+    while kills < wanted:
         assert series < 50, f"{kills} kills only: the runs end before them"
         arguments = tiny(run__output_dir=str(tmp_path / f"series{series}"), run__checkpoint_seconds=1e-6)
         while True:
@@ -113,6 +106,47 @@ def test_a_signal_saves_and_ends_with_a_code_to_requeue(tiny, start, number):
     (step,) = checkpoint.steps(log.parent)[-1:]
     assert checkpoint.find_damage(checkpoint.path_of(log.parent, step)) is None
     assert json.loads(log.read_text().splitlines()[-1])["step"] == step
+
+
+def test_a_launcher_that_is_gone_is_a_signal(tiny, monkeypatch, caplog):
+    """What `accelerate launch` started would train on unseen after a signal that the launcher died of."""
+    command = ["python", "/usr/bin/accelerate", "launch", "train.py"]
+    monkeypatch.setattr("psutil.Process.cmdline", lambda self: command)
+    run = Run(tiny())
+    parents = iter([os.getppid()] * 3)  # in its place stands whoever takes in orphans
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
+    assert run.execute() == 128 + signal.SIGTERM
+    assert "the launcher is gone" in caplog.text
+    assert checkpoint.steps(run.folder / "trunk") == [4]
+    finish(tiny())
+
+
+@pytest.mark.parametrize("command", [["bash", "accelerate_all.sh"], ["python", "-m", "pytest"], ["-bash"]])
+def test_a_shell_may_end_before_what_it_started(monkeypatch, command):
+    monkeypatch.setattr("psutil.Process.cmdline", lambda self: command)
+    stop = StopSignal()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert not stop.requested()
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_launcher_saves_and_ends_what_it_started(tiny):
+    arguments = tiny(schedule__tokens=["1M"], run__async_checkpoints=False)
+    flags = ["launch", "--cpu", "--num_processes", "1", str(ROOT / "train.py"), "--config"]
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *flags, str(save_configuration(arguments))]
+    launcher = subprocess.Popen(command, start_new_session=True)
+    trunk = Path(arguments.run.output_dir) / "trunk"
+    try:
+        wait_for(lambda: (trunk / "log.jsonl").exists(), launcher)
+        (trainer,) = psutil.Process(launcher.pid).children()
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(60)
+        trainer.wait(60)
+        (step,) = checkpoint.steps(trunk)
+        assert checkpoint.find_damage(checkpoint.path_of(trunk, step)) is None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
 
 
 # -- disk
@@ -213,8 +247,25 @@ def test_only_the_pinned_and_the_newest_two_are_kept(tmp_path):
 
 
 def test_out_of_memory_says_which_micro_batch_fits(tiny, monkeypatch):
-    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"])
+    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"], model__capacity_group_tokens=32)
     run = Run(arguments)
+    _limit_to_one_sequence(run, monkeypatch)
+    with pytest.raises(OutOfMemory, match=r"out of memory with run.micro_batch_sequences 4 .*; 1 fits .tried"):
+        run.execute()
+    arguments.run.micro_batch_sequences, arguments.run.gradient_checkpointing = 1, True
+    finish(arguments)  # what was advised is not refused
+
+
+def test_out_of_memory_advises_nothing_that_a_resume_refuses(tiny, monkeypatch):
+    run = Run(tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"]))  # whose group is its micro-batch
+    _limit_to_one_sequence(run, monkeypatch)
+    with pytest.raises(OutOfMemory) as error:
+        run.execute()
+    assert "no smaller micro-batch holds whole capacity groups of 128 tokens" in str(error.value)
+    assert str(error.value).endswith("; or set run.gradient_checkpointing")
+
+
+def _limit_to_one_sequence(run, monkeypatch):
     forward = run.session.model.forward
 
     def limited(*args, input_ids, **kwargs):
@@ -223,8 +274,6 @@ def test_out_of_memory_says_which_micro_batch_fits(tiny, monkeypatch):
         return forward(*args, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(run.session.model, "forward", limited)
-    with pytest.raises(OutOfMemory, match=r"out of memory with run.micro_batch_sequences 4 .*; 1 fits .tried"):
-        run.execute()
 
 
 def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):
@@ -232,6 +281,7 @@ def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):
     assert smaller_micro_batches(arguments, 1) == [3, 2, 1]
     assert smaller_micro_batches(arguments, 2) == [3, 2, 1]
     assert smaller_micro_batches(arguments, 4) == [3, 1]
+    assert smaller_micro_batches(arguments.with_capacity_group(64), 1) == [2]
 
 
 # -- losses

@@ -69,7 +69,7 @@ def gentle(tiny, tmp_path):
     return build
 
 
-@pytest.mark.parametrize("capacity", [0, 1.0])  # with a capacity because the micro-batches are the same
+@pytest.mark.parametrize("capacity", [0, 1.0])  # with a capacity because its groups are the same
 def test_two_sharded_processes_train_what_one_trains(gentle, capacity):
     one, two = gentle(**{"model.capacity_factor": capacity})
     assert Run(one).execute() == 0

@@ -1,13 +1,24 @@
 """Learning rate and parameter groups as the arguments say."""
 
+import json
 import math
 
 import pytest
 import torch
 
+from hub.records import RunRecord
 from scaling_law import LearningRateLaw
+from training import hardware
 from training.arguments import ModelArguments, OptimizerArguments
-from training.model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
+from training.model import (
+    architecture,
+    build_model,
+    build_optimizer,
+    model_config,
+    peak_learning_rate,
+    utilisation_flops,
+)
+from training.run import Run
 
 
 def test_the_peak_rate_is_the_papers_law_unless_given():
@@ -59,3 +70,19 @@ def test_final_norm_and_initialization_reach_the_model(tiny):
     chosen = model_config(tiny(model__final_norm=True, model__initialization="normal"), 300, 0)
     assert (chosen.final_norm, chosen.initialization) == (True, "normal")
     assert any(name.startswith("model.norm.") for name, _ in build_model(chosen, seed=0).named_parameters())
+
+
+def test_the_utilisation_counts_no_look_up_of_embeddings(tiny, monkeypatch):
+    """Matrices of 4 d^2 (attention), 9 d^2 (one expert) and d V (head), 6 FLOPs per weight and token."""
+    arguments = tiny(schedule__tokens=[1280])
+    arch = architecture(arguments.model, vocab_size=300)
+    assert utilisation_flops(arch) == 6 * (13 * 64**2 + 64 * 300)
+    monkeypatch.setattr(hardware, "peak_flops", lambda device: 1e12)
+    run = Run(arguments)
+    assert run.execute() == 0
+    (model,) = run.folder.glob("*/model")
+    record = RunRecord.load(model)
+    assert record.mfu == pytest.approx(utilisation_flops(arch) * record.tokens_per_second / 1e12)
+    assert record.training_flops == 6 * arch.n_active * 1280  # what runs are compared by stays the paper's
+    line = [json.loads(line) for line in (run.folder / "trunk" / "log.jsonl").read_text().splitlines()][-1]
+    assert line["mfu"] == pytest.approx(utilisation_flops(arch) * line["tokens_per_second"] / 1e12)

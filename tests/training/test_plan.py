@@ -4,8 +4,12 @@ import io
 import re
 from pathlib import Path
 
+import pytest
+import torch
 from rich.console import Console
 
+from training import plan
+from training.memory import OutOfMemory
 from training.plan import dry_run
 from training.run import Run, main
 from training.schedule import total_tokens
@@ -34,6 +38,20 @@ def test_the_dry_run_says_what_the_run_will_do_and_leaves_nothing(tiny):
     parameters = sum(p.numel() for p in Run(arguments).session.model.parameters())
     assert f"{4 * parameters / 1e3:.3g} kB" in text
     assert not Path(arguments.run.output_dir).exists()
+
+
+def test_the_plan_is_there_before_a_step_is_computed(tiny, monkeypatch):
+    console = Console(file=io.StringIO(), width=200)
+
+    def too_large(*_, **__):
+        assert "FLOPs in all" in console.file.getvalue()
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(plan, "train_step", too_large)
+    with pytest.raises(OutOfMemory):
+        dry_run(tiny(model__capacity_group_tokens=32), console)
+    for part in ("capacity factor 1, counted over groups of 32 tokens", "Schedule", "Disk"):
+        assert part in console.file.getvalue()
 
 
 def test_the_flag(tiny, tmp_path, capsys):

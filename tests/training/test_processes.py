@@ -49,7 +49,7 @@ def assert_close(one, other):
 
 
 def test_two_processes_train_what_one_trains(tiny, tmp_path):
-    """With capacity: the micro-batches are the same, so the dropped tokens are."""
+    """With capacity: the capacity groups are the same, so the dropped tokens are."""
     one, two = tiny(), tiny(run__output_dir=str(tmp_path / "two"))
     # Two processes share the micro-batches of a step, so there must be an even number of them.
     for arguments in (one, two):

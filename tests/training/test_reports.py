@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,20 @@ def test_gradient_checkpointing_gives_the_same_steps(tiny):
         steps = [train_step(run.session, step, 1e-3) for step in range(4)]
         found.append([(s.loss, s.gradient_norm, s.tokens_per_expert.tolist(), s.z_loss.item()) for s in steps])
     assert found[0] == found[1]
+
+
+def test_compiled_steps_are_eager_steps(tiny, monkeypatch):
+    """Captured as for the compiler, whose back end would take a minute."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    found = []
+    for on in (False, True):
+        run = Run(tiny(run__compile=on, model__capacity_group_tokens=32, run__output_dir=f"unused-{on}"))
+        run.session.model.train()
+        steps = [train_step(run.session, step, 1e-3) for step in range(2)]
+        found.append([[s.loss, s.gradient_norm, s.balance_loss.item(), *s.dropped_tokens.tolist()] for s in steps])
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
+    assert found[0][0][-1] > 0
 
 
 @pytest.mark.slow

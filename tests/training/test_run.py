@@ -166,10 +166,12 @@ def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypat
     lines = [json.loads(line) for line in (run.folder / "trunk" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert lines[-1]["gradient_norm"] is None
+    monkeypatch.undo()
+    assert Run(arguments).execute() == 1
 
 
 @pytest.mark.parametrize("limit", [1, 10])  # stopped at once, or at the end without a finite step to report
-def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, limit):
+def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, limit):
     arguments = tiny(run__max_skipped_steps=limit, schedule__tokens=[1280])
     run = Run(arguments)
     clip, calls = run.accelerator.clip_grad_norm_, []
@@ -183,6 +185,9 @@ def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, limit):
     (folder,) = folders(arguments)
     record = RunRecord.load(folder)
     assert (record.status, record.train_loss, record.eval_loss) == ("diverged", None, None)
+    monkeypatch.undo()
+    assert Run(arguments).execute() == 1  # started again, it is no success either
+    assert f"diverged before, and not trained again: {folder.parent.name}" in caplog.text
 
 
 def test_the_same_folder_with_another_configuration_is_refused(finished, tiny):

@@ -1,0 +1,80 @@
+"""Runs in processes of their own that need not import anything: they are forked from a server that has.
+
+Several of them are the ranks of one run, with the environment that `accelerate launch` gives to the processes that it
+starts for a configuration file.
+"""
+
+import multiprocessing
+import os
+import socket
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_multi_gpu_env
+
+from training.run import main
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
+
+
+def warm_up() -> None:
+    """Wait until the server has imported everything, so that what is started next starts at once."""
+    process = SERVER.Process(target=int)
+    process.start()
+    process.join(300)
+
+
+def save_configuration(arguments) -> Path:
+    path = Path(arguments.run.output_dir).with_suffix(".yaml")
+    arguments.save(path)
+    return path
+
+
+def start(arguments, *flags: str, environment: dict[str, str] | None = None):
+    """A process that trains; its exit code is the status of `train.py`."""
+    process = SERVER.Process(target=_train, args=(save_configuration(arguments), flags, environment or {}))
+    process.start()
+    return process
+
+
+def launched_environment(*words: str) -> dict[str, str]:
+    """What `accelerate launch` with these flags adds to the environment of the processes that it starts."""
+    arguments = launch_command_parser().parse_args([*words, "train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    before = dict(os.environ)
+    return {name: value for name, value in prepare_multi_gpu_env(arguments).items() if before.get(name) != value}
+
+
+def run_ranks(arguments, *flags: str, world: int = 2, environment: dict[str, str] | None = None) -> list[int]:
+    """A run on `world` processes of this machine; returns their exit codes."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    shared = {**(environment or {}), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    shared["LOCAL_WORLD_SIZE"] = str(world)
+    ranks = [
+        start(arguments, *flags, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
+    ]
+    try:
+        for process in ranks:
+            process.join(120)
+        return [process.exitcode for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def _train(config: Path, flags: tuple[str, ...], environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    if environment.get("ACCELERATE_USE_FSDP") == "true":
+        # On CPU Accelerate would train with DDP without saying so; this is what several GPUs would have.
+        PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+    sys.exit(main(["--config", str(config), *flags]))
