@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .pull import check_parameters, pull_run, pull_runs, select
     from .push import push_run, push_runs
     from .records import RunRecord
+    from .repair import repair_index
     from .sources import load_records, publish_files, read_file
     from .store import Publication, Store, open_store
     from .tables import read_records, write_records
@@ -68,6 +69,7 @@ _HOME = {
     "pull": ("check_parameters", "pull_run", "pull_runs", "select"),
     "push": ("push_run", "push_runs"),
     "records": ("RunRecord",),
+    "repair": ("repair_index",),
     "sources": ("load_records", "publish_files", "read_file"),
     "store": ("Publication", "Store", "open_store"),
     "tables": ("read_records", "write_records"),
@@ -90,6 +92,7 @@ __all__ = [  # noqa: RUF022 - sorted as a person reads them
     "push_repo_cards",
     "describe_index",
     "load_index",
+    "repair_index",
     "list_runs",
     "load_records",
     "read_file",

@@ -23,6 +23,7 @@ from .published import REPOSITORY, PublishedRun, list_published, pull_published
 from .pull import pull_runs, select
 from .push import MAX_WORKERS, prepare, push_runs
 from .records import RunRecord
+from .repair import repair_index
 from .store import Store, open_store
 
 app = typer.Typer(
@@ -89,7 +90,7 @@ def pull(
     sweep: Annotated[str, typer.Argument(help="The sweep's name.")],
     to: Annotated[Path, typer.Option("--to", help="Folder to fetch into.")],
     where: Where = "final",
-    revision: Annotated[str | None, typer.Option(help="Branch or commit of the index.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the index.")] = None,
 ) -> None:
     """Fetch the checkpoints that a filter keeps; their weights are checked against the index."""
     source = open_store(store)
@@ -108,7 +109,7 @@ def runs(
     store: StoreArgument,
     sweep: Annotated[str | None, typer.Argument(help="The sweep's name; without one, the sweeps are listed.")] = None,
     where: Where = "",
-    revision: Annotated[str | None, typer.Option(help="Branch or commit of the index.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the index.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One record per line.")] = False,
 ) -> None:
     """List a sweep's runs, or the sweeps of a store."""
@@ -127,6 +128,30 @@ def runs(
             sys.stdout.write(record.to_json() + "\n")
     else:
         out.print(_table(sweep, chosen))
+
+
+@app.command()
+def repair(
+    store: StoreArgument,
+    sweep: Annotated[str, typer.Argument(help="The sweep's name.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and write nothing.")] = False,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Remove rows of repositories that are gone or not visible.")
+    ] = False,
+) -> None:
+    """Rebuild a sweep's index from the run.json of its branches, and say what changed."""
+    with log.status(f"reading the branches of {escape(sweep)}"):
+        repaired = repair_index(open_store(store), sweep, dry_run=dry_run, drop_missing=drop_missing)
+    for line in (*repaired.changes, *repaired.stays):
+        out.print(" ".join(line.split()), highlight=False, markup=False, soft_wrap=True)
+    rows = f"{repaired.rows} run{'s' if repaired.rows != 1 else ''}"
+    if not repaired.changes:
+        log.print(f"the index of {escape(sweep)} is as its branches say: {rows}")
+    elif repaired.publication is None:
+        log.print(f"dry run, nothing was written; changes: {len(repaired.changes)}")
+    else:
+        place = repaired.publication
+        log.print(f"index [bold]{escape(place.repo)}[/] at {place.commit[:12]}: {rows}")
 
 
 @app.command()

@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 from .errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
@@ -19,7 +20,7 @@ from .names import branch_name, index_name
 from .records import RunRecord
 from .store import Publication, Store
 from .strict_json import MAX_RECORD_BYTES
-from .tables import JSONL_NAME, PARQUET_NAME, OnInvalid, parse_records, to_jsonl, to_parquet
+from .tables import JSONL_NAME, PARQUET_NAME, OnInvalid, UnreadableRow, parse_records, split_rows, to_jsonl, to_parquet
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ def push_index(
 ) -> Publication:
     """Add records to the index of a sweep, or replace those of the same run; other writers' rows are kept.
 
+    So are rows that this version cannot read, byte for byte (`hub.repair` rebuilds them); the parquet file and the
+    card are without them.
+
     Args:
         store: where to.
         sweep: the sweep's name; every record must have it.
@@ -42,7 +46,7 @@ def push_index(
         card: the text of the data set's README.md, or a function from all rows (the merged ones) to it.
 
     Raises:
-        RecordError: a record of another sweep, or the index that is there is broken.
+        RecordError: a record of another sweep.
         ConflictError: two runs have the same weights, so one of them was released under a wrong name.
     """
     new = list(records)
@@ -53,10 +57,10 @@ def push_index(
     from .cards import check_metadata
 
     def change(present: Mapping[str, bytes]) -> dict[str, bytes]:
-        there = parse_records(present[JSONL_NAME], name=JSONL_NAME) if JSONL_NAME in present else []
+        there, unreadable = split_rows(present.get(JSONL_NAME, b""))
         merged = merge(there, new)
         _refuse_shared_weights(merged)
-        lines = to_jsonl(merged)
+        lines = to_jsonl(merged) + _kept(sweep, unreadable, new)
         if lines == present.get(JSONL_NAME):
             return {}
         text = card(merged) if callable(card) else card
@@ -69,6 +73,15 @@ def push_index(
     count = f"{len(new)} run{'s' if len(new) != 1 else ''}"
     reads = (JSONL_NAME,) if card is not None else (JSONL_NAME, CARD_NAME)
     return store.update("dataset", index_name(sweep), reads, change, f"Add {count} to the index")
+
+
+def _kept(sweep: str, unreadable: Iterable[UnreadableRow], new: Iterable[RunRecord]) -> bytes:
+    """The rows that cannot be read, as they are, but those of runs that are pushed now."""
+    replaced = {(record.run_id, record.branch or branch_name(record)) for record in new}
+    kept = [row for row in unreadable if (row.run_id, row.branch) not in replaced]
+    for row in kept:
+        logger.warning("the index of %s: a row is kept that cannot be read: %s", sweep, row.reason)
+    return b"".join(row.line + b"\n" for row in kept)
 
 
 def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, Content]) -> Publication:
@@ -177,14 +190,47 @@ def list_runs(
     Raises:
         RecordError: broken records, or more than `MAX_LISTED` branches.
     """
-    branches = [
-        (repo, branch, commit)
-        for repo in store.repos("model", tag=f"sweep:{sweep}")
-        for branch, commit in store.branches("model", repo).items()
-        if branch != "main"
-    ]
-    if len(branches) > MAX_LISTED:
-        raise RecordError(f"the sweep {sweep!r} has {len(branches)} branches; without an index {MAX_LISTED} are read")
+    read = read_branches(store, sweep, store.repos("model", tag=f"sweep:{sweep}"))
+    broken = list(read.broken.values())
+    if broken and on_invalid == "raise":
+        raise RecordError("\n".join([f"{len(broken)} of {read.count} run records are not valid", *broken[:20]]))
+    if problems is not None:
+        problems.extend(broken)
+    if read.count:
+        logger.warning(
+            "%s has no index of the sweep %s; its %d runs were read from %d branches, one by one",
+            *(store.uri, sweep, len(read.records), read.count),
+        )
+    return merge([], read.records)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """What the branches of a sweep's repositories hold.
+
+    Attributes:
+        records: the `run.json` of each, with its repository, branch and commit.
+        broken: (repository, branch) -> why its `run.json` cannot be read.
+        names: repository -> its branches; none if there is no such repository, or none that this token may see.
+        count: branches that were read.
+    """
+
+    records: list[RunRecord]
+    broken: dict[tuple[str, str], str]
+    names: dict[str, frozenset[str]]
+    count: int
+
+
+def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> Branches:
+    """Read the `run.json` of every branch but `main`; a branch without one, or of another sweep, is none of a run.
+
+    Raises:
+        RecordError: more than `MAX_LISTED` branches.
+    """
+    listed = {repo: store.branches("model", repo) for repo in repos}
+    places = [(repo, branch, at) for repo, heads in listed.items() for branch, at in heads.items() if branch != "main"]
+    if len(places) > MAX_LISTED:
+        raise RecordError(f"the sweep {sweep!r} has {len(places)} branches; without an index {MAX_LISTED} are read")
 
     def read(place: tuple[str, str, str]) -> RunRecord | str | None:
         repo, branch, commit = place
@@ -198,19 +244,25 @@ def list_runs(
             return str(error)
 
     with ThreadPoolExecutor(_LISTING_WORKERS, thread_name_prefix="hub-list") as pool:
-        found = list(pool.map(read, branches))
+        found = list(pool.map(read, places))
     records = [item for item in found if isinstance(item, RunRecord) and item.sweep == sweep]
-    broken = [item for item in found if isinstance(item, str)]
-    if broken and on_invalid == "raise":
-        raise RecordError("\n".join([f"{len(broken)} of {len(branches)} run records are not valid", *broken[:20]]))
-    if problems is not None:
-        problems.extend(broken)
-    if branches:
-        logger.warning(
-            "%s has no index of the sweep %s; its %d runs were read from %d branches, one by one",
-            *(store.uri, sweep, len(records), len(branches)),
-        )
-    return merge([], records)
+    broken = {place[:2]: item for place, item in zip(places, found, strict=True) if isinstance(item, str)}
+    return Branches(records, broken, {repo: frozenset(heads) for repo, heads in listed.items()}, len(places))
+
+
+def rebuilt_files(
+    store: Store, sweep: str, rows: list[RunRecord], kept: bytes, present: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """The files of an index with these rows, and with the lines `kept` after them; none if it has them already."""
+    from .cards import check_metadata
+
+    _refuse_shared_weights(rows)
+    lines = to_jsonl(rows) + kept
+    if lines == present.get(JSONL_NAME):
+        return {}
+    text = _default_card(store, sweep, rows, present.get(CARD_NAME, b"").decode("utf-8", "replace"))
+    check_metadata(text)
+    return {CARD_NAME: text.encode(), PARQUET_NAME: to_parquet(rows), JSONL_NAME: lines}
 
 
 def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,6 +83,38 @@ def parse_records(
     if problems is not None:
         problems.extend(broken)
     return records
+
+
+@dataclass(frozen=True)
+class UnreadableRow:
+    """A line of `runs.jsonl` that this version cannot read: as it is, why, and which run it names, if any."""
+
+    line: bytes
+    reason: str
+    run_id: str | None
+    branch: str | None
+    newer: bool  # it says that a later version of the schema wrote it
+
+
+def split_rows(content: bytes, name: str = JSONL_NAME) -> tuple[list[RunRecord], list[UnreadableRow]]:
+    """The records of JSON lines, and the lines that are none, each list in the file's order."""
+    records, unreadable = [], []
+    for what, line in _jsonl_rows(content, name):
+        fields: Any = None
+        try:
+            fields = strict_json.loads(line, what=what)
+            records.append(RunRecord.from_dict(fields, what=what))
+        except RecordError as error:
+            named = fields if isinstance(fields, dict) else {}
+            run_id, branch = (_text(named.get(key)) for key in ("run_id", "branch"))
+            version = named.get("schema_version")
+            newer = isinstance(version, int) and version > strict_json.SCHEMA_VERSION
+            unreadable.append(UnreadableRow(line, str(error), run_id, branch, newer))
+    return records, unreadable
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:
