@@ -77,7 +77,7 @@ class RunArguments:
         default=10, metadata={"help": "Stop as diverged after this many non-finite steps in a row."}
     )
     trackers: list[str] = field(
-        default_factory=list, metadata={"help": "Accelerate trackers: tensorboard, trackio, wandb, …"}
+        default_factory=list, metadata={"help": "tensorboard, trackio, wandb or another of Accelerate's trackers."}
     )
     progress: bool = field(default=True, metadata={"help": "Show a progress bar."})
     profile_steps: list[int] = field(

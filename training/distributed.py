@@ -34,7 +34,6 @@ def make_accelerator(run: RunArguments):
         # each of them would train alone.
         cpu=launched > 1 and not torch.accelerator.is_available(),
         mixed_precision="bf16" if run.precision == "bf16" else "no",
-        log_with=run.trackers or None,
         project_dir=str(Path(run.output_dir)),
         fsdp_plugin=_fsdp_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" else None,
         kwargs_handlers=[ddp],

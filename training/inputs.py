@@ -17,6 +17,7 @@ from .evaluation import HeldOut
 from .tokens.builder import GrowingCache
 from .tokens.cache import open_cache
 from .tokens.text import TextSource, check_dataset_exists
+from .trackers import check_trackers
 
 # What may differ when a run goes on: it does not change the numbers, beyond the rounding of sums in another order.
 _FREE = {
@@ -34,10 +35,11 @@ def check_inputs(arguments: TrainingArguments) -> None:
     """Everything that can be found wrong before torch is asked to do anything.
 
     Raises:
-        ConfigurationError: the output folder holds a run of another configuration.
+        ConfigurationError: the output folder holds a run of another configuration, or a tracker is not installed.
         FileNotFoundError: the data set is a local path that is not there.
     """
     check_dataset_exists(arguments.data.dataset)
+    check_trackers(arguments.run.trackers)
     before, now = _started(arguments), settled(arguments).to_dict()
     if before is None:
         return

@@ -45,6 +45,7 @@ from .stop_signal import StopSignal
 from .tokens.builder import TokenBuildError
 from .tokens.cache import CorruptCacheError
 from .trace import StepProfiler
+from .trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +125,6 @@ class Run:
         """
         with self._alone(), self._closing():
             on_main(self.accelerator, self._begin)
-            if self.arguments.run.trackers:
-                self.accelerator.init_trackers(self.arguments.run.sweep, config=self.arguments.flat())
             self.stop.install()
             if self.accelerator.is_main_process:
                 setup.announce(self.context, self.branches)
@@ -300,11 +299,13 @@ class Run:
 
     def _log(self, folder: str, start_step: int, end_step: int) -> StepLog:
         a, arch = self.arguments, self.context.architecture
+        start_tokens = self.schedule.ramp.tokens(start_step)
         return StepLog(
             self.folder / folder / "log.jsonl",
             self.accelerator,
             self.schedule,
             self.data,
+            Trackers(self.accelerator, a, self.folder / folder, start_tokens),
             start_step=start_step,
             end_step=end_step,
             log_steps=a.run.log_steps,

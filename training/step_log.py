@@ -14,6 +14,7 @@ from .checkpoint import Progress
 from .distributed import sum_over_processes
 from .hardware import peak_memory
 from .loop import StepResult
+from .trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class StepLog:
             checkpoint, are removed.
         data: its `wait_seconds` counts the time that training waited for data, and its order names the sequences of
             a batch that was not finite.
+        trackers: are given the same numbers; closing the log ends them.
         flops_per_token: for the MFU, see `model.utilisation_flops`.
         peak_flops: of all devices together; None where unknown.
     """
@@ -46,6 +48,7 @@ class StepLog:
         accelerator,
         schedule,
         data,
+        trackers: Trackers,
         *,
         start_step: int,
         end_step: int,
@@ -58,6 +61,7 @@ class StepLog:
         from tqdm.auto import tqdm
 
         self.accelerator, self.schedule, self.data, self.log_steps = accelerator, schedule, data, log_steps
+        self.trackers = trackers
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._since = (start_step, None, self.data.wait_seconds)  # step, wall seconds and data wait at the last line
         self._file = None
@@ -92,14 +96,15 @@ class StepLog:
             logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
         self._bar.set_postfix_str(_postfix(line), refresh=False)
         self._write(line)
-        self.accelerator.log(_scalars(line), step=step)
+        self.trackers.log(_scalars(line), step, line["tokens"])
 
     def evaluation(self, progress: Progress, loss: float) -> None:
         """Record a held-out loss (nats per token, dropless)."""
         values = {"eval_loss": _finite(loss), "eval_perplexity": _finite(math.exp(min(loss, 700.0)))}
         logger.info("step %d: held-out loss %.4f", progress.step, loss)
-        self._write({"step": progress.step, "tokens": self.schedule.ramp.tokens(progress.step), **values})
-        self.accelerator.log(_scalars(values), step=progress.step)
+        tokens = self.schedule.ramp.tokens(progress.step)
+        self._write({"step": progress.step, "tokens": tokens, **values})
+        self.trackers.log(_scalars(values), progress.step, tokens)
 
     def _write(self, line: dict) -> None:
         if self._file is not None:
@@ -151,13 +156,14 @@ class StepLog:
 
     def close(self) -> None:
         self._bar.close()
+        self.trackers.finish()
         if self._file is not None:
             self._file.close()
 
 
 def _scalars(line: dict) -> dict:
     """What a tracker takes: numbers only; the load of the experts as its summary for every layer."""
-    values = {name: value for name, value in line.items() if isinstance(value, (int, float))}
+    values = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
     for layer, row in enumerate(line.get("tokens_per_expert", ())):
         values[f"expert_load_max_over_mean/layer{layer:02d}"] = balance([row])
     return values

@@ -67,24 +67,6 @@ def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, t
     assert sorted(finished) == [(folder.parent.name, "intermediate"), (name, "final")]
 
 
-def test_trackers_get_scalars(tiny):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    arguments = tiny(schedule__tokens=[1280], run__trackers=["tensorboard"], run__eval_tokens=[640])
-    finish(arguments)
-    files = Path(arguments.run.output_dir).rglob("events.out.tfevents*")
-    (events,) = {path.parent for path in files if path.parent.name == "tiny"}  # the sweep's; its hyperparameters below
-    accumulator = EventAccumulator(str(events))
-    accumulator.Reload()
-    tags = set(accumulator.Tags()["scalars"])
-    assert {"loss", "learning_rate", "drop_rate", "router_entropy", "data_wait_seconds", "memory_bytes"} <= tags
-    assert {"eval_loss", "expert_load_max_over_mean/layer00"} <= tags
-    logged = {event.step: event.value for event in accumulator.Scalars("loss")}
-    for line in lines_of(arguments):
-        if "loss" in line:
-            assert logged[line["step"]] == pytest.approx(line["loss"])
-
-
 def test_lines_have_what_is_needed_to_watch_a_run(tiny):
     arguments = tiny(schedule__tokens=[1280])
     finish(arguments)
