@@ -6,6 +6,7 @@ caller, because `hub` knows nothing of curves and laws; their text is trusted an
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -250,24 +251,52 @@ def _model_metadata(record: RunRecord, license: str, language: str) -> dict[str,
     return dict(ModelCardData(**known).to_dict())
 
 
+def loading_code(place: str, revision: str | None = None, *, tokenizer: str | None = None) -> str:
+    """Python that loads a released model and its tokenizer when pasted into a fresh interpreter.
+
+    It needs transformers and nothing of this project: the model's code comes with the release, and runs. Both calls
+    allow that, since transformers asks at a prompt otherwise, for the tokenizer too.
+
+    Args:
+        place: a repository of the Hub, or the folder of a branch.
+        revision: of a repository: a branch, or a commit, which pins the code that runs; None for a folder.
+        tokenizer: its name on the Hub, where its files are not part of the release.
+    """
+    names, source = ("folder", "folder") if revision is None else ("repo, revision", "repo, revision=revision")
+    values = ", ".join(json.dumps(value) for value in (place, revision) if value is not None)
+    words = f"{source}, trust_remote_code=True" if tokenizer is None else json.dumps(tokenizer)
+    return f"""from transformers import AutoModelForCausalLM, AutoTokenizer
+
+{names} = {values}
+model = AutoModelForCausalLM.from_pretrained({source}, trust_remote_code=True, use_safetensors=True)
+tokenizer = AutoTokenizer.from_pretrained({words})"""
+
+
+def tokenizer_name(record: RunRecord) -> str | None:
+    """The tokenizer's name on the Hub where a release has it by name only, without its files."""
+    named = record.tokenizer.fingerprint is None and _DATASET_ID.fullmatch(record.tokenizer.id)
+    return record.tokenizer.id if named else None
+
+
 def _loading_example(record: RunRecord) -> str:
     # Repository and branch match patterns without quotes, so they are safe inside the string literals.
     repo, branch = record.repo or repo_name(record), record.branch or branch_name(record)
-    source = "repo, revision=revision"
-    if record.tokenizer.fingerprint is None and _DATASET_ID.fullmatch(record.tokenizer.id):
-        source = f'"{record.tokenizer.id}"'  # by name only: its files are not part of the release
-    return f"""Every run is a branch of its repository, so give the `revision`:
+    if "/" in repo:
+        lead = "Every run is a branch of its repository, so give the `revision`"
+        lead += f", here the commit of `{branch}`:" if record.commit else ":"
+        code = loading_code(repo, record.commit or branch, tokenizer=tokenizer_name(record))
+    else:  # a local store
+        lead = "From the store's folder (or give the whole path):"
+        code = loading_code(f"models/{repo}/{branch}", tokenizer=tokenizer_name(record))
+    return f"""{lead}
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-repo, revision = "{repo}", "{branch}"
-model = AutoModelForCausalLM.from_pretrained(repo, revision=revision, trust_remote_code=True, use_safetensors=True)
-tokenizer = AutoTokenizer.from_pretrained({source})
+{code}
 ```
 
-`trust_remote_code=True` runs the model's code from this revision; with the `modeling_switch_moe` package installed and
-imported it is not needed. In a local store, give the branch's folder in the place of the repository."""
+`trust_remote_code=True` runs the model's code, the `.py` files of this revision, with your rights: read them first.
+None of it runs where the package `modeling_switch_moe` of `joint-moe-scaling-laws` is installed: import it, and leave
+the argument out."""
 
 
 def _index_example(repo: str | None) -> str:

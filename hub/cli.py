@@ -80,6 +80,8 @@ def push(
             _announce(target, sweep, place.commit, of_sweep, tag, collection)
     for record in pushed:
         out.print(f"{record.repo}@{record.branch} {record.commit}", highlight=False, markup=False, soft_wrap=True)
+    if pushed:
+        _show_loading(target, pushed[-1])
     if failed:
         raise failed
 
@@ -198,6 +200,21 @@ def _announce(store: Store, sweep: str, commit: str, records: list[RunRecord], t
         log.print(f"tag {escape(tag)}")
     if collection:
         log.print(escape(collect(store, sweep, records)))
+
+
+def _show_loading(store: Store, record: RunRecord) -> None:
+    """How to load one of the runs, unbroken, so that it can be pasted."""
+    from .cards import loading_code, tokenizer_name
+    from .local_store import LocalStore
+
+    repo, tokenizer = record.repo or "", tokenizer_name(record)
+    if isinstance(store, LocalStore):
+        folder = store.folder("model", repo, record.branch or "")
+        code = loading_code(str(folder.resolve()), tokenizer=tokenizer)
+    else:
+        code = loading_code(repo, record.commit or record.branch, tokenizer=tokenizer)
+    log.print("\nTo load one of them in Python (this runs the code of the release):\n", markup=False, soft_wrap=True)
+    log.print(code, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_plan(store: Store, folders: list[Path], records: list[RunRecord]) -> None:

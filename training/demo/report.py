@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
 from hub import RunRecord
+from hub.cards import loading_code
 from scaling_law import Bootstrap, FitResult, JointLaw, OptimalTable, Runs, fit
 from scaling_law import figures as scaling_figures
 from scaling_law.units import format_bytes, format_count
@@ -175,11 +176,17 @@ def summary(
     here = escape(str(folder))
     next_steps = (
         f"[bold]Look at[/]  {here}/figures/*.png, {here}/hub (a release as it lies on the Hub)\n"
-        f"[bold]Load[/]     AutoModelForCausalLM.from_pretrained({str(sample.folder)!r})\n"
+        "[bold]Load[/]     the Python below\n"
         f"[bold]Refit[/]    scaling-law fit {here}/hub/datasets/{sample.record.sweep}-runs/main\n"
         "[bold]Ask[/]      scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
     )
     return Panel(Group(rows, "", next_steps), title="[bold]The loop, closed[/]", border_style="green", padding=(1, 2))
+
+
+def show_loading(console: Console, sample: Sample) -> None:
+    """Print Python that loads the released model, from any folder; without a frame, which would be pasted with it."""
+    console.print("To load the model in any Python that has transformers (this runs the code of the release):\n")
+    console.print(loading_code(str(sample.folder.resolve())), markup=False, highlight=False, soft_wrap=True)
 
 
 def _loss_range(records: list[RunRecord]) -> str:

@@ -83,6 +83,7 @@ class Demo:
         with self._step("7 Use", "a released checkpoint, loaded and asked as any model of transformers"):
             sample = self.use(sweep, released)
         self.console.print(demo_report.summary(self.seconds, corpus, released, fitted, answer, sample, self.folder))
+        demo_report.show_loading(self.console, sample)
 
     # The names of these two folders are what the run records call the data set and the tokenizer.
     @property
