@@ -30,7 +30,10 @@ class FitStatus:
 
     `n_agree` of the `n_released` best of `n_starts` starts ended at the best objective. `bounds_hit` and
     `undetermined` name coefficients; standard errors are those of the logarithm for the `logarithmic` ones (a, b, c),
-    of ln(E_start − 1) and ln(E_max − E_start), and absolute for the rest.
+    of ln(E_start − 1) and ln(E_max − E_start), and absolute for the rest. `suspicious` names the runs that lie far
+    from the law the other runs follow, the farthest first, and `deviations` says by how much: their loss minus that of
+    the fit without them, nats per token. Those of `set_aside` had no part in the fit. The runs fitted are of
+    `n_trunks` trunks, found as `trunk_source` says.
     """
 
     converged: bool
@@ -42,7 +45,11 @@ class FitStatus:
     standard_errors: Mapping[str, float]
     undetermined: tuple[str, ...]
     logarithmic: tuple[str, ...] = ()
+    suspicious: tuple[str, ...] = ()
+    deviations: tuple[float, ...] = ()
     set_aside: tuple[str, ...] = ()
+    n_trunks: int | None = None
+    trunk_source: str | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -66,9 +73,13 @@ class FitStatus:
         found += [f"{warning[0].upper()}{warning[1:]}." for warning in self.warnings]
         if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
             found.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
-        if self.set_aside:
-            names = ", ".join(self.set_aside[:10]) + (", …" if len(self.set_aside) > 10 else "")
-            found.append(f"{len(self.set_aside)} runs lie too far off and were set aside: {names}.")
+        if self.suspicious:
+            pairs = zip(self.suspicious[:10], self.deviations, strict=False)
+            names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
+            count = "1 run lies" if len(self.suspicious) == 1 else f"{len(self.suspicious)} runs lie"
+            fate = "set aside" if self.set_aside else 'still fitted; look at them, or pass outliers="set_aside"'
+            more = ", …" if len(self.suspicious) > 10 else ""
+            found.append(f"{count} far from the law of the others ({fate}): {names}{more}.")
         if self.bounds_hit:
             found.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
         if self.undetermined:
@@ -161,7 +172,9 @@ class FitResult(Generic[LawT_co]):
         from rich.text import Text
 
         head = Text(f"{self.law.formula}\n", style="bold")
-        head.append(f"{int(self.used.sum())} runs from {self.runs.source}, {self.runs.loss_name}; ", style="not bold")
+        count = f"{int(self.used.sum())} runs of {self.status.n_trunks} trunks ({self.status.trunk_source})"
+        aside = f", {len(self.status.set_aside)} set aside" if self.status.set_aside else ""
+        head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}; ", style="not bold")
         head.append(f"RMSE {self.rmse:.4f} nats, objective {self.objective:.6g}", style="not bold")
         coefficients = Table(title="Coefficients", title_justify="left")
         for name in ("", "value", "standard error", ""):

@@ -59,6 +59,7 @@ class Objective:
         self.e_max = e_max
         self.law, self.terms, self.huber_delta, self.l2 = law, LAWS[law].terms, huber_delta, l2
         self.positive = positive_coefficients(self.terms)
+        self.constants = [term.coefficients[0] for term in self.terms if term.variable is None]
         self.target, self.weight = np.log(columns["loss"]), columns["weight"]
         self.expert_values, self.expert_index = np.unique(columns["experts"], return_inverse=True)
         self.has_transform = has_transform(self.terms)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class FitSettings:
     fixed: Mapping[str, float]
     bounds: Mapping[str, tuple[float, float]]
     starts: str
+    outliers: str = "keep"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a law stores them."""
@@ -56,6 +58,7 @@ class FitSettings:
             "fixed": dict(self.fixed),
             "bounds": {k: list(v) for k, v in self.bounds.items()},
             "starts": self.starts,
+            "outliers": self.outliers,
         }
 
 
@@ -73,6 +76,25 @@ class Problem:
     def floor(self) -> float:
         """An objective so small (residuals of 1e-8) that decreasing it further means nothing."""
         return 1e-16 * float(self.objective.weight.sum())
+
+    def with_constant_below(self, loss: float) -> Problem:
+        """The same problem with `loss` as the upper end of its constant c, unless c has been fixed or bounded."""
+        upper = self.upper.copy()
+        for i, name in enumerate(self.objective.names):
+            if name in self.objective.constants and name not in {**self.settings.fixed, **self.settings.bounds}:
+                upper[i] = np.log(loss)
+        return replace(self, upper=upper)
+
+    def without(self, aside: NDArray[np.bool_]) -> Problem:
+        """The same problem with the runs of the mask [n] set aside: their weight is 0, and c need not lie below them.
+
+        Their losses no longer limit the constant; the other runs' do.
+        """
+        kept = (self.objective.weight > 0) & ~aside
+        objective = copy.copy(self.objective)
+        objective.weight = np.where(kept, self.objective.weight, 0.0)
+        problem = self.with_constant_below(float(self.columns["loss"][kept].min()))
+        return replace(problem, objective=objective, settings=replace(self.settings, outliers="set_aside"))
 
     def solve(self, theta: FloatArray, weight: FloatArray | None = None, **options: Any) -> Solutions:
         """From each θ [S, p]; `weight` [S, n] replaces the runs' weights."""

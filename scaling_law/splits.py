@@ -9,13 +9,13 @@ extrapolation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from scaling_law.fit_result import FitResult
-from scaling_law.fitting import describe, fit
+from scaling_law.fitting import Search, describe, fit
 from scaling_law.runs import Runs
 
 if TYPE_CHECKING:
@@ -125,9 +125,8 @@ def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
         return float(np.sqrt(np.mean((law.loss(runs.n_active, runs.tokens, runs.experts) - runs.loss) ** 2)))
 
     scores = [rmse(law, used) + rmse(law, validation) for law in laws]
-    status, best = result.status, int(np.argmin(scores))
-    aside = np.isin(result.runs.run_id, status.set_aside)
-    return describe(result.runs, result.problem, result.finalists, best, status.n_starts, status.warnings, aside)
+    search = Search(**{field.name: getattr(result.status, field.name) for field in fields(Search)})
+    return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))
 
 
 def _separate_errors(separate: Mapping[float, FitResult], runs: Runs) -> Any:

@@ -30,7 +30,8 @@ class Bootstrap:
     """Coefficients of refitted resamples.
 
     `law` is the fitted law with its draws; `converged` [n_draws] says which refits met the tolerance; `n_clusters` is
-    the number of trunks that were resampled; `log_residuals` are those of the full fit.
+    the number of trunks that were resampled, found as `trunk_source` says; `log_residuals` are those of the runs
+    fitted, from the full fit.
     """
 
     law: Law
@@ -38,6 +39,7 @@ class Bootstrap:
     n_clusters: int
     log_residuals: FloatArray
     seed: int
+    trunk_source: str = "given"
 
     @property
     def draws(self) -> FloatArray:
@@ -79,9 +81,8 @@ class Bootstrap:
         """A table of coefficients and their 95 % intervals, for rich to print."""
         from rich.table import Table
 
-        title = (
-            f"Bootstrap of {self.n_clusters} trunks, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
-        )
+        trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
+        title = f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
         table = Table(title=title, title_justify="left")
         for name in ("", "value", "2.5 %", "97.5 %"):
             table.add_column(name, justify="right")
@@ -95,12 +96,14 @@ class Bootstrap:
 
 
 def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
-    """Resample the trunks of `result.runs` with replacement and refit each resample from the optimum.
+    """Resample the trunks of the runs fitted (`result.used`) with replacement, and refit each from the optimum.
 
     Deterministic for a seed. ValueError for fewer than two trunks or fewer than two resamples.
     """
-    counts = cluster_counts(result.runs, n_resamples, seed)
-    problem = result.problem
+    problem, used = result.problem, result.used
+    fitted = result.runs.subset(used)
+    counts = np.zeros((n_resamples, len(used)))
+    counts[:, used] = cluster_counts(fitted, n_resamples, seed)
     thetas, converged = [], []
     for first in _shown(range(0, n_resamples, CHUNK), progress):
         weight = counts[first : first + CHUNK] * problem.objective.weight
@@ -109,10 +112,9 @@ def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progres
         thetas.append(found.theta)
         converged.append(found.converged)
     draws = problem.objective.coefficients(np.concatenate(thetas))
-    log_residuals = problem.objective.residuals(result.theta[None])[0]
-    clusters = len(np.unique(result.runs.trunk))
+    log_residuals = problem.objective.residuals(result.theta[None])[0][used]
     law = result.law.replace(draws=draws)
-    return Bootstrap(law, np.concatenate(converged), clusters, log_residuals, seed)
+    return Bootstrap(law, np.concatenate(converged), fitted.n_trunks, log_residuals, seed, fitted.trunk_source)
 
 
 def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
