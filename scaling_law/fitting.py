@@ -56,8 +56,9 @@ def fit(
         l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper states
             1e-5, which moves the answer far along its flat directions; 0 is the default.
         fixed: coefficients held at given values, such as {"e_max": 256.0}.
-        bounds: closed intervals for coefficients. E_max cannot be bounded (it can be fixed). Without bounds only
-            c > 0 and 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5 limit the fit.
+        bounds: closed intervals for coefficients, such as {"c": (1.0, 1.8), "e_max": (64, None)}; None leaves an end
+            as it is without bounds: 0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the
+            rest far outside anything sensible. Where E_max is bounded, E_start stays below its lower end.
         starts: "scaled" (a few hundred, laid around the data), "paper" (its full grid), or laws to start from.
         release: how many of the best starts go on to the second stage, where E_start and E_max move (None: 256 of
             the paper's grid, 64 of the scaled one).
@@ -75,12 +76,15 @@ def fit(
     """
     if outliers not in ("keep", "set_aside"):
         raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
+    for name, value in (("release", release), ("workers", workers)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None")
     table = _table(runs, loss, trunks)
     problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts)
     warnings = _design_warnings(table, problem, allow_unidentifiable)
     theta = start_points(problem, starts)
     n_starts = len(theta)
-    release = (256 if starts == "paper" else 64) if release is None else max(1, release)
+    release = (256 if starts == "paper" else 64) if release is None else release
     if isinstance(starts, str):
         theta = run_starts(problem, theta, workers=workers, progress=progress).theta[:release]
     final = problem.solve(theta, max_iterations=1000, tolerance=1e-12).sorted()
@@ -116,6 +120,11 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
     if problems and not allow_unidentifiable:
         advice = "fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
         raise ValueError(f"{runs.source}: {'; '.join(problems)}. {advice[0].upper()}{advice[1:]}")
+    reach = dict(zip(problem.objective.names, np.exp(problem.lower), strict=True))
+    for name in problem.objective.constants:
+        below = int(np.sum(runs.loss <= reach[name]))
+        if below:
+            problems.append(f"the constant {name} ≥ {reach[name]:g} is above the loss of {below} of {len(runs)} runs")
     return problems
 
 

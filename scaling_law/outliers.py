@@ -75,11 +75,11 @@ def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask
     for half in halves:
         half[rng.permutation(rows)[: max(count // 2, min(count, free + 1))]] = 1.0
     start = np.tile(theta, (HALVES, 1))
-    points = np.concatenate([theta[None], _refit(problem, start, weight * halves, 50)])
+    points = np.concatenate([theta[None], _refit(problem, start, weight * halves, 1e-4)])
     kept, _ = _nearest(problem, points, used, size)
     for steps in (2, 30):  # all for two steps; then the best few until nothing changes
         for _ in range(steps):
-            points = _refit(problem, points, weight * kept, 100)
+            points = _refit(problem, points, weight * kept, 1e-5)
             before, (kept, distance) = kept, _nearest(problem, points, used, size)
             if np.array_equal(before, kept):
                 break
@@ -122,6 +122,6 @@ def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray,
     return deviation, limit
 
 
-def _refit(problem: Problem, theta: FloatArray, weight: FloatArray, steps: int = 1000) -> FloatArray:
-    """Fits from θ [S, p] with weights [S, n]."""
-    return problem.solve(theta, weight, max_iterations=steps, tolerance=1e-10).theta
+def _refit(problem: Problem, theta: FloatArray, weight: FloatArray, tolerance: float = 1e-8) -> FloatArray:
+    """Fits from θ [S, p] with weights [S, n]; flat directions need not be followed to their end to see a bad run."""
+    return problem.solve(theta, weight, max_iterations=100 if tolerance < 1e-6 else 30, tolerance=tolerance).theta
