@@ -182,14 +182,14 @@ def checked_limits(
         for name, value in given.items():
             if name not in names:
                 raise ValueError(f"{setting}: {name!r} is not a coefficient of the {law} law: {', '.join(names)}")
-            value = value.tolist() if hasattr(value, "tolist") else value
+            pair: Any = value.tolist() if hasattr(value, "tolist") else value
             floor = 0.0 if name in positive else 1.0 if name in TRANSFORM else -np.inf
             if setting == "fixed":
                 ends = (_number(f"fixed: {name}", value),) * 2
-            elif not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+            elif not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
                 raise ValueError(f"bounds: {name}={literal(value)} must be a pair (low, high)")
             else:
-                ends = (_number(f"bounds: {name}", value[0], -np.inf), _number(f"bounds: {name}", value[1], np.inf))
+                ends = (_number(f"bounds: {name}", pair[0], -np.inf), _number(f"bounds: {name}", pair[1], np.inf))
                 ends = (-np.inf if ends[0] == floor else ends[0], ends[1])
             _check_range(setting, name, ends, floor)
             if setting == "bounds" and name in ranges and not ends[0] <= ranges[name][0] <= ends[1]:
