@@ -24,6 +24,20 @@ def html(renderable: RenderableType, width: int = 120) -> str:
     return console.export_html(inline_styles=True, code_format=PAGE)
 
 
+class Summarised:
+    """A result whose `summary()` is what rich prints of it, and what a notebook shows."""
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        raise NotImplementedError
+
+    def __rich__(self) -> RenderableType:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        return html(self.summary())
+
+
 def literal(value: Any) -> str:
     """`repr` of a value as Python writes it, also where it comes from numpy: 0.5, not np.float64(0.5)."""
     return repr(value.tolist() if hasattr(value, "tolist") else value)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling_law.display import Summarised
 from scaling_law.identifiability import describe_error
 from scaling_law.laws import Law
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import RenderableType
 
     from scaling_law.problem import Problem
@@ -77,7 +79,7 @@ class FitStatus:
             pairs = zip(self.suspicious[:10], self.deviations, strict=False)
             names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
             count = "1 run lies" if len(self.suspicious) == 1 else f"{len(self.suspicious)} runs lie"
-            fate = "set aside" if self.set_aside else 'still fitted; look at them, or pass outliers="set_aside"'
+            fate = "set aside" if self.set_aside else 'still fitted; outliers="set_aside" leaves them out'
             more = ", …" if len(self.suspicious) > 10 else ""
             found.append(f"{count} far from the law of the others ({fate}): {names}{more}.")
         if self.bounds_hit:
@@ -101,7 +103,7 @@ class FitStatus:
 
 
 @dataclass(frozen=True, repr=False)
-class FitResult(Generic[LawT_co]):
+class FitResult(Summarised, Generic[LawT_co]):
     """A fitted law and its conditions.
 
     `objective` is the sum of the Huber losses on ln L; `rmse` is in nats per token over the runs fitted, which are
@@ -164,6 +166,29 @@ class FitResult(Generic[LawT_co]):
             "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
             "status": status,
         }
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per coefficient (pandas): value, standard error, and what the status says of it.
+
+        Standard errors are as in FitStatus; NaN for coefficients that are fixed or at a bound.
+        """
+        import pandas
+
+        status, fixed = self.status, self.problem.settings.fixed
+        vague = {*status.undetermined, *status.bounds_hit}
+        rows = [
+            {
+                "coefficient": name,
+                "value": value,
+                "standard_error": status.standard_errors.get(name, float("nan")),
+                "of_logarithm": name in status.logarithmic,
+                "fixed": name in fixed,
+                "at_bound": name in status.bounds_hit,
+                "determined": name not in vague and name not in fixed,
+            }
+            for name, value in self.law.coefficients.items()
+        ]
+        return pandas.DataFrame(rows)
 
     def summary(self) -> RenderableType:
         """Coefficients with standard errors, errors per E, and the status, for rich to print."""

@@ -182,7 +182,7 @@ def checked_limits(
         for name, value in given.items():
             if name not in names:
                 raise ValueError(f"{setting}: {name!r} is not a coefficient of the {law} law: {', '.join(names)}")
-            pair: Any = value.tolist() if hasattr(value, "tolist") else value
+            pair: Any = np.asarray(value).tolist() if isinstance(value, np.ndarray) else value
             floor = 0.0 if name in positive else 1.0 if name in TRANSFORM else -np.inf
             if setting == "fixed":
                 ends = (_number(f"fixed: {name}", value),) * 2

@@ -40,7 +40,8 @@ class Runs:
     `trunk` are cluster ids (integers from 0), `trunk_source` says how they were found; `run_id` are names; `source`
     says where the runs came from, `loss_name` which loss was taken, and `skipped` what was left out and why.
     `dataset` and `commit` are those of an index on the Hub, from which `load_runs(dataset, revision=commit)` reads the
-    same table again; `warmup_tokens` is the longest warm-up in the runs' schedules, in tokens; None if these do not say.
+    same table again; `warmup_tokens` is the longest warm-up of the runs' schedules, in tokens, None if these do not
+    say.
     """
 
     n_active: FloatArray
@@ -213,8 +214,14 @@ def load_runs(
     ids = [clusters[i] for i, _ in kept]
     runs = Runs.from_columns(n, d, e, losses, trunk=ids, run_id=names, source=origin, loss_name=loss)
     warmup = [tokens for _, row in kept if (tokens := _warmup(row)) is not None]
-    origin_of = {"dataset": table.dataset, "commit": table.commit, "trunk_source": trunk_source}
-    return replace(runs, skipped=tuple(problems), warmup_tokens=max(warmup) if warmup else None, **origin_of)
+    return replace(
+        runs,
+        skipped=tuple(problems),
+        dataset=table.dataset,
+        commit=table.commit,
+        trunk_source=trunk_source,
+        warmup_tokens=max(warmup, default=None),
+    )
 
 
 def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:

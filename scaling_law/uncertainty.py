@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scaling_law.display import Summarised
 from scaling_law.laws import JointLaw, Law
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import RenderableType
 
     from scaling_law.fit_result import FitResult
@@ -26,7 +28,7 @@ CHUNK = 128  # resamples per batch
 
 
 @dataclass(frozen=True, repr=False)
-class Bootstrap:
+class Bootstrap(Summarised):
     """Coefficients of refitted resamples.
 
     `law` is the fitted law with its draws; `converged` [n_draws] says which refits met the tolerance; `n_clusters` is
@@ -76,6 +78,13 @@ class Bootstrap:
         elif kind != "confidence":
             raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
         return _interval(losses, level)
+
+    def to_dataframe(self, level: float = 0.95) -> pandas.DataFrame:
+        """One line per coefficient (pandas): value and the ends of its percentile interval."""
+        import pandas
+
+        rows = [(name, value, *self.interval(name, level)) for name, value in self.law.coefficients.items()]
+        return pandas.DataFrame(rows, columns=["coefficient", "value", "low", "high"])
 
     def summary(self) -> RenderableType:
         """A table of coefficients and their 95 % intervals, for rich to print."""
