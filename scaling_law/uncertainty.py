@@ -150,9 +150,10 @@ def _interval(values: FloatArray, level: float) -> tuple[Any, Any]:
 def _shown(steps: range, progress: bool) -> Any:
     if not progress:
         return steps
+    from rich.console import Console
     from rich.progress import track
 
-    return track(steps, description="bootstrap")
+    return track(steps, description="bootstrap", console=Console(stderr=True), transient=True)
 
 
 @dataclass(frozen=True)
