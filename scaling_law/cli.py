@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from scaling_law import cli_reports
+from scaling_law import cli_fitting, cli_reports
 from scaling_law import cli_support as support
 from scaling_law.cli_support import ExpertsOption, ForceOption, JsonOption, LawOption, clear_errors, show
 from scaling_law.optimal_table import percentile_interval
@@ -25,9 +25,7 @@ app = typer.Typer(
     help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?",
 )
 
-FixOption = typer.Option([], help="Hold a coefficient: --fix e_max=256 (repeatable).")
 LearningRateLawOption = support.learning_rate_law_option("--law")
-OutputOption = typer.Option(None, "--output", "-o", help="Folder for scaling_law.json.")
 LearningRateOutput = typer.Option(None, "--output", "-o", help="File for the law (JSON).")
 FiguresArgument = typer.Argument(Path("figures"), help="Folder to write to.")
 
@@ -143,73 +141,6 @@ def optimal(
 
 
 @app.command()
-def fit(
-    runs: str = typer.Argument(
-        ..., help="Folder, .jsonl, .parquet, .csv, release folder, or org/sweep-runs on the Hub."
-    ),
-    kind: str = typer.Option("joint", "--kind", help="joint, chinchilla or routed."),
-    loss: str = typer.Option("eval_loss", help="The column to fit."),
-    status: str = typer.Option("final", help="Keep runs of this status; 'all' keeps every run."),
-    starts: str = typer.Option("scaled", help="scaled (quick, any scale) or paper (19,683 starts)."),
-    fix: list[str] = FixOption,
-    skip_invalid: bool = typer.Option(False, "--skip-invalid", help="Leave out unusable rows instead of stopping."),
-    bootstrap: int = typer.Option(0, help="Resamples for intervals; 0 for none."),
-    output: Path | None = OutputOption,
-    workers: int = typer.Option(1, help="Processes for --starts paper; 0: one per core."),
-    as_json: bool = JsonOption,
-) -> None:
-    """Fit a law to a table of runs, with an honest status.
-
-    Examples:
-
-        scaling-law fit releases --bootstrap 1000 -o my-law
-
-        scaling-law fit runs.parquet --kind chinchilla --loss train_loss --json
-    """
-    from scaling_law.fitting import fit as fit_law
-    from scaling_law.runs import load_runs
-
-    with clear_errors():
-        table = load_runs(runs, loss, None if status == "all" else status, "skip" if skip_invalid else "raise")
-        result = fit_law(
-            table,
-            kind,
-            fixed=_assignments(fix),
-            starts=starts,  # type: ignore[arg-type]
-            workers=workers or None,
-            progress=not as_json,
-        )
-        draws = result.bootstrap(bootstrap, progress=not as_json) if bootstrap else None
-        law = draws.law if draws else result.law
-        if output is not None:
-            law.save_pretrained(output)
-    if as_json:
-        intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
-        show(result.to_dict() | {"intervals": intervals, "skipped": list(table.skipped)}, True, None)
-    else:
-        from rich.console import Group
-
-        show(None, False, Group(result.summary(), *([draws.summary()] if draws else [])))
-        for reason in table.skipped:
-            typer.secho(f"skipped {reason}", err=True, fg="yellow")
-    if not result.status.converged:
-        raise typer.Exit(support.NOT_TRUSTED)
-
-
-def _assignments(texts: list[str]) -> dict[str, float]:
-    found = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        try:
-            found[name.strip()] = float(value)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise ValueError(f"--fix {text!r} is not of the form name=number")
-    return found
-
-
-@app.command()
 def figures(
     output: Path = FiguresArgument,
     flops: str | None = typer.Option(None, help="Only the memory-optimal figure, for this budget."),
@@ -316,6 +247,10 @@ def fit_learning_rate(
 
 for command in (cli_reports.tables, cli_reports.plan, cli_reports.reach, cli_reports.match, cli_reports.report):
     app.command()(command)
+app.command()(cli_fitting.fit)
+app.command()(cli_fitting.profile)
+app.command()(cli_fitting.split)
+app.command("next-runs")(cli_fitting.next_runs)
 
 
 def main() -> None:

@@ -69,6 +69,8 @@ class Conditions:
 
     `draws` says how the draws of the law were made, where that needs saying. `dataset` and `commit` name the index on
     the Hub that the runs were read from, as `load_runs(dataset, revision=commit)` reads it again.
+    `trunks` of the runs were resampled as clusters, found as `trunk_source` says; `set_aside` names runs that were
+    left out of the fit as outliers; `warmup_tokens` is the longest warm-up of the runs, in tokens.
     """
 
     provenance: str
@@ -80,6 +82,10 @@ class Conditions:
     draws: str | None = None
     dataset: str | None = None
     commit: str | None = None
+    trunks: int | None = None
+    trunk_source: str | None = None
+    set_aside: tuple[str, ...] = ()
+    warmup_tokens: float | None = None
 
     @property
     def overall(self) -> FittedRange | None:
@@ -147,7 +153,7 @@ class Conditions:
         """Read back what `to_dict` wrote; unknown keys raise ValueError (metadata is data, and is checked)."""
         try:
             ranges = tuple(FittedRange(**_tuples(r)) for r in data.get("ranges", ()))
-            return cls(**{**data, "ranges": ranges})
+            return cls(**{**_tuples(data), "ranges": ranges})
         except TypeError as error:
             raise ValueError(f"conditions: {error}") from None
 

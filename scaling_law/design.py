@@ -20,11 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.architecture import HEAD_DIM, VOCAB_SIZE, Architecture
+from scaling_law.display import Summarised, literal
 from scaling_law.laws import JointLaw
 from scaling_law.optimum import Constraints, optimal_widths
+from scaling_law.plan import DECAY_FRACTION
 from scaling_law.units import format_count
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import RenderableType
 
 FloatArray = NDArray[np.float64]
@@ -74,6 +77,19 @@ class Candidates:
     def flops(self) -> FloatArray:
         return 6.0 * self.n_active * self.tokens
 
+    def past_warmup(self, warmup_tokens: float) -> Candidates:
+        """Those whose warm-up ends before their decay begins. ValueError if none does."""
+        if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
+            raise ValueError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
+        kept = np.flatnonzero((1.0 - DECAY_FRACTION) * self.tokens >= warmup_tokens)
+        if not len(kept):
+            needed = format_count(warmup_tokens / (1.0 - DECAY_FRACTION))
+            raise ValueError(
+                f"warmup_tokens={format_count(warmup_tokens)}: no candidate run has the {needed} tokens that warm-up "
+                "and decay take; give more FLOPs, smaller models, or the warm-up of your schedule"
+            )
+        return Candidates(tuple(self.architectures[i] for i in kept), self.tokens[kept])
+
 
 def candidate_grid(
     max_flops: float,
@@ -101,11 +117,12 @@ def candidate_grid(
 
 
 @dataclass(frozen=True)
-class Design:
+class Design(Summarised):
     """Chosen runs (indices into the candidates, in the order they were found useful) and what they promise.
 
     `deviation_before` and `deviation_after` are standard deviations of the answer; the latter is the promise of the
-    linear model. `flops` is the cost of all chosen runs, each trained by itself.
+    linear model. `flops` is the cost of all chosen runs, each trained by itself. Each ends its warm-up of
+    `warmup_tokens` before its decay begins; None if the warm-up is not known.
     """
 
     candidates: Candidates
@@ -113,17 +130,42 @@ class Design:
     deviation_before: float
     deviation_after: float
     flops: float
+    warmup_tokens: float | None = None
 
     def runs(self) -> list[tuple[Architecture, float]]:
         """(architecture, tokens) of each chosen run."""
         return [(self.candidates.architectures[i], float(self.candidates.tokens[i])) for i in self.chosen]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs."""
+        rows = []
+        for a, tokens in self.runs():
+            shape = {"d_model": a.d_model, "n_blocks": a.blocks, "n_heads": a.heads, "experts": a.experts}
+            sizes = {"vocab_size": a.vocab_size, "n_active": a.n_active, "n_total": a.n_total}
+            rows.append(shape | sizes | {"tokens": tokens, "training_flops": a.training_flops(tokens)})
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        names = ("deviation_before", "deviation_after", "flops", "warmup_tokens")
+        return {name: getattr(self, name) for name in names} | {"runs": self.to_rows()}
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per run (pandas)."""
+        import pandas
+
+        return pandas.DataFrame(self.to_rows())
 
     def summary(self) -> RenderableType:
         """For rich to print."""
         from rich.table import Table
 
         title = f"{len(self.chosen)} runs, {self.flops:.3g} FLOPs: standard deviation of the answer "
-        table = Table(title=f"{title}{self.deviation_before:.4g} → {self.deviation_after:.4g}", title_justify="left")
+        title += f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
+        known = self.warmup_tokens is not None
+        note = f"each longer than its warm-up of {format_count(self.warmup_tokens or 0)} tokens" if known else ""
+        caption = note or "the warm-up is not known: runs may be shorter than it"
+        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
         for name in ("d_model", "E", "N_act", "tokens", "FLOPs"):
             table.add_column(name, justify="right")
         for a, tokens in self.runs():
@@ -139,6 +181,7 @@ def next_runs(
     candidates: Candidates | None = None,
     noise: float | None = None,
     max_runs: int = 24,
+    warmup_tokens: float | None = None,
 ) -> Design:
     """The runs to train with a budget of `flops` so that `answer` becomes most certain.
 
@@ -148,12 +191,20 @@ def next_runs(
         candidates: runs to choose from; default `candidate_grid(flops / 4)`, so that several fit.
         noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
         max_runs: at most so many runs; small ones cost next to no FLOPs, but each is work.
+        warmup_tokens: tokens of warm-up; default that of the runs the law was fitted on, where their records say it.
+            No run is proposed whose decay (its last fifth) would begin before the warm-up ends. 0 allows all.
+
+    Raises ValueError for values out of range, a law with fewer than 30 draws, and candidates that are all too short.
     """
+    if not (np.isfinite(flops) and flops > 0):
+        raise ValueError(f"flops={literal(flops)} must be positive and finite")
     if max_runs < 1:
         raise ValueError(f"max_runs={max_runs!r} must be at least 1")
     if law.draws is None or len(law.draws) < 30:
         raise ValueError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
-    candidates = candidates or candidate_grid(flops / 4)
+    if warmup_tokens is None and law.conditions is not None:
+        warmup_tokens = law.conditions.warmup_tokens
+    candidates = (candidates or candidate_grid(flops / 4)).past_warmup(warmup_tokens or 0.0)
     columns = (candidates.n_active, candidates.tokens, candidates.experts)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:
@@ -166,7 +217,7 @@ def next_runs(
         chosen = _grow(answers, losses, cost, flops, noise, chosen, by_cost, max_runs)
     chosen = _exchange(answers, losses, cost, flops, noise, chosen, max_runs)
     before, after = float(answers.std()), float(np.sqrt(_variance(answers, losses, noise, chosen)))
-    return Design(candidates, tuple(chosen), before, after, float(cost[chosen].sum()))
+    return Design(candidates, tuple(chosen), before, after, float(cost[chosen].sum()), warmup_tokens)
 
 
 def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, FloatArray]:

@@ -1,9 +1,9 @@
-"""What a notebook shows of a result: the table that the shell prints, as HTML."""
+"""How results and values are shown: the shell's tables as HTML for notebooks, and values as text for messages."""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,3 +22,22 @@ def html(renderable: RenderableType, width: int = 120) -> str:
     console = Console(record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format=PAGE)
+
+
+class Summarised:
+    """A result whose `summary()` is what rich prints of it, and what a notebook shows."""
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        raise NotImplementedError
+
+    def __rich__(self) -> RenderableType:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        return html(self.summary())
+
+
+def literal(value: Any) -> str:
+    """`repr` of a value as Python writes it, also where it comes from numpy: 0.5, not np.float64(0.5)."""
+    return repr(value.tolist() if hasattr(value, "tolist") else value)

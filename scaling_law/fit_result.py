@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling_law.display import Summarised
 from scaling_law.identifiability import describe_error
 from scaling_law.laws import Law
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import RenderableType
 
     from scaling_law.problem import Problem
@@ -30,7 +32,10 @@ class FitStatus:
 
     `n_agree` of the `n_released` best of `n_starts` starts ended at the best objective. `bounds_hit` and
     `undetermined` name coefficients; standard errors are those of the logarithm for the `logarithmic` ones (a, b, c),
-    of ln(E_start − 1) and ln(E_max − E_start), and absolute for the rest.
+    of ln(E_start − 1) and ln(E_max − E_start), and absolute for the rest. `suspicious` names the runs that lie far
+    from the law the other runs follow, the farthest first, and `deviations` says by how much: their loss minus that of
+    the fit without them, nats per token. Those of `set_aside` had no part in the fit. The runs fitted are of
+    `n_trunks` trunks, found as `trunk_source` says.
     """
 
     converged: bool
@@ -42,7 +47,11 @@ class FitStatus:
     standard_errors: Mapping[str, float]
     undetermined: tuple[str, ...]
     logarithmic: tuple[str, ...] = ()
+    suspicious: tuple[str, ...] = ()
+    deviations: tuple[float, ...] = ()
     set_aside: tuple[str, ...] = ()
+    n_trunks: int | None = None
+    trunk_source: str | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -66,9 +75,13 @@ class FitStatus:
         found += [f"{warning[0].upper()}{warning[1:]}." for warning in self.warnings]
         if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
             found.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
-        if self.set_aside:
-            names = ", ".join(self.set_aside[:10]) + (", …" if len(self.set_aside) > 10 else "")
-            found.append(f"{len(self.set_aside)} runs lie too far off and were set aside: {names}.")
+        if self.suspicious:
+            pairs = zip(self.suspicious[:10], self.deviations, strict=False)
+            names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
+            count = "1 run lies" if len(self.suspicious) == 1 else f"{len(self.suspicious)} runs lie"
+            fate = "set aside" if self.set_aside else 'still fitted; outliers="set_aside" leaves them out'
+            more = ", …" if len(self.suspicious) > 10 else ""
+            found.append(f"{count} far from the law of the others ({fate}): {names}{more}.")
         if self.bounds_hit:
             found.append(f"At a bound, so not determined by these runs: {', '.join(self.bounds_hit)}.")
         if self.undetermined:
@@ -90,7 +103,7 @@ class FitStatus:
 
 
 @dataclass(frozen=True, repr=False)
-class FitResult(Generic[LawT_co]):
+class FitResult(Summarised, Generic[LawT_co]):
     """A fitted law and its conditions.
 
     `objective` is the sum of the Huber losses on ln L; `rmse` is in nats per token over the runs fitted, which are
@@ -154,6 +167,29 @@ class FitResult(Generic[LawT_co]):
             "status": status,
         }
 
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per coefficient (pandas): value, standard error, and what the status says of it.
+
+        Standard errors are as in FitStatus; NaN for coefficients that are fixed or at a bound.
+        """
+        import pandas
+
+        status, fixed = self.status, self.problem.settings.fixed
+        vague = {*status.undetermined, *status.bounds_hit}
+        rows = [
+            {
+                "coefficient": name,
+                "value": value,
+                "standard_error": status.standard_errors.get(name, float("nan")),
+                "of_logarithm": name in status.logarithmic,
+                "fixed": name in fixed,
+                "at_bound": name in status.bounds_hit,
+                "determined": name not in vague and name not in fixed,
+            }
+            for name, value in self.law.coefficients.items()
+        ]
+        return pandas.DataFrame(rows)
+
     def summary(self) -> RenderableType:
         """Coefficients with standard errors, errors per E, and the status, for rich to print."""
         from rich.console import Group
@@ -161,7 +197,9 @@ class FitResult(Generic[LawT_co]):
         from rich.text import Text
 
         head = Text(f"{self.law.formula}\n", style="bold")
-        head.append(f"{int(self.used.sum())} runs from {self.runs.source}, {self.runs.loss_name}; ", style="not bold")
+        count = f"{int(self.used.sum())} runs of {self.status.n_trunks} trunks ({self.status.trunk_source})"
+        aside = f", {len(self.status.set_aside)} set aside" if self.status.set_aside else ""
+        head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}; ", style="not bold")
         head.append(f"RMSE {self.rmse:.4f} nats, objective {self.objective:.6g}", style="not bold")
         coefficients = Table(title="Coefficients", title_justify="left")
         for name in ("", "value", "standard error", ""):

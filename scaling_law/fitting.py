@@ -8,6 +8,7 @@ every start first runs with both held where it starts; then the best are release
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,17 +16,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.conditions import Conditions
 from scaling_law.fit_result import FitResult, FitStatus
+from scaling_law.grid_search import run_starts
 from scaling_law.identifiability import design_problems, examine
 from scaling_law.laws import Law
+from scaling_law.outliers import MOST, Outliers, find_outliers
 from scaling_law.problem import Problem, make_problem, start_points
 from scaling_law.runs import Runs, load_runs
 from scaling_law.solver import Solutions
 
 FloatArray = NDArray[np.float64]
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
-# A run is an outlier beyond this many robust standard deviations and this many Huber thresholds; and if more than this
-# part of the runs were outliers, the law would be at fault, not the runs.
-OUTLIER_SIGMAS, OUTLIER_DELTAS, OUTLIER_PART = 8.0, 5.0, 0.1
 
 
 def fit(
@@ -39,7 +39,9 @@ def fit(
     bounds: Mapping[str, tuple[float, float]] | None = None,
     starts: Literal["scaled", "paper"] | Sequence[Law] = "scaled",
     release: int | None = None,
-    outliers: Literal["set_aside", "keep"] = "set_aside",
+    outliers: Literal["keep", "set_aside"] = "keep",
+    loss: str | None = None,
+    trunks: str = "auto",
     workers: int | None = 1,
     progress: bool = False,
     allow_unidentifiable: bool = False,
@@ -54,66 +56,107 @@ def fit(
         l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper states
             1e-5, which moves the answer far along its flat directions; 0 is the default.
         fixed: coefficients held at given values, such as {"e_max": 256.0}.
-        bounds: closed intervals for coefficients. E_max cannot be bounded (it can be fixed). Without bounds only
-            c > 0 and 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5 limit the fit.
+        bounds: closed intervals for coefficients, such as {"c": (1.0, 1.8), "e_max": (64, None)}; None leaves an end
+            as it is without bounds: 0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the
+            rest far outside anything sensible. Where E_max is bounded, E_start stays below its lower end.
         starts: "scaled" (a few hundred, laid around the data), "paper" (its full grid), or laws to start from.
         release: how many of the best starts go on to the second stage, where E_start and E_max move (None: 256 of
             the paper's grid, 64 of the scaled one).
-        outliers: "set_aside" refits without runs that lie far off (beyond 8 robust standard deviations and 5 Huber
-            thresholds: diverged runs), and names them in the status; the Huber loss alone is moved by their number.
-            More than a tenth of such runs is no matter of outliers, and all are kept. "keep" keeps every run.
+        outliers: runs that lie far from the law the others follow (`scaling_law.outliers`) are named in the status.
+            "keep" fits them like all others; "set_aside" fits without them, and the law's conditions say so. More
+            than 30 % of such runs are a matter of the law or the table: all are kept, with a warning.
+        loss: the column of losses, as in `load_runs`.
+        trunks: which runs share a trunk: "auto", "run" or the name of a column, as in `load_runs`.
         workers: processes for the first stage (None: one per core). More than one pays for the paper's grid only.
         progress: show a progress bar.
         allow_unidentifiable: fit although the design cannot determine all coefficients (the status then names them).
 
-    Raises ValueError for settings that are out of range and for runs that cannot determine the law.
+    Raises ValueError for settings that are out of range and for runs that cannot determine the law, RunsError (a
+    ValueError) for a table that cannot be read.
     """
-    from scaling_law.grid_search import run_starts
-
-    table = runs if isinstance(runs, Runs) else load_runs(runs)
+    if outliers not in ("keep", "set_aside"):
+        raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
+    for name, value in (("release", release), ("workers", workers)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None")
+    table = _table(runs, loss, trunks)
     problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts)
-    free = {name for name in problem.objective.names if name not in problem.settings.fixed}
-    problems = design_problems(law, problem.columns, free)
-    if problems and not allow_unidentifiable:
-        advice = "fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
-        raise ValueError(f"{table.source}: {'; '.join(problems)}. {advice[0].upper()}{advice[1:]}")
-    if outliers not in ("set_aside", "keep"):
-        raise ValueError(f"outliers={outliers!r} must be 'set_aside' or 'keep'")
+    warnings = _design_warnings(table, problem, allow_unidentifiable)
     theta = start_points(problem, starts)
     n_starts = len(theta)
-    release = (256 if starts == "paper" else 64) if release is None else max(1, release)
+    release = (256 if starts == "paper" else 64) if release is None else release
     if isinstance(starts, str):
         theta = run_starts(problem, theta, workers=workers, progress=progress).theta[:release]
     final = problem.solve(theta, max_iterations=1000, tolerance=1e-12).sorted()
-    given = problem.objective.weight
-    for _ in range(5 if outliers == "set_aside" else 0):
-        weight = np.where(find_outliers(problem, final.theta[0], given), 0.0, given)
-        if np.array_equal(weight, problem.objective.weight):
-            break
-        problem.objective.weight = weight
-        final = problem.solve(final.theta, max_iterations=1000, tolerance=1e-12).sorted()
-    aside = (given > 0) & (problem.objective.weight == 0)
-    return describe(table, problem, final, 0, n_starts, problems, aside)
+    found = find_outliers(problem, final.theta[0])
+    if found.too_many:
+        warnings.append(_too_many(found, int(np.sum(problem.objective.weight > 0))))
+    elif outliers == "set_aside":
+        problem = problem.without(found.suspicious)
+        theta = np.vstack([found.theta, final.theta[1:]])
+        final = problem.solve(theta, max_iterations=1000, tolerance=1e-12).sorted()
+    search = Search.of(table, found, n_starts, warnings, set_aside=outliers == "set_aside")
+    return describe(table, problem, final, search)
 
 
-def find_outliers(problem: Problem, theta: FloatArray, weight: FloatArray) -> NDArray[np.bool_]:
-    """Which runs [n] of positive weight lie too far off to belong to the law θ; none if they are too many."""
-    residual = np.abs(problem.objective.residuals(theta[None])[0])
-    used = weight > 0
-    sigma = 1.4826 * float(np.median(residual[used]))
-    far = used & (residual > max(OUTLIER_SIGMAS * sigma, OUTLIER_DELTAS * problem.objective.huber_delta))
-    return far if far.sum() <= OUTLIER_PART * used.sum() else np.zeros_like(far)
+def _table(runs: Any, loss: str | None, trunks: str) -> Runs:
+    """The table of runs; what `load_runs` asks can also be asked of a Runs that can answer it."""
+    if not isinstance(trunks, str):
+        raise ValueError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
+    if not isinstance(runs, Runs):
+        return load_runs(runs, loss, trunks=trunks)
+    if loss not in (None, runs.loss_name):
+        raise ValueError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
+    if trunks not in ("auto", "run"):
+        raise ValueError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
+    return runs.each_its_own_trunk() if trunks == "run" else runs
 
 
-def describe(
-    runs: Runs,
-    problem: Problem,
-    final: Solutions,
-    chosen: int,
-    n_starts: int,
-    warnings: Sequence[str],
-    aside: NDArray[np.bool_],
-) -> FitResult:
+def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -> list[str]:
+    """What this design cannot determine; ValueError unless that is allowed."""
+    settings = problem.settings
+    free = {name for name in problem.objective.names if name not in settings.fixed}
+    problems = design_problems(settings.law, problem.columns, free)
+    if problems and not allow_unidentifiable:
+        advice = "fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
+        raise ValueError(f"{runs.source}: {'; '.join(problems)}. {advice[0].upper()}{advice[1:]}")
+    reach = dict(zip(problem.objective.names, np.exp(problem.lower), strict=True))
+    for name in problem.objective.constants:
+        below = int(np.sum(runs.loss <= reach[name]))
+        if below:
+            problems.append(f"the constant {name} ≥ {reach[name]:g} is above the loss of {below} of {len(runs)} runs")
+    return problems
+
+
+def _too_many(found: Outliers, used: int) -> str:
+    count = f"{int(found.suspicious.sum())} of {used} runs"
+    return (
+        f"{count} lie far from the law that fits the others; more than {MOST:.0%} are no outliers, and all runs were "
+        "kept: check the table and the form of the law"
+    )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is known of a fit whichever of its finished starts is chosen; the fields are those of FitStatus."""
+
+    n_starts: int
+    suspicious: tuple[str, ...]
+    deviations: tuple[float, ...]
+    set_aside: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, runs: Runs, found: Outliers, n_starts: int, warnings: Sequence[str], set_aside: bool) -> Search:
+        """Name the outliers, the farthest first; none if there are too many."""
+        named = np.zeros(0, int) if found.too_many else np.flatnonzero(found.suspicious)
+        named = named[np.argsort(-np.abs(found.deviation[named]), kind="stable")]
+        names = tuple(runs.run_id[i] for i in named)
+        nats = runs.loss[named] * -np.expm1(-found.deviation[named])
+        return cls(n_starts, names, tuple(nats.tolist()), names if set_aside else (), tuple(warnings))
+
+
+def describe(runs: Runs, problem: Problem, final: Solutions, search: Search, chosen: int = 0) -> FitResult:
     """The result whose law is the finished start number `chosen` (they are sorted: 0 is the lowest objective)."""
     theta, best = final.theta[chosen], float(final.cost[chosen])
     objective, settings = problem.objective, problem.settings
@@ -121,9 +164,9 @@ def describe(
     span = 1e-9 * np.maximum(1.0, np.abs(theta))
     at_bound = ~held & ((theta <= problem.lower + span) | (theta >= problem.upper - span))
     seen = examine(objective, theta, ~held & ~at_bound)
+    used = runs.subset(objective.weight > 0)
     status = FitStatus(
         converged=bool(final.converged[chosen]),
-        n_starts=n_starts,
         n_released=len(final.cost),
         n_agree=int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor)),
         bounds_hit=tuple(name for name, hit in zip(objective.names, at_bound, strict=True) if hit),
@@ -131,14 +174,15 @@ def describe(
         standard_errors=seen.standard_errors,
         logarithmic=tuple(name for name in objective.names if name in objective.positive),
         undetermined=seen.undetermined,
-        set_aside=tuple(name for name, out in zip(runs.run_id, aside, strict=True) if out),
-        warnings=tuple(warnings),
+        n_trunks=used.n_trunks,
+        trunk_source=used.trunk_source,
+        **vars(search),
     )
     law = objective.make_law(theta)
-    used = runs.subset(objective.weight > 0)
     rmse = float(np.sqrt(np.mean((law.loss(used.n_active, used.tokens, used.experts) - used.loss) ** 2)))
+    aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
     conditions = Conditions(
-        provenance=f"fitted on {runs.source} ({runs.loss_name})",
+        provenance=f"fitted on {runs.source} ({runs.loss_name}){aside}",
         objective=settings.to_dict(),
         n_runs=len(used),
         rmse=rmse,
@@ -146,5 +190,9 @@ def describe(
         status=status.verdict,
         dataset=runs.dataset,
         commit=runs.commit,
+        trunks=status.n_trunks,
+        trunk_source=status.trunk_source,
+        set_aside=status.set_aside,
+        warmup_tokens=used.warmup_tokens,
     )
     return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)

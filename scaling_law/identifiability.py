@@ -30,8 +30,8 @@ RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as ze
 class Identifiability:
     """Condition number of the centred, column-scaled Jacobian; standard errors; what is not determined.
 
-    Standard errors are those of the logarithm for a, b, c, of ln(E_start − 1) and ln(E_max − E_start), else absolute;
-    infinite for directions that the runs do not see.
+    Standard errors are those of the logarithm for a, b, c, of ln(E_start − 1) and ln(E_max − E_start) (ln(E_max − 1)
+    where E_max is bounded), else absolute; infinite for directions that the runs do not see.
     """
 
     condition_number: float

@@ -7,7 +7,8 @@ logarithm is linear in its parameters once Ê is known:
     Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + l2/2 |θ|²          ρ = Huber with threshold δ (0.01)
 
 Inside, x, y and e are centred, which takes the near-collinearity out of (ln a, α), (δ, γ), …; ln c is a parameter,
-and so are u = ln(E_start − 1) and v = ln(E_max − E_start), so that 1 < E_start < E_max always holds.
+and so are u = ln(E_start − 1) and v = ln(E_max − E_start), so that 1 < E_start < E_max always holds. Where E_max is
+bounded, v = ln(E_max − 1) instead, so that its bounds are those of v (and E_start must stay below them).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Objective:
         l2: factor of |θ|²/2 in the law's own (uncentred) coordinates, as the paper's weight decay; 0 for none.
         centred: names of the terms' first coefficients (a, b, c) whose term is centred.
         e_max: E_max if it is fixed; then v is idle.
+        e_max_alone: v is ln(E_max − 1), not ln(E_max − E_start).
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class Objective:
         l2: float,
         centred: Sequence[str],
         e_max: float | None = None,
+        e_max_alone: bool = False,
     ) -> None:
-        self.e_max = e_max
+        self.e_max, self.e_max_alone = e_max, e_max_alone
         self.law, self.terms, self.huber_delta, self.l2 = law, LAWS[law].terms, huber_delta, l2
         self.positive = positive_coefficients(self.terms)
+        self.constants = [term.coefficients[0] for term in self.terms if term.variable is None]
         self.target, self.weight = np.log(columns["loss"]), columns["weight"]
         self.expert_values, self.expert_index = np.unique(columns["experts"], return_inverse=True)
         self.has_transform = has_transform(self.terms)
@@ -92,7 +96,8 @@ class Objective:
             columns += _shift([natural[name] for name in term.coefficients], cx, ce)
         if self.has_transform:
             start, top = natural["e_start"], natural["e_max"]
-            columns += [np.log(start - 1.0), np.log(np.maximum(top - start, 1e-300))]
+            above = top - (1.0 if self.e_max_alone else start)
+            columns += [np.log(start - 1.0), np.log(np.maximum(above, 1e-300))]
         return np.stack(np.broadcast_arrays(*columns), axis=-1)
 
     def natural(self, theta: FloatArray) -> dict[str, FloatArray]:
@@ -127,7 +132,9 @@ class Objective:
 
     def _transform(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         start = 1.0 + np.exp(theta[..., -2])
-        return start, start + np.exp(theta[..., -1]) if self.e_max is None else np.full_like(start, self.e_max)
+        if self.e_max is not None:
+            return start, np.full_like(start, self.e_max)
+        return start, (1.0 if self.e_max_alone else start) + np.exp(theta[..., -1])
 
     # ------------------------------------------------------------------ values
 
@@ -201,8 +208,9 @@ class Objective:
             return None
         start, top = (column[:, None] for column in self._transform(theta))
         e, _, by_start, by_max = log_expert_transform_gradient(self.expert_values, start, top)
-        moves = self.e_max is None
-        by_u, by_v = (by_start + by_max * moves) * (start - 1.0), by_max * (top - start) * moves
+        follows = self.e_max is None and not self.e_max_alone  # E_max moves with E_start
+        by_u = (by_start + by_max * follows) * (start - 1.0)
+        by_v = by_max * (top - (start if follows else 1.0)) * (self.e_max is None)
         return e[:, self.expert_index], by_u[:, self.expert_index], by_v[:, self.expert_index]
 
     def _designs(self, theta: FloatArray, e: Any) -> list[FloatArray]:

@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling_law.display import literal
 from scaling_law.laws import LAWS
 from scaling_law.objective import Objective
 from scaling_law.runs import Runs
 from scaling_law.solver import Solutions, minimise
 from scaling_law.starts import paper_starts, scaled_starts
-from scaling_law.terms import TRANSFORM
+from scaling_law.terms import TRANSFORM, coefficients_of, positive_coefficients
 
 if TYPE_CHECKING:
     from scaling_law.objective import Evaluation
@@ -43,6 +45,7 @@ class FitSettings:
     fixed: Mapping[str, float]
     bounds: Mapping[str, tuple[float, float]]
     starts: str
+    outliers: str = "keep"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a law stores them."""
@@ -56,6 +59,7 @@ class FitSettings:
             "fixed": dict(self.fixed),
             "bounds": {k: list(v) for k, v in self.bounds.items()},
             "starts": self.starts,
+            "outliers": self.outliers,
         }
 
 
@@ -73,6 +77,25 @@ class Problem:
     def floor(self) -> float:
         """An objective so small (residuals of 1e-8) that decreasing it further means nothing."""
         return 1e-16 * float(self.objective.weight.sum())
+
+    def with_constant_below(self, loss: float) -> Problem:
+        """The same problem with `loss` as the upper end of its constant c, unless c has been fixed or bounded."""
+        upper = self.upper.copy()
+        for i, name in enumerate(self.objective.names):
+            if name in self.objective.constants and name not in {**self.settings.fixed, **self.settings.bounds}:
+                upper[i] = np.log(loss)
+        return replace(self, upper=upper)
+
+    def without(self, aside: NDArray[np.bool_]) -> Problem:
+        """The same problem with the runs of the mask [n] set aside: their weight is 0, and c need not lie below them.
+
+        Their losses no longer limit the constant; the other runs' do.
+        """
+        kept = (self.objective.weight > 0) & ~aside
+        objective = copy.copy(self.objective)
+        objective.weight = np.where(kept, self.objective.weight, 0.0)
+        problem = self.with_constant_below(float(self.columns["loss"][kept].min()))
+        return replace(problem, objective=objective, settings=replace(self.settings, outliers="set_aside"))
 
     def solve(self, theta: FloatArray, weight: FloatArray | None = None, **options: Any) -> Solutions:
         """From each θ [S, p]; `weight` [S, n] replaces the runs' weights."""
@@ -94,24 +117,38 @@ def make_problem(
     starts: Any,
 ) -> Problem:
     """Check the settings and set up objective and box. ValueError naming the setting."""
-    if law not in LAWS:
+    if not isinstance(law, str) or law not in LAWS:
         raise ValueError(f"law={law!r} must be one of {sorted(LAWS)}")
-    if not (np.isfinite(huber_delta) and huber_delta > 0):
+    huber_delta, l2 = _number("huber_delta", huber_delta), _number("l2", l2)
+    if not huber_delta > 0:
         raise ValueError(f"huber_delta={huber_delta!r} must be positive and finite")
-    if not (np.isfinite(l2) and l2 >= 0):
+    if not l2 >= 0:
         raise ValueError(f"l2={l2!r} must be finite and not negative")
-    if isinstance(starts, str) and starts not in ("scaled", "paper"):
+    name = starts if isinstance(starts, str) else f"{len(starts)} given laws" if isinstance(starts, Sequence) else ""
+    if not name or (isinstance(starts, str) and starts not in ("scaled", "paper")):
         raise ValueError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
     row_weights, weights_name = _weights(runs, weights)
     columns = {"n_active": runs.n_active, "tokens": runs.tokens, "experts": runs.experts, "loss": runs.loss}
     columns["weight"] = row_weights
+    fixed, bounds = checked_limits(law, fixed, bounds)
     touched = {*fixed, *bounds}
     centred = [term.coefficients[0] for term in LAWS[law].terms if not touched & set(term.coefficients)]
-    objective = Objective(law, columns, huber_delta, l2, centred, e_max=fixed.get("e_max"))
-    lower, upper = _box(objective, fixed, bounds, float(runs.loss.min()) if len(runs) else 1.0)
-    name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
-    settings = FitSettings(law, huber_delta, l2, weights_name, dict(fixed), dict(bounds), name)
+    e_max = fixed.get("e_max")
+    objective = Objective(law, columns, huber_delta, l2, centred, e_max, e_max_alone="e_max" in bounds)
+    lower, upper = _box(objective, fixed, bounds, runs.loss)
+    settings = FitSettings(law, huber_delta, l2, weights_name, fixed, bounds, name)
     return Problem(objective, lower, upper, settings, columns)
+
+
+def _number(name: str, value: Any, missing: float | None = None) -> float:
+    """A finite number; `missing`, where given, for None or an infinity of its sign."""
+    try:
+        number = missing if value is None and missing is not None else float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={literal(value)} must be a number") from None
+    if not np.isfinite(number) and number != missing:
+        raise ValueError(f"{name}={literal(value)} must be finite")
+    return number
 
 
 def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
@@ -121,50 +158,107 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
         if weights != "inverse_loss":
             raise ValueError(f"weights={weights!r} must be 'inverse_loss', an array of length {len(runs)}, or None")
         return runs.loss.min() / runs.loss, weights
-    array = np.asarray(weights, float)
+    try:
+        array = np.asarray(weights, float)
+    except (TypeError, ValueError):
+        array = np.zeros(0)
     if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
-        raise ValueError(f"weights must be {len(runs)} finite numbers ≥ 0, not all zero")
+        raise ValueError(f"weights must be 'inverse_loss' or {len(runs)} finite numbers ≥ 0, not all zero")
     return array, "given"
 
 
+def checked_limits(
+    law: str, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """`fixed` and `bounds` as plain numbers: bounds that leave one value fix it, what is fixed needs no bounds.
+
+    ValueError naming the setting, the coefficient and what is allowed.
+    """
+    names = coefficients_of(LAWS[law].terms)
+    positive = positive_coefficients(LAWS[law].terms)
+    ranges: dict[str, tuple[float, float]] = {}
+    ends: tuple[float, float]
+    for setting, given in (("fixed", fixed), ("bounds", bounds)):
+        for name, value in given.items():
+            if name not in names:
+                raise ValueError(f"{setting}: {name!r} is not a coefficient of the {law} law: {', '.join(names)}")
+            pair: Any = np.asarray(value).tolist() if isinstance(value, np.ndarray) else value
+            floor = 0.0 if name in positive else 1.0 if name in TRANSFORM else -np.inf
+            if setting == "fixed":
+                ends = (_number(f"fixed: {name}", value),) * 2
+            elif not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+                raise ValueError(f"bounds: {name}={literal(value)} must be a pair (low, high)")
+            else:
+                ends = (_number(f"bounds: {name}", pair[0], -np.inf), _number(f"bounds: {name}", pair[1], np.inf))
+                ends = (-np.inf if ends[0] == floor else ends[0], ends[1])
+            _check_range(setting, name, ends, floor)
+            if setting == "bounds" and name in ranges and not ends[0] <= ranges[name][0] <= ends[1]:
+                raise ValueError(f"fixed: {name}={ranges[name][0]!r} lies outside its bounds {ends}")
+            ranges.setdefault(name, ends)
+    start, top = (ranges.get(name, (-np.inf, np.inf)) for name in TRANSFORM)
+    if start[0] >= top[1]:
+        raise ValueError(f"e_start={start[0]!r} must be below e_max={top[1]!r}")
+    held = {name: low for name, (low, high) in ranges.items() if low == high}
+    return held, {name: ends for name, ends in ranges.items() if name not in held}
+
+
+def _check_range(setting: str, name: str, ends: tuple[float, float], floor: float) -> None:
+    """ValueError unless low ≤ high and, for what must lie above `floor`, some of the range does."""
+    shown = repr(ends[0]) if setting == "fixed" else f"({ends[0]!r}, {ends[1]!r})"
+    if not ends[0] <= ends[1]:
+        raise ValueError(f"{setting}: {name}={shown} must be ordered, low ≤ high")
+    if ends[1] <= floor or (np.isfinite(ends[0]) and ends[0] <= floor):
+        wanted = "positive" if floor == 0.0 else f"above {floor:g}"
+        raise ValueError(f"{setting}: {name}={shown} must be {wanted}")
+
+
 def _box(
-    objective: Objective, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]], lowest_loss: float
+    objective: Objective, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]], losses: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
+    """The box [p], [p] of θ: defaults where nothing is asked or an end is left open."""
     wide = np.concatenate(
         [WIDE_BOX[cx != 0.0][: len(t.coefficients)] for t, cx in zip(objective.terms, objective.centre_x, strict=True)]
     )
     upper = np.append(wide, [np.inf] * (objective.size - len(wide)))
     lower = -upper
-    constants = [term.coefficients[0] for term in objective.terms if term.variable is None]
-    limits = dict.fromkeys(constants, (C_BOX * lowest_loss, lowest_loss)) | dict(bounds)
-    limits |= {name: (value, value) for name, value in fixed.items()}
-    if "e_max" in bounds:
-        raise ValueError("bounds: e_max cannot be bounded; fix it with fixed={'e_max': ...} or bound e_start")
-    for name, (low, high) in limits.items():
-        if name not in objective.names:
-            raise ValueError(
-                f"{'fixed' if name in fixed else 'bounds'}: {name!r} is not one of {list(objective.names)}"
-            )
-        if not (np.isfinite(low) and np.isfinite(high) and low <= high) or (name in objective.positive and low <= 0):
-            raise ValueError(
-                f"{name}: ({low!r}, {high!r}) must be finite, ordered{', positive' * (name in objective.positive)}"
-            )
+    limits = {**bounds, **{name: (value, value) for name, value in fixed.items()}}
+    lowest = float(losses.min()) if len(losses) else 1.0
     for i, name in enumerate(objective.names):
         if name in TRANSFORM:
-            lower[i], upper[i] = U_BOX if name == "e_start" else V_BOX
-        if name == "e_max" and name in fixed:
-            if not fixed[name] > 1.0 + np.exp(U_BOX[0]):
-                raise ValueError(f"fixed: e_max={fixed[name]!r} must be above 1.01")
-            lower[i] = upper[i] = 0.0
-            upper[i - 1] = min(upper[i - 1], np.log((fixed[name] - 1.0) * (1 - 1e-6)))
-    for i, name in enumerate(objective.names):
-        if name == "e_start" and name in limits:
-            if not 1.0 < limits[name][0] <= limits[name][1] < fixed.get("e_max", np.inf):
-                raise ValueError(f"e_start: {limits[name]} must be above 1 and below e_max")
-            lower[i], upper[i] = np.log(np.array(limits[name]) - 1.0)
-        elif name in limits and name not in TRANSFORM:
-            lower[i], upper[i] = np.log(limits[name]) if name in objective.positive else limits[name]
+            continue
+        if name in objective.constants:
+            lower[i], upper[i] = np.log([C_BOX * lowest, lowest])
+            if name in limits and len(losses) and limits[name][0] >= losses.max():
+                what = f"{'fixed' if name in fixed else 'bounds'}: {name}={limits[name][0]:g}"
+                span = f"{lowest:g} to {float(losses.max()):g} nats per token"
+                raise ValueError(f"{what} must be below the losses of the runs, {span}")
+        for side, end in zip((lower, upper), limits.get(name, ()), strict=False):
+            if np.isfinite(end):
+                side[i] = np.log(end) if name in objective.positive else end
+        if lower[i] > upper[i]:
+            raise ValueError(f"bounds: {name}={limits[name]} has an open end where one is needed: give both")
+    if objective.has_transform:
+        lower[-2:], upper[-2:] = _transform_box(objective, limits)
     return lower, upper
+
+
+def _transform_box(objective: Objective, limits: Mapping[str, tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
+    """The box of (u, v): 1 < E_start < E_max, E_start below all that E_max may be."""
+    low, high = 1.0 + np.exp(np.array(U_BOX))
+    start = limits.get("e_start", (low, high))
+    start = (start[0] if np.isfinite(start[0]) else low, start[1] if np.isfinite(start[1]) else max(high, start[0]))
+    box_v = np.array(V_BOX)
+    if objective.e_max is not None:
+        start, box_v = (start[0], min(start[1], objective.e_max * (1 - 1e-6))), np.zeros(2)
+    elif objective.e_max_alone:
+        least, most = limits["e_max"]
+        least = max(least, start[0] * (1 + 1e-6))
+        most = most if np.isfinite(most) else max(1e5, 2.0 * least)
+        start, box_v = (start[0], min(start[1], least * (1 - 1e-6))), np.log(np.array([least, most]) - 1.0)
+    if not 1.0 < start[0] <= start[1] or box_v[0] > box_v[1]:
+        raise ValueError(f"e_start={start[0]:g} must be above 1 and below e_max")
+    box_u = np.log(np.array(start) - 1.0)
+    return np.array([box_u[0], box_v[0]]), np.array([box_u[1], box_v[1]])
 
 
 def start_points(problem: Problem, starts: Any) -> FloatArray:
@@ -177,6 +271,6 @@ def start_points(problem: Problem, starts: Any) -> FloatArray:
     else:
         wrong = [law for law in starts if not isinstance(law, LAWS[objective.law])]
         if wrong or not len(starts):
-            raise ValueError(f"starts must be laws of kind {objective.law!r}, got {wrong[:1] or 'none'}")
+            raise ValueError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
         theta = np.stack([objective.from_coefficients(law.coefficients) for law in starts])
     return np.clip(np.atleast_2d(theta), problem.lower, problem.upper)

@@ -9,27 +9,74 @@ bootstrap it ignores that runs of one trunk belong together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scaling_law.display import Summarised
 from scaling_law.problem import make_problem
 
 if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+
     from scaling_law.fit_result import FitResult
 
 
 @dataclass(frozen=True)
-class ProfileInterval:
+class ProfileInterval(Summarised):
     """(low, high) of a coefficient at `level`; an end without a limit is infinite (0 or 1 at the end of its range)."""
 
     coefficient: str
     low: float
     high: float
     level: float
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line (pandas): coefficient, low, high, level."""
+        return Profiles((self,)).to_dataframe()
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        return Profiles((self,)).summary()
+
+
+@dataclass(frozen=True)
+class Profiles(Summarised):
+    """Profile intervals of several coefficients of one fit, and the fitted `values`, where these are known."""
+
+    intervals: tuple[ProfileInterval, ...]
+    values: tuple[float, ...] = ()
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per coefficient (pandas): coefficient, low, high, level; an end without a limit is infinite."""
+        import pandas
+
+        return pandas.DataFrame([asdict(interval) for interval in self.intervals])
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        from rich.table import Table
+
+        level = self.intervals[0].level if self.intervals else 0.95
+        table = Table(title=f"Profile intervals, {level:.3g}", title_justify="left")
+        for name in ("", *(["value"] if self.values else []), "low", "high"):
+            table.add_column(name, justify="right")
+        for i, found in enumerate(self.intervals):
+            ends = [f"{end:.5g}" if np.isfinite(end) else "open" for end in (found.low, found.high)]
+            table.add_row(found.coefficient, *([f"{self.values[i]:.5g}"] if self.values else []), *ends)
+        return table
+
+
+def profile(result: FitResult, coefficients: Sequence[str] | None = None, level: float = 0.95) -> Profiles:
+    """The profile intervals of several coefficients, by default of all that were fitted; as `profile_interval`."""
+    settings, law = result.problem.settings, result.law.coefficients
+    names = [name for name in law if name not in settings.fixed] if coefficients is None else list(coefficients)
+    intervals = tuple(profile_interval(result, name, level) for name in names)
+    return Profiles(intervals, tuple(law[name] for name in names))
 
 
 def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:

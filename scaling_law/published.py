@@ -55,6 +55,7 @@ CHINCHILLA_TABLE = {
 OBJECTIVE = {"loss": "huber", "delta": 0.01, "on": "ln L", "optimizer": "L-BFGS", "weight_decay": 1e-5}
 
 
+WARMUP_TOKENS = 130e6  # of all the paper's runs
 RMSE = 0.0062  # nats, of the paper's fit on the runs it was fitted to
 DRAWS_FILE = Path(__file__).with_name("published_draws.npy")
 DRAWS = (
@@ -79,6 +80,7 @@ def published_law(rounded: bool = False) -> JointLaw:
         rmse=RMSE,
         ranges=fitted_ranges(design.n_active, design.tokens, design.experts),
         draws=None if rounded else DRAWS,
+        warmup_tokens=WARMUP_TOKENS,
     )
     if rounded:
         return JointLaw(**PRINTED, conditions=conditions)  # type: ignore[arg-type]

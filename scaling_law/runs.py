@@ -1,11 +1,13 @@
 """The table of runs that a law is fitted on: columns, checked, with the trunk each run came from.
 
 Runs of one trunk share their training up to the branch point, so they are no independent measurements: `trunk`
-holds the clusters that a bootstrap must resample together. Every check names the row, the field and the value.
+holds the clusters that a bootstrap must resample together (`scaling_law.trunks` finds them). Every check names the
+row, the field and the value.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.architecture import Architecture
+from scaling_law.architecture import VOCAB_SIZE, Architecture, active_parameters, total_parameters
 from scaling_law.conditions import FittedRange, fitted_ranges
+from scaling_law.display import literal
+from scaling_law.trunks import OWN, cluster_columns, trunks_of
 
 if TYPE_CHECKING:
     import pandas
@@ -33,9 +37,11 @@ class RunsError(ValueError):
 class Runs:
     """Measured runs as columns of equal length [n]: parameters, tokens, experts, loss in nats per token.
 
-    `trunk` are cluster ids (integers from 0), `run_id` names; `source` says where the runs came from, `loss_name`
-    which loss was taken, and `skipped` what was left out and why. `dataset` and `commit` are those of an index on the
-    Hub, from which `load_runs(dataset, revision=commit)` reads the same table again.
+    `trunk` are cluster ids (integers from 0), `trunk_source` says how they were found; `run_id` are names; `source`
+    says where the runs came from, `loss_name` which loss was taken, and `skipped` what was left out and why.
+    `dataset` and `commit` are those of an index on the Hub, from which `load_runs(dataset, revision=commit)` reads the
+    same table again; `warmup_tokens` is the longest warm-up of the runs' schedules, in tokens, None if these do not
+    say.
     """
 
     n_active: FloatArray
@@ -49,6 +55,8 @@ class Runs:
     skipped: tuple[str, ...] = field(default=(), repr=False)
     dataset: str | None = None
     commit: str | None = None
+    trunk_source: str = "given"
+    warmup_tokens: float | None = None
 
     @classmethod
     def from_columns(
@@ -57,13 +65,17 @@ class Runs:
         tokens: ArrayLike,
         experts: ArrayLike,
         loss: ArrayLike,
-        trunk: ArrayLike | None = None,
+        trunk: ArrayLike | Literal["auto", "run"] = "auto",
         run_id: Sequence[str] | None = None,
         *,
         source: str = "columns",
         loss_name: str = "loss",
     ) -> Runs:
-        """Runs from arrays; scalars broadcast. Without `trunk` each run is a cluster. RunsError for bad values."""
+        """Runs from arrays; scalars broadcast. RunsError for bad values.
+
+        `trunk` is one id per run; "auto" takes runs of equal n_active and experts for one trunk, "run" makes each run
+        its own.
+        """
         columns = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
         )
@@ -71,12 +83,12 @@ class Runs:
             raise RunsError(f"columns must be one-dimensional, not of shape {columns[0].shape}")
         count = len(columns[0])
         names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(count))
-        clusters = np.arange(count) if trunk is None else np.unique(np.asarray(trunk), return_inverse=True)[1]
+        clusters, trunk_source = cluster_columns(trunk, columns[0], columns[2])
         if len(names) != count or len(clusters) != count:
             raise RunsError(f"run_id and trunk must have one entry for each of the {count} runs")
         frozen = [np.array(column) for column in (*columns, clusters)]
         n, d, e, losses, ids = frozen
-        runs = cls(n, d, e, losses, ids.astype(np.int64), names, source, loss_name)
+        runs = cls(n, d, e, losses, ids.astype(np.int64), names, source, loss_name, trunk_source=trunk_source)
         for column in (runs.n_active, runs.tokens, runs.experts, runs.loss, runs.trunk):
             column.setflags(write=False)
         problems = runs._problems()
@@ -90,7 +102,7 @@ class Runs:
             column = getattr(self, name)
             good = np.isfinite(column) & ((column >= 1.0) if name == "experts" else (column > smallest))
             wanted = "at least 1" if name == "experts" else "positive and finite"
-            found += [f"{self._row(i)}: {name}={column[i]!r} must be {wanted}" for i in np.flatnonzero(~good)]
+            found += [f"{self._row(i)}: {name}={literal(column[i])} must be {wanted}" for i in np.flatnonzero(~good)]
         seen: dict[tuple[float, ...], int] = {}
         for i, key in enumerate(zip(self.n_active, self.tokens, self.experts, self.loss, strict=True)):
             if key in seen:
@@ -116,6 +128,15 @@ class Runs:
         names = tuple(self.run_id[i] for i in kept)
         return replace(self, n_active=n, tokens=d, experts=e, loss=losses, trunk=self.trunk[kept], run_id=names)
 
+    def each_its_own_trunk(self) -> Runs:
+        """The same runs as independent measurements."""
+        return replace(self, trunk=np.arange(len(self)), trunk_source=OWN)
+
+    @property
+    def n_trunks(self) -> int:
+        """Number of clusters that a bootstrap resamples."""
+        return len(np.unique(self.trunk))
+
     def ranges(self) -> tuple[FittedRange, ...]:
         """Ranges of all runs, then for each E."""
         return fitted_ranges(self.n_active, self.tokens, self.experts)
@@ -129,16 +150,17 @@ class Runs:
 
     def __repr__(self) -> str:
         values = ", ".join(f"{e:g}" for e in np.unique(self.experts))
-        trunks = len(np.unique(self.trunk))
-        return f"Runs({len(self)} runs of {trunks} trunks, E in {{{values}}}, {self.loss_name}, from {self.source})"
+        count = f"{len(self)} runs of {self.n_trunks} trunks"
+        return f"Runs({count}, E in {{{values}}}, {self.loss_name}, from {self.source})"
 
 
 def load_runs(
     source: Any,
-    loss: str = "eval_loss",
+    loss: str | None = None,
     status: str | None = "final",
     on_invalid: Literal["raise", "skip"] = "raise",
     revision: str | None = None,
+    trunks: str = "auto",
 ) -> Runs:
     """Read a table of runs and check it.
 
@@ -146,12 +168,19 @@ def load_runs(
         source: a pandas DataFrame; a list of mappings or run records; a .jsonl or .parquet file; a folder that holds
             runs.jsonl or runs.parquet; a release folder (datasets/<sweep>-runs/main); "org/sweep-runs",
             "hf://org/sweep-runs" or "hf://datasets/org/sweep-runs" on the Hub.
-        loss: the column to fit, in nats per token ("eval_loss", "train_loss", or another).
+        loss: the column to fit, in nats per token ("eval_loss", "train_loss", or another). None: eval_loss, or where
+            there is none the only column whose name ends in "loss".
         status: keep only rows whose `status` is this (rows without a status are final); None keeps all.
         on_invalid: "raise" a RunsError that lists every unusable row, or "skip" them and keep the reasons in
-        `.skipped`.
+            `.skipped`.
         revision: branch, tag or commit of a dataset on the Hub, as in "org/sweep-runs@v1"; once read, it is read from
             the cache without a network.
+        trunks: which runs share a trunk. "auto": what a column `trunk` or `parent_run_id` says; without these columns
+            runs of one size, E, seed and setting (`scaling_law.trunks.SETTINGS`) count as one trunk. "run": each run
+            is its own. Or the name of a column.
+
+    A row needs `experts`, `tokens`, the loss and its size: `n_active`, or `d_model` and `n_blocks`, from which
+    n_active and n_total are computed (with GPT-2's vocabulary of 50,257 where `vocab_size` is not given).
 
     Raises RunsError for missing columns, no rows, non-finite, zero or negative numbers, duplicates, and sizes that
     contradict d_model, n_blocks and vocab_size where these are given; `hub.HubError` for what the Hub does not have.
@@ -161,11 +190,11 @@ def load_runs(
     if on_invalid not in ("raise", "skip"):
         raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
     table = read_table(source, revision, on_invalid)
-    rows, origin = table.rows, table.name
+    rows, origin = [_with_sizes(row) for row in table.rows], table.name
     chosen = [(i, row) for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not chosen:
         raise RunsError(f"{origin}: {_nothing_chosen(rows, status, table.problems)}")
-    _check_columns(origin, [row for _, row in chosen], loss)
+    loss = _check_columns(origin, [row for _, row in chosen], loss)
     problems = list(table.problems)
     kept: list[tuple[int, Row]] = []
     seen: dict[Any, str] = {}
@@ -174,23 +203,25 @@ def load_runs(
         problems += wrong
         if not wrong:
             kept.append((i, row))
-    if problems and on_invalid == "raise":
+    if not kept or (problems and on_invalid == "raise"):
         raise RunsError(_listed(origin, problems))
-    if not kept:
-        raise RunsError(_listed(origin, problems))
+    try:
+        clusters, trunk_source = trunks_of(rows, trunks)
+    except ValueError as error:
+        raise RunsError(f"{origin}: {error}") from None
     n, d, e, losses = ([float(row[name]) for _, row in kept] for name in ("n_active", "tokens", "experts", loss))
-    trunks = _trunks(rows)
-    runs = Runs.from_columns(
-        n,
-        d,
-        e,
-        losses,
-        trunk=[trunks[i] for i, _ in kept],
-        run_id=[_name(i, row) for i, row in kept],
-        source=origin,
-        loss_name=loss,
+    names = [_name(i, row) for i, row in kept]
+    ids = [clusters[i] for i, _ in kept]
+    runs = Runs.from_columns(n, d, e, losses, trunk=ids, run_id=names, source=origin, loss_name=loss)
+    warmup = [tokens for _, row in kept if (tokens := _warmup(row)) is not None]
+    return replace(
+        runs,
+        skipped=tuple(problems),
+        dataset=table.dataset,
+        commit=table.commit,
+        trunk_source=trunk_source,
+        warmup_tokens=max(warmup, default=None),
     )
-    return replace(runs, skipped=tuple(problems), dataset=table.dataset, commit=table.commit)
 
 
 def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
@@ -202,13 +233,43 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
     return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
 
 
-def _check_columns(origin: str, rows: list[Row], loss: str) -> None:
+def _with_sizes(row: Row) -> Row:
+    """The row with n_active and n_total computed where it has d_model and n_blocks instead."""
+    numbers = {name: _number(row.get(name)) for name in ("n_active", "d_model", "n_blocks", "experts", "vocab_size")}
+    known = {name: value for name, value in numbers.items() if value is not None and np.isfinite(value) and value >= 1}
+    d, blocks = known.get("d_model"), known.get("n_blocks")
+    if d is None or blocks is None or not _is_missing(row.get("n_active")):
+        return row
+    vocabulary = VOCAB_SIZE if _is_missing(row.get("vocab_size")) else known.get("vocab_size")
+    if vocabulary is None or any(value != int(value) for value in (d, blocks, vocabulary)):
+        return row
+    sizes = {"n_active": float(active_parameters(d, blocks, vocabulary))}
+    if "experts" in known and _is_missing(row.get("n_total")):
+        sizes["n_total"] = float(total_parameters(d, known["experts"], blocks, vocabulary))
+    return {**row, **sizes}
+
+
+def _check_columns(origin: str, rows: list[Row], loss: str | None) -> str:
+    """The name of the loss column, once all columns are known to be there; RunsError otherwise."""
     present = {name for row in rows for name in row}
-    missing = [name for name in ("n_active", "tokens", "experts", loss) if name not in present]
+    there = f"there are: {', '.join(sorted(present)) or 'none'}"
+    missing = [name for name in ("n_active", "tokens", "experts") if name not in present]
+    if "n_active" in missing:
+        missing[0] = "n_active (or d_model and n_blocks)"
+    if loss is None:
+        obvious = sorted(name for name in present if re.search(r"(^|[\W_])loss$", name.lower()))
+        loss = "eval_loss" if "eval_loss" in present else obvious[0] if len(obvious) == 1 else None
+        if loss is None and obvious:
+            raise RunsError(
+                f"{origin}: no column eval_loss, and several others ({', '.join(obvious)}): choose by loss=..."
+            )
+    if loss is None or loss not in present:
+        missing.append(loss or "eval_loss")
+        there += "; name the loss column with loss=..."
     if missing:
-        hint = ", ".join(sorted(present)) or "none"
-        extra = "; name the loss column with loss=..." if loss in missing else ""
-        raise RunsError(f"{origin}: missing column {', '.join(missing)}; there are: {hint}{extra}")
+        raise RunsError(f"{origin}: missing column {', '.join(missing)}; {there}")
+    assert loss is not None  # else it would be missing
+    return loss
 
 
 def _row_problems(i: int, row: Row, loss: str, seen: dict[Any, str]) -> list[str]:
@@ -220,7 +281,7 @@ def _row_problems(i: int, row: Row, loss: str, seen: dict[Any, str]) -> list[str
         values[name] = number
         if number is None or not np.isfinite(number) or number <= 0 or (name == "experts" and number < 1):
             wanted = "at least 1" if name == "experts" else "positive and finite"
-            found.append(f"{where}: {name}={value!r} must be {wanted}")
+            found.append(f"{where}: {name}={literal(value)} must be {wanted}")
     if found:
         return found
     keys = [("values", *values.values())] + ([("run_id", row["run_id"])] if row.get("run_id") else [])
@@ -252,26 +313,20 @@ def _size_problems(where: str, row: Row) -> list[str]:
     return found
 
 
-def _trunks(rows: Sequence[Row]) -> list[str]:
-    """The trunk of each row: a `trunk` column, else the end of the chain of parents, else the row itself."""
-    parents = {str(row["run_id"]): row.get("parent_run_id") for row in rows if row.get("run_id")}
-    found = []
-    for i, row in enumerate(rows):
-        if row.get("trunk") is not None:
-            found.append(f"trunk {row['trunk']}")
-            continue
-        name, visited = str(_name(i, row)), set()
-        parent = row.get("parent_run_id")
-        while _is_text(parent) and parent not in visited:
-            name = str(parent)
-            visited.add(parent)
-            parent = parents.get(name)
-        found.append(f"run {name}")
-    return found
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def _warmup(row: Row) -> float | None:
+    """Tokens of warm-up by the row's schedule, or a column of this name."""
+    schedule = row.get("schedule")
+    value = schedule.get("warmup_tokens") if isinstance(schedule, Mapping) else row.get("warmup_tokens")
+    number = _number(value)
+    return number if number is not None and np.isfinite(number) and number >= 0 else None
 
 
 def _name(i: int, row: Row) -> str:

@@ -9,29 +9,58 @@ extrapolation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from scaling_law.display import Summarised
 from scaling_law.fit_result import FitResult
-from scaling_law.fitting import describe, fit
+from scaling_law.fitting import Search, describe, fit
 from scaling_law.runs import Runs
+from scaling_law.units import format_count
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import RenderableType
 
 By = Literal["loss", "n_active", "flops", "tokens"]
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(Summarised):
     """Three disjoint tables of runs, and how they were divided."""
 
     train: Runs
     validation: Runs
     test: Runs
     by: str
+
+    @property
+    def parts(self) -> dict[str, Runs]:
+        """The tables by name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per run (pandas), with the `part` it belongs to."""
+        import pandas
+
+        return pandas.concat([runs.to_pandas().assign(part=name) for name, runs in self.parts.items()])
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        from rich.table import Table
+
+        table = Table(title=f"Split by {self.by}", title_justify="left")
+        for name in ("part", "runs", "N_act", "D", "loss"):
+            table.add_column(name, justify="left" if name == "part" else "right")
+        for name, runs in self.parts.items():
+            spans = [
+                f"{format_count(v.min())}…{format_count(v.max())}" for v in (runs.n_active, runs.tokens) if len(v)
+            ]
+            losses = [f"{runs.loss.min():.4f}…{runs.loss.max():.4f}"] if len(runs) else []
+            table.add_row(name, str(len(runs)), *spans, *losses)
+        return table
 
 
 def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> Split:
@@ -52,7 +81,7 @@ def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> S
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Summarised):
     """A joint fit on the training runs beside one Chinchilla fit for each E. Errors in nats per token.
 
     `rmse` maps "joint" and "separate" to the RMSE on "train", "validation" and "test" (those that have runs);
@@ -65,6 +94,23 @@ class Comparison:
     rmse: Mapping[str, Mapping[str, float]]
     largest: Mapping[str, Mapping[str, float]]
     left_out: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        counts = {name: len(runs) for name, runs in self.split.parts.items()}
+        errors = {"rmse": self.rmse, "largest": self.largest}
+        return {"by": self.split.by, "runs": counts, **errors, "left_out": list(self.left_out)}
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line for each law and part (pandas): RMSE and the largest error, nats per token."""
+        import pandas
+
+        rows = [
+            {"law": law, "part": part, "rmse": rmse, "largest": self.largest[law][part]}
+            for law, by_part in self.rmse.items()
+            for part, rmse in by_part.items()
+        ]
+        return pandas.DataFrame(rows)
 
     def summary(self) -> RenderableType:
         """For rich to print."""
@@ -81,14 +127,18 @@ class Comparison:
 
 
 def compare(
-    parts: Split, select: Literal["objective", "rmse"] = "objective", starts: Any = "scaled", **options: Any
+    parts: Split,
+    select: Literal["objective", "rmse"] = "objective",
+    starts: Any = "scaled",
+    joint_options: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Comparison:
     """Fit the joint law and separate Chinchilla laws on `parts.train` and measure all three parts.
 
     `select="rmse"` is the paper's choice among local optima: the lowest sum of RMSE on training and validation runs.
-    The test part is never used. `options` go to `fit`.
+    The test part is never used. `options` go to `fit`, `joint_options` to the fit of the joint law only.
     """
-    joint = fit(parts.train, "joint", starts=starts, **options)
+    joint = fit(parts.train, "joint", starts=starts, **{**options, **(joint_options or {})})
     if select == "rmse":
         joint = select_by_rmse(joint, parts.validation)
     elif select != "objective":
@@ -125,9 +175,8 @@ def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
         return float(np.sqrt(np.mean((law.loss(runs.n_active, runs.tokens, runs.experts) - runs.loss) ** 2)))
 
     scores = [rmse(law, used) + rmse(law, validation) for law in laws]
-    status, best = result.status, int(np.argmin(scores))
-    aside = np.isin(result.runs.run_id, status.set_aside)
-    return describe(result.runs, result.problem, result.finalists, best, status.n_starts, status.warnings, aside)
+    search = Search(**{field.name: getattr(result.status, field.name) for field in fields(Search)})
+    return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))
 
 
 def _separate_errors(separate: Mapping[float, FitResult], runs: Runs) -> Any:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scaling_law.display import Summarised
 from scaling_law.laws import JointLaw, Law
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import RenderableType
 
     from scaling_law.fit_result import FitResult
@@ -26,11 +28,12 @@ CHUNK = 128  # resamples per batch
 
 
 @dataclass(frozen=True, repr=False)
-class Bootstrap:
+class Bootstrap(Summarised):
     """Coefficients of refitted resamples.
 
     `law` is the fitted law with its draws; `converged` [n_draws] says which refits met the tolerance; `n_clusters` is
-    the number of trunks that were resampled; `log_residuals` are those of the full fit.
+    the number of trunks that were resampled, found as `trunk_source` says; `log_residuals` are those of the runs
+    fitted, from the full fit.
     """
 
     law: Law
@@ -38,6 +41,7 @@ class Bootstrap:
     n_clusters: int
     log_residuals: FloatArray
     seed: int
+    trunk_source: str = "given"
 
     @property
     def draws(self) -> FloatArray:
@@ -75,13 +79,19 @@ class Bootstrap:
             raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
         return _interval(losses, level)
 
+    def to_dataframe(self, level: float = 0.95) -> pandas.DataFrame:
+        """One line per coefficient (pandas): value and the ends of its percentile interval."""
+        import pandas
+
+        rows = [(name, value, *self.interval(name, level)) for name, value in self.law.coefficients.items()]
+        return pandas.DataFrame(rows, columns=["coefficient", "value", "low", "high"])
+
     def summary(self) -> RenderableType:
         """A table of coefficients and their 95 % intervals, for rich to print."""
         from rich.table import Table
 
-        title = (
-            f"Bootstrap of {self.n_clusters} trunks, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
-        )
+        trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
+        title = f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
         table = Table(title=title, title_justify="left")
         for name in ("", "value", "2.5 %", "97.5 %"):
             table.add_column(name, justify="right")
@@ -95,12 +105,14 @@ class Bootstrap:
 
 
 def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
-    """Resample the trunks of `result.runs` with replacement and refit each resample from the optimum.
+    """Resample the trunks of the runs fitted (`result.used`) with replacement, and refit each from the optimum.
 
     Deterministic for a seed. ValueError for fewer than two trunks or fewer than two resamples.
     """
-    counts = cluster_counts(result.runs, n_resamples, seed)
-    problem = result.problem
+    problem, used = result.problem, result.used
+    fitted = result.runs.subset(used)
+    counts = np.zeros((n_resamples, len(used)))
+    counts[:, used] = cluster_counts(fitted, n_resamples, seed)
     thetas, converged = [], []
     for first in _shown(range(0, n_resamples, CHUNK), progress):
         weight = counts[first : first + CHUNK] * problem.objective.weight
@@ -109,10 +121,9 @@ def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progres
         thetas.append(found.theta)
         converged.append(found.converged)
     draws = problem.objective.coefficients(np.concatenate(thetas))
-    log_residuals = problem.objective.residuals(result.theta[None])[0]
-    clusters = len(np.unique(result.runs.trunk))
+    log_residuals = problem.objective.residuals(result.theta[None])[0][used]
     law = result.law.replace(draws=draws)
-    return Bootstrap(law, np.concatenate(converged), clusters, log_residuals, seed)
+    return Bootstrap(law, np.concatenate(converged), fitted.n_trunks, log_residuals, seed, fitted.trunk_source)
 
 
 def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
@@ -139,9 +150,10 @@ def _interval(values: FloatArray, level: float) -> tuple[Any, Any]:
 def _shown(steps: range, progress: bool) -> Any:
     if not progress:
         return steps
+    from rich.console import Console
     from rich.progress import track
 
-    return track(steps, description="bootstrap")
+    return track(steps, description="bootstrap", console=Console(stderr=True), transient=True)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """Experimental design: what it promises is what a simulation finds, and a grid needs far more FLOPs for as much."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.design import advantage, candidate_grid, log_optimal_parameters, next_runs, predicted_loss
+from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
 
 NOISE = 0.002
 HELD = {"e_start": 2.083, "e_max": 290.45}
@@ -26,7 +29,7 @@ def sweep():
 
 @pytest.fixture(scope="module")
 def law(sweep):
-    runs = Runs.from_columns(*measured(sweep, np.arange(len(sweep.tokens)), 0))
+    runs = Runs.from_columns(*measured(sweep, np.arange(len(sweep.tokens)), 0), trunk="run")
     return fit(runs, fixed=HELD).bootstrap(400).law
 
 
@@ -74,6 +77,33 @@ def test_the_best_number_of_experts_as_the_answer(law):
     experts = {a.experts for a, _ in design.runs()}
     assert experts & {2, 4, 8, 16, 32}
     assert all(a.training_flops(t) <= 1e20 / 4 for a, t in design.runs())
+
+
+def test_no_run_is_shorter_than_its_warmup(law):
+    """Warm-up first, and then a decay of the last fifth: a run of 160M tokens has no time for 130M of warm-up."""
+    answer = predicted_loss(1e9, 2e10, 8)
+    short = next_runs(law, answer, 1e19, noise=NOISE)
+    assert min(tokens for _, tokens in short.runs()) < 130e6 / 0.8
+    assert short.warmup_tokens is None
+    given = next_runs(law, answer, 1e19, noise=NOISE, warmup_tokens=130e6)
+    assert min(tokens for _, tokens in given.runs()) >= 130e6 / 0.8
+    known = law.replace(conditions=replace(law.conditions, warmup_tokens=130e6))
+    assert next_runs(known, answer, 1e19, noise=NOISE).to_dict() == given.to_dict()
+    assert next_runs(known, answer, 1e19, noise=NOISE, warmup_tokens=0).chosen == short.chosen
+    with pytest.raises(ValueError, match=r"warmup_tokens=1T: no candidate run has the 1\.25T tokens"):
+        next_runs(law, answer, 1e19, noise=NOISE, warmup_tokens=1e12)
+    with pytest.raises(ValueError, match="warmup_tokens=-1"):
+        next_runs(law, answer, 1e19, noise=NOISE, warmup_tokens=-1)
+    with pytest.raises(ValueError, match="flops=-1"):
+        next_runs(law, answer, -1.0)
+
+
+def test_the_warmup_comes_from_the_records():
+    rows = tiny_runs().to_pandas().rename(columns={"loss": "eval_loss"}).to_dict("records")
+    for i, row in enumerate(rows):
+        row["schedule"] = {"warmup_tokens": 50_000 + 1000 * (i % 2)}
+    law = fit(rows, starts=[JointLaw(**TINY_LAW)]).law
+    assert law.conditions.warmup_tokens == 51_000
 
 
 def test_refusals(law):

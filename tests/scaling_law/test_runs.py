@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
-from scaling_law import Architecture, Runs, load_runs
+from scaling_law import Architecture, JointLaw, Runs, fit, load_runs
 from scaling_law.runs import RunsError
 
 
@@ -118,6 +118,56 @@ def test_refusals(tmp_path):
         load_runs(tmp_path / "two")
     with pytest.raises(TypeError, match="int"):
         load_runs(3)
+
+
+def test_sizes_are_computed_from_width_and_depth():
+    """A table of d_model, n_blocks, experts, tokens and a loss is enough; n_heads change no count."""
+    full = rows()
+    short = [{k: r[k] for k in ("d_model", "n_blocks", "vocab_size", "experts", "tokens", "eval_loss")} for r in full]
+    np.testing.assert_array_equal(load_runs(short).n_active, load_runs(full).n_active)
+    np.testing.assert_array_equal(load_runs(pandas.DataFrame(short)).n_active, load_runs(full).n_active)
+    gpt2 = [{k: v for k, v in r.items() if k != "vocab_size"} for r in short]
+    assert load_runs(gpt2).n_active[0] == Architecture(64).n_active
+    with pytest.raises(RunsError, match=r"row 0 \(row-0\): n_active=None must be"):
+        load_runs([short[0] | {"d_model": -64}, *short[1:]])
+    with pytest.raises(RunsError, match=r"missing column n_active \(or d_model and n_blocks\); there are: d_model"):
+        load_runs([{k: v for k, v in r.items() if k != "n_blocks"} for r in short])
+
+
+def test_the_only_loss_column_is_the_loss():
+    bare = [{k: v for k, v in r.items() if not k.endswith("loss")} for r in rows()]
+    named = [r | {"smooth loss": 3.0 + 0.1 * i} for i, r in enumerate(bare)]
+    assert load_runs(named).loss_name == "smooth loss"
+    assert load_runs(named).loss[1] == pytest.approx(3.1)
+    with pytest.raises(RunsError, match=r"no column eval_loss, and several others \(loss, smooth loss\)"):
+        load_runs([r | {"loss": 3.0} for r in named])
+    assert load_runs([r | {"loss": 3.0 + i} for i, r in enumerate(named)], "loss").loss_name == "loss"
+    with pytest.raises(RunsError, match="missing column eval_loss; there are: d_model"):
+        load_runs(bare)
+    with pytest.raises(RunsError, match="missing column eval_loss"):
+        load_runs(named, "eval_loss")
+
+
+def test_a_fit_reads_such_a_table():
+    from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
+
+    made = tiny_runs()
+    widths = {n: d for d, n in ((d, Architecture(d, vocab_size=2048).n_active) for d in (64, 128, 192))}
+    d_model = [widths[int(n)] for n in made.n_active]
+    frame = pandas.DataFrame({"d_model": d_model, "tokens": made.tokens, "experts": made.experts, "loss": made.loss})
+    frame = frame.assign(n_blocks=frame.d_model // 64, vocab_size=2048, other=1.0)
+    start = [JointLaw(**TINY_LAW)]
+    result, same = fit(frame, starts=start), fit(frame, loss="loss", starts=start)
+    assert result.law.coefficients == same.law.coefficients == fit(made, starts=start).law.coefficients
+    assert result.to_dict()["loss"] == "loss"
+    assert "(loss)" in result.law.conditions.provenance
+
+
+def test_messages_show_plain_numbers():
+    with pytest.raises(RunsError, match=r"loss=-1\.0 must be positive"):
+        Runs.from_columns([1e6, 2e6], [1e6, 2e6], 1, [3.0, -1.0])
+    with pytest.raises(RunsError, match=r"eval_loss=-1\.0 must be positive"):
+        load_runs([rows()[0] | {"eval_loss": np.float64(-1.0)}])
 
 
 def test_runs_are_frozen_columns():
