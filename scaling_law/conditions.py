@@ -8,6 +8,7 @@ of tokens per parameter, for models far smaller than those it was fitted on. Sea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +23,9 @@ FloatArray = NDArray[np.float64]
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0}
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 ROUNDING = 1e-9  # a question at the guard itself is inside
+# What a card shows as a link and as code.
+DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class ExtrapolationError(ValueError):
@@ -151,6 +155,10 @@ class Conditions:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
         """Read back what `to_dict` wrote; unknown keys raise ValueError (metadata is data, and is checked)."""
+        for name, allowed in (("dataset", DATASET), ("commit", COMMIT)):
+            value = data.get(name)
+            if value is not None and not (isinstance(value, str) and allowed.fullmatch(value)):
+                raise ValueError(f"conditions: {name}={value!r} must have the form {allowed.pattern}")
         try:
             ranges = tuple(FittedRange(**_tuples(r)) for r in data.get("ranges", ()))
             return cls(**{**_tuples(data), "ranges": ranges})

@@ -17,7 +17,7 @@ from scaling_law.law_card import law_card
 from scaling_law.run_sources import read_table
 from scaling_law.runs import RunsError
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
-from tests.hub.loopback import TOKEN, LoopbackHub
+from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record
 
 TAGGED, LATER = 8, 3
@@ -114,6 +114,32 @@ def test_files_of_laws_without_a_dataset_are_as_before(tmp_path: Path) -> None:
     loaded = ChinchillaLaw.from_pretrained(tmp_path)
     assert loaded.conditions is not None
     assert loaded.conditions.dataset is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("dataset", "org/x\n# heading"), ("dataset", 3), ("commit", "main")])
+def test_a_dataset_of_somebodys_law_is_checked(tmp_path: Path, name: str, value: object) -> None:
+    law = ChinchillaLaw(m=30.0, mu=-0.18, n=54.0, nu=-0.2, c=1.4, experts=1)
+    path = law.replace(conditions=Conditions("fitted", n_runs=5, rmse=0.01)).save_pretrained(tmp_path)
+    data = json.loads(path.read_text())
+    data["conditions"][name] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=f"{name}=.* must have the form"):
+        ChinchillaLaw.from_pretrained(tmp_path)
+
+
+def test_the_shell_ends_in_one_line_when_the_hub_does_not_have_the_runs(
+    index: tuple[Store, str],
+    loopback: LoopbackHub,  # noqa: F811
+) -> None:
+    from typer.testing import CliRunner
+
+    from scaling_law.cli import app
+
+    missing = CliRunner().invoke(app, ["fit", "org/none-runs"])
+    assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
+    loopback.faults.append(Fault(lambda request: True, "status", 503, times=10**6))
+    down = CliRunner().invoke(app, ["fit", "org/other-runs"])
+    assert (down.exit_code, down.stderr.count("\n")) == (1, 1)
 
 
 def broken_index(store: Store) -> None:
