@@ -25,7 +25,7 @@ from scaling_law.conditions import UNGUARDED, refuse_extrapolation
 from scaling_law.constraints import Constraints
 from scaling_law.learning_rate import LearningRateLaw
 from scaling_law.optimal_table import OptimalRow, OptimalTable, percentile_interval
-from scaling_law.optimum import WidthOptimum, optimal_widths, positive, why_no_optimum
+from scaling_law.optimum import WidthOptimum, asked_experts, optimal_widths, positive, why_no_optimum
 from scaling_law.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ def best_models(
 ) -> OptimalTable:
     """The answer of `law.optimal`, where the arguments and the errors are explained."""
     if np.ndim(flops):
-        raise ValueError(
-            f"flops={list(flops)!r}: optimal answers one budget; ask it once for each, or compute_optimal for all"
-        )
+        budgets = np.asarray(flops).tolist()
+        raise ValueError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
     budget = float(positive("flops", flops))
     columns = _experts(law, experts, integral)
     found = optimal_widths(law, budget, columns, constraints, integral)
@@ -88,11 +87,11 @@ def best_models(
 
 
 def _experts(law: ChinchillaForm, experts: ArrayLike | None, integral: bool) -> FloatArray:
-    columns = np.atleast_1d(np.asarray(law.default_experts() if experts is None else experts, float))
+    columns = np.atleast_1d(asked_experts(law, experts))
     if columns.ndim != 1 or not columns.size:
-        raise ValueError(f"experts={experts!r} must be one number or a list of them")
+        raise ValueError(f"experts={columns.tolist()!r} must be one number or a list of them")
     if integral and np.any(columns != np.round(columns)):
-        raise ValueError(f"experts={experts!r}: integral=True needs whole numbers")
+        raise ValueError(f"experts={columns.tolist()!r}: integral=True needs whole numbers")
     return columns
 
 

@@ -24,7 +24,7 @@ from scaling_law.architecture import (
 )
 from scaling_law.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.constraints import Constraints
-from scaling_law.optimum import has_optimum, optimal_widths, positive, why_no_optimum
+from scaling_law.optimum import asked_experts, has_optimum, optimal_widths, positive, why_no_optimum
 from scaling_law.result_table import ResultTable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def cheapest_budget(
     """
     target = positive("loss", loss)
     constraints = Constraints(**limits)
-    e = np.asarray(law.default_experts() if experts is None else experts, float)
+    e = asked_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
     shape = np.broadcast_shapes(target.shape, e.shape)
 
@@ -105,7 +105,7 @@ def flop_savings(
     Raises ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
     """
     budget = positive("flops", flops)
-    e = np.asarray(law.default_experts() if experts is None else experts, float)
+    e = asked_experts(law, experts)
     dense = law.compute_optimal(budget, 1.0, force=force).loss
     found = cheapest_budget(law, dense, e, force=True)
     refuse_extrapolation(law.conditions, found.n_active, found.tokens, e, force)
@@ -131,7 +131,7 @@ def smallest_memory(
         raise ValueError("max_memory_bytes is what is asked for: leave it out")
     budget, target = float(positive("flops", flops)), float(positive("loss", loss))
     constraints = Constraints(**limits)
-    e = np.atleast_1d(np.asarray(law.default_experts() if experts is None else experts, float))
+    e = np.atleast_1d(asked_experts(law, experts))
     free = optimal_widths(law, budget, e, constraints)
 
     def at(width: FloatArray) -> NDArray[np.bool_]:

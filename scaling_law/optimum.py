@@ -22,7 +22,7 @@ from scaling_law.architecture import HEAD_DIM, active_parameters, affordable_tok
 from scaling_law.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.constraints import Constraints
 from scaling_law.result_table import ResultTable
-from scaling_law.units import format_count, parse_count
+from scaling_law.units import format_count, parse_count, parse_experts
 
 if TYPE_CHECKING:
     from scaling_law.laws import ChinchillaForm
@@ -61,7 +61,7 @@ def compute_optimal(
     of them; ExtrapolationError where an answer lies beyond the range guard, unless `force`.
     """
     budget = positive("flops", flops)
-    e = np.asarray(law.default_experts() if experts is None else experts, float)
+    e = asked_experts(law, experts)
     coefficients = law.chinchilla_coefficients(e)
     if not np.all(has_optimum(coefficients)):
         raise ValueError(no_optimum(law, e))
@@ -190,6 +190,16 @@ def no_optimum(law: ChinchillaForm, experts: ArrayLike) -> str:
         own = ", ".join(f"{e:g}" for e in law.conditions.experts)
         message += f". It can be asked for the `loss` of models inside its runs: {', '.join(spans)}, E = {own}"
     return message
+
+
+def asked_experts(law: ChinchillaForm, experts: Any) -> FloatArray:
+    """The numbers of experts of a question: as given, also as text ("1,2,4-8"), or the law's own for None."""
+    if isinstance(experts, str):
+        return np.array(parse_experts(experts), float)
+    try:
+        return np.asarray(law.default_experts() if experts is None else experts, float)
+    except (TypeError, ValueError):
+        raise ValueError(f"experts={experts!r} must be numbers of at least 1, or text such as '1,2,4-8'") from None
 
 
 def positive(name: str, value: ArrayLike) -> FloatArray:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -173,6 +174,32 @@ def test_the_law_of_one_number_of_experts_can_be_asked(shell, published, tmp_pat
     assert shell("reach", "--law", tmp_path, "--loss", "2.3").exit_code == 0
     assert shell("plan", "--law", tmp_path, "--flops", "1e20").exit_code == 0
     assert "holds for E = 8 only" in shell("optimal", "--law", tmp_path, "--flops", "1e20", "--experts", 4).stderr
+
+
+def test_a_law_that_rises_for_some_experts_answers_for_the_others(shell, published, tmp_path):
+    """As the fit of a tiny sweep may come out: the exponent of N is positive for E = 1 and 2, or that of D for all."""
+    law = published.replace(alpha=0.12, gamma=-0.09)
+    law.replace(draws=np.tile(list(law.coefficients.values()), (20, 1))).save_pretrained(tmp_path / "some")
+    words = ("--flops", "1e21", "--vocab-size", 1000, "--force")
+    result = shell("optimal", "--law", tmp_path / "some", *words)
+    assert result.exit_code == 0
+    assert "E = 2 is left out: the loss does not fall with N_act (exponent +0.0" in result.stdout
+    data = json.loads(shell("optimal", "--law", tmp_path / "some", *words, "--json").stdout)
+    assert [row["experts"] for row in data["rows"]] == [4, 8, 16, 32]
+    assert all(row["loss_interval"] for row in data["rows"])
+    published.replace(beta=0.3).save_pretrained(tmp_path / "none")
+    result = shell("optimal", "--law", tmp_path / "none", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "It can be asked for the `loss` of models inside its runs: N_act 78.7M to 2.72B" in result.stderr
+
+
+def test_optimal_says_what_cannot_be_told_apart(shell):
+    words = ("optimal", "--flops", "1e22", "--memory", "80G", "--kv-tokens", "16k")
+    assert "E = 8, 16 and 32 cannot be told apart" in shell(*words).stdout
+    comparison = json.loads(shell(*words, "--json").stdout)["comparison"]
+    assert comparison["tied"] == [16, 8, 32]
+    assert comparison["error"] == 0.0062
+    assert comparison["win_shares"]["16"] > 0.5
 
 
 def test_a_machine_that_gives_out_exits_with_3(shell, tmp_path, monkeypatch):

@@ -234,7 +234,10 @@ def test_contradictory_constraints_say_what_is_needed(published):
         ({"flops": 1e20, "bytes_per_kv": 0}, "bytes_per_kv"),
         ({"flops": 1e20, "kv_heads_ratio": 2}, "kv_heads_ratio"),
         ({"flops": 1e20, "experts": [1.5], "integral": True}, "experts"),
-        ({"flops": [1e20, 1e21]}, r"flops=\[1e\+20, 1e\+21\]: optimal answers one budget"),
+        ({"flops": [1e20, 1e21]}, r"flops=\[1e\+20, 1e\+21\]: optimal takes one budget"),
+        ({"flops": 1e20, "experts": "1,two"}, "experts='1,two': 'two' is not an integer"),
+        ({"flops": 1e20, "experts": [1, None, "x"]}, "experts="),
+        ({"flops": np.array([1e20, 1e21])}, r"flops=\[1e\+20, 1e\+21\]"),
         ({"flops": "much"}, "flops='much' is not a quantity"),
         ({"flops": 1e20, "max_memory_bytes": "80XB"}, "max_memory_bytes='80XB' is not a quantity"),
         ({"flops": 1e20, "max_memory_bytes": [80e9]}, "max_memory_bytes"),
@@ -250,6 +253,7 @@ def test_bad_limits_are_named(published, arguments, field):
 def test_quantities_may_be_text(published):
     text = published.optimal("1e22", max_memory_bytes="80 gb", kv_cache_tokens="16k", inference_tokens="100b")
     assert text == published.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, inference_tokens=1e11)
+    assert [row.experts for row in published.optimal(1e20, "1,4-5")] == [1, 4, 5]
     assert published.optimal("1e20", 8, max_parameters="2B").constraints.max_parameters == 2e9
 
 
