@@ -14,6 +14,7 @@ import typer
 from scaling_law import cli_fitting, cli_reports
 from scaling_law import cli_support as support
 from scaling_law.cli_support import ExpertsOption, ForceOption, JsonOption, LawOption, clear_errors, show
+from scaling_law.laws import ChinchillaLaw
 from scaling_law.optimal_table import percentile_interval
 from scaling_law.result_table import Stacked
 from scaling_law.units import format_count, parse_bytes, parse_context, parse_count, parse_experts
@@ -36,7 +37,9 @@ def loss(
         ..., help="Active parameters with embeddings: 1.1B, 3e8 (comma-separated for several)."
     ),
     tokens: str = typer.Option(..., help="Training tokens: 20B (comma-separated for several)."),
-    experts: str = typer.Option("1", help="Experts: 8, or 1,2,4, or 1-8."),
+    experts: str | None = typer.Option(
+        None, help="Experts: 8, or 1,2,4, or 1-8. [default: 1; a Chinchilla law's own]"
+    ),
     law: str = LawOption,
     as_json: bool = JsonOption,
 ) -> None:
@@ -53,11 +56,13 @@ def loss(
     """
     with clear_errors():
         chosen = support.choose_law(law)
+        own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else 1
+        columns = [own] if experts is None else parse_experts(experts, "--experts")
         rows = [
             _loss_row(chosen, n, d, e)
             for n in support.count_list(n_active, "--n-active")
             for d in support.count_list(tokens, "--tokens")
-            for e in parse_experts(experts, "--experts")
+            for e in columns
         ]
     show({"law": repr(chosen), "rows": rows}, as_json, None if as_json else _loss_table(rows, repr(chosen)))
     if not all(row["trusted"] for row in rows):

@@ -39,7 +39,7 @@ class Reached(ResultTable):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
     Attributes:
-        experts, loss: as asked, the loss in nats per token.
+        experts, loss: as asked, and broadcast against each other; the loss in nats per token.
         flops, memory_bytes: training and inference FLOPs, and weights with KV cache; infinite where none reaches it.
         n_active, n_total, tokens: of that model; NaN where there is none.
         trusted: False beyond the range guard of the law.

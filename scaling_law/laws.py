@@ -316,6 +316,16 @@ class ChinchillaLaw(ChinchillaForm):
         own = self.conditions.experts if self.conditions else ()
         return self.experts if self.experts is not None else (own[0] if len(own) == 1 else 1.0)
 
+    def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> list[str]:
+        own = self.default_experts()
+        asked = np.unique(np.asarray(own if experts is None else experts, float))
+        found = super().warnings(n_active, tokens, own if experts is None else experts)
+        if others := [f"{e:g}" for e in asked.tolist() if e != own]:
+            found.append(
+                f"this Chinchilla law holds for E = {own:g}: its loss for E = {', '.join(others)} is the same"
+            )
+        return found
+
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         e, own = _experts(experts), self.default_experts()
         if np.any(e != own):

@@ -157,6 +157,26 @@ def test_senseless_questions_are_refused(published, arguments, field):
         published.loss(*arguments)
 
 
+def test_warnings_name_the_worst_of_each_quantity(published):
+    assert published.warnings(1e9, 2e10, 1) == []
+    found = published.warnings([1e9, 1e10, 1e7], [1e10, 1e10, 1e10], [1, 1, 64])
+    assert found == [
+        "N_act 10M is outside the fitted 78.7M…2.72B (÷7.87)",
+        "N_act 10B is outside the fitted 78.7M…2.72B (×3.68) at E = 1",
+        "D/N 1k is outside the fitted 0.361…72.7 (×13.8)",
+        "E = 64 is outside the fitted 1…32 (×2)",
+    ]
+    assert published.beyond_guard([1e9, 1e7, 1e9, 1e4], 1e12, [1, 1, 129, 1]).tolist() == [False, True, True, True]
+    assert published.replace(conditions=None).warnings(1, 1, 1)[0].startswith("this law carries no fitted ranges")
+    assert not published.replace(conditions=None).beyond_guard(1, 1e20, 1)
+
+
+def test_the_loss_of_one_number_of_experts_is_not_passed_off_as_anothers(published):
+    view = published.to_chinchilla(8)
+    assert view.warnings(1e8, 1e9) == view.warnings(1e8, 1e9, 8) == []
+    assert view.warnings(1e8, 1e9, [4, 8]) == ["this Chinchilla law holds for E = 8: its loss for E = 4 is the same"]
+
+
 def test_repr_is_readable(published):
     text = repr(published)
     assert text.startswith("JointLaw(a=35.9075, alpha=-0.18893")
