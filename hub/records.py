@@ -102,6 +102,7 @@ class RunRecord(_Part):
     `tokens`, `unique_tokens`, `branch_point_tokens`, `eval_tokens`, `train_loss_window_tokens` and `sequence_length`
     in tokens; losses in nats per token, without auxiliary losses; `training_flops` in FLOPs; `wall_time_seconds` in
     seconds; `drop_rate` and `mfu` as fractions; `expert_load_max_over_mean` is 1 when experts are evenly loaded.
+    `training_flops` are the paper's 6 N_act D; `mfu` leaves out the embedding, which is looked up and not multiplied.
 
     `train_loss` is the mean over the last `train_loss_window_tokens`; `eval_loss` is held-out and dropless. A run with
     `status="diverged"` may have no losses: values that are not finite are stored as null. A run of somebody else, of

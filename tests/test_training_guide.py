@@ -1,16 +1,22 @@
 """docs/training.md must work as it stands: its commands are parsed or run, its files and names exist."""
 
 import json
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from typer.testing import CliRunner
 
+from hub.records import RunRecord
 from training import prepare, presets
 from training.arguments import SECTIONS
 from training.configuration import parse_command_line
@@ -27,6 +33,9 @@ COMMANDS = [
 ]
 
 
+LAUNCHES = [command for command in COMMANDS if command.startswith("accelerate launch")]
+
+
 @pytest.fixture
 def in_guide_folder(tmp_path, monkeypatch):
     """A folder with the YAML files of the guide, each named by its first line."""
@@ -37,7 +46,7 @@ def in_guide_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("accelerate launch")])
+@pytest.mark.parametrize("command", LAUNCHES)
 def test_the_launched_commands_are_understood(command, in_guide_folder):
     before, _, flags = command.partition("train.py ")
     words = shlex.split(before)[2:]
@@ -51,6 +60,81 @@ def test_the_launched_commands_are_understood(command, in_guide_folder):
     arguments.check_processes(launcher.num_processes or 1)
     if "--config" in flags:
         assert arguments.schedule.tokens == [10**9, 2 * 10**9]
+
+
+@pytest.fixture
+def launched(tiny, tmp_path):
+    """A function: run a launch command as it stands, where run.yaml is a tiny run; the outputs of its processes.
+
+    Without GPUs the processes run on CPU. `replaced` has for each launcher the flags whose values are others here.
+    """
+
+    def launch(command, *replaced: dict[str, str], flags=()):
+        folder = tmp_path / "checkout"
+        folder.mkdir(exist_ok=True)
+        for name in ("train.py", "training"):
+            (folder / name).symlink_to(ROOT / name)
+        tiny(run__micro_batch_sequences=1, schedule__tokens=[1280], schedule__batch_ramp=["0:4"]).save(
+            folder / "run.yaml"
+        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment["HF_HOME"] = str(tmp_path / "home")  # without what `accelerate config` has left on this machine
+        launches = []
+        for words in replaced or [{}]:
+            line = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *shlex.split(command)[1:]]
+            for flag, value in words.items():
+                at = line.index(flag) if flag in line else 4  # among the launcher's own, right after `launch`
+                line[at : at + (2 if flag in line else 0)] = [flag, value]
+            output = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            launches.append(subprocess.Popen([*line, *flags], cwd=folder, env=environment, **output))
+        outputs = [process.communicate(timeout=400)[0] for process in launches]
+        assert [process.returncode for process in launches] == [0] * len(launches), "\n".join(outputs)
+        return outputs
+
+    return launch
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def processes_of(tiny):
+    (model,) = Path(tiny().run.output_dir).glob("*/model")
+    return int(RunRecord.load(model).hardware.partition(" x ")[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "processes"), [("single_gpu", 1), ("cpu_two_processes", 2), ("one_node_ddp", 4), ("one_node_fsdp2", 4)]
+)
+def test_the_commands_on_one_machine_train(launched, tiny, file, processes):
+    (command,) = [command for command in LAUNCHES if f"{file}.yaml" in command]
+    if "--num_processes" in command and (gpus := torch.cuda.device_count()):
+        processes = min(processes, gpus)
+        command = re.sub(r"--num_processes \d+", f"--num_processes {processes}", command)
+    launched(command)
+    assert processes_of(tiny) == processes
+
+
+@pytest.mark.slow
+def test_the_command_for_several_nodes_trains(launched, tiny, monkeypatch):
+    """Two launchers of one process each, on this machine."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    (command,) = [command for command in LAUNCHES if "multi_node_fsdp2.yaml" in command]
+    here = {"--main_process_ip": "127.0.0.1", "--main_process_port": str(free_port()), "--num_processes": "2"}
+    launched(command, {**here, "--machine_rank": "0"}, {**here, "--machine_rank": "1"})
+    assert processes_of(tiny) == 2
+
+
+@pytest.mark.slow
+def test_the_command_without_a_file_makes_a_step(launched, tokenizer_folder):
+    """The smallest form of it: a dry run of a small model, since the data set is on the Hub."""
+    (command,) = [command for command in LAUNCHES if "--config" not in command]
+    flags = ["--dry-run", "--data.tokenizer", str(tokenizer_folder), "--model.d_model", "64"]
+    (output,) = launched(command, flags=[*flags, "--schedule.batch_ramp", "0:32"])
+    assert "estimated for the whole run" in output
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "training.prepare" in command])

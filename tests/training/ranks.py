@@ -6,16 +6,17 @@ starts for a configuration file.
 
 import multiprocessing
 import os
-import socket
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot  # noqa: F401 (for the card of a run: imported once, and not in every process)
 import torch
 from accelerate import PartialState
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
+from tests.test_training_guide import free_port
 from training.run import main
 
 SERVER = multiprocessing.get_context("forkserver")
@@ -52,11 +53,8 @@ def launched_environment(*words: str) -> dict[str, str]:
 
 def run_ranks(arguments, *flags: str, world: int = 2, environment: dict[str, str] | None = None) -> list[int]:
     """A run on `world` processes of this machine; returns their exit codes."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = {**(environment or {}), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    shared["LOCAL_WORLD_SIZE"] = str(world)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= {**(environment or {}), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     ranks = [
         start(arguments, *flags, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(world)

@@ -60,11 +60,12 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("wanted", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_kills_at_random_moments_change_nothing(tiny, tmp_path, start, wanted):
+@pytest.mark.parametrize(("wanted", "tokens"), [(3, [1280]), pytest.param(20, [1280, 2560], marks=pytest.mark.slow)])
+def test_kills_at_random_moments_change_nothing(tiny, tmp_path, start, wanted, tokens):
     """A checkpoint after every step, so that many of the kills meet its writing or pruning, or the finish."""
     ranks.warm_up()
-    arguments = tiny(run__output_dir=str(tmp_path / "undisturbed"), run__checkpoint_seconds=1e-6)
+    changes = {"run.checkpoint_seconds": 1e-6, "schedule.tokens": tokens}
+    arguments = tiny(**changes, run__output_dir=str(tmp_path / "undisturbed"))
     process, began = start(arguments), time.monotonic()
     wait_for((tmp_path / "undisturbed" / "config.yaml").exists, process)
     startup = time.monotonic() - began
@@ -72,12 +73,12 @@ def test_kills_at_random_moments_change_nothing(tiny, tmp_path, start, wanted):
     training = time.monotonic() - began - startup
     assert process.exitcode == 0
     expected = models(tmp_path / "undisturbed")
-    assert len(expected) == 2
+    assert len(expected) == len(tokens)
 
     generator, kills, series = random.Random(7), 0, 0
     while kills < wanted:
         assert series < 50, f"{kills} kills only: the runs end before them"
-        arguments = tiny(run__output_dir=str(tmp_path / f"series{series}"), run__checkpoint_seconds=1e-6)
+        arguments = tiny(**changes, run__output_dir=str(tmp_path / f"series{series}"))
         while True:
             process = start(arguments)
             process.join(startup + generator.uniform(-0.1, 0.4) * training)
