@@ -135,7 +135,7 @@ def test_the_token_appears_in_the_authorization_header_only(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     caplog.set_level(logging.DEBUG)
-    store = hub_store(loopback, token=None, attempts=2)
+    store = hub_store(loopback, token=None, attempts=3)  # two of the faults hit the same commit
     loopback.faults.append(Fault(lambda request: request.number in (2, 5, 9), "status", 500, times=3))
     pushed = push_run(store, checkpoint(), record)
     push_index(store, "demo", [pushed])
@@ -327,8 +327,9 @@ def test_malicious_rows_are_named_and_can_be_left_out(loopback: LoopbackHub, row
     assert load_index(store, "demo", on_invalid="skip", problems=problems) == [good]
     assert len(problems) == 1
     assert len(problems[0]) < 2000
-    with pytest.raises(RecordError):  # and nothing is written over an index that cannot be understood
-        push_index(store, "demo", [make_record(run_id="new", seed=3)])
+    push_index(store, "demo", [make_record(run_id="new", seed=3)])  # is not blocked, and keeps the row as it is
+    line = row if isinstance(row, bytes) else row.encode()
+    assert store.read("dataset", "demo-runs", "runs.jsonl").splitlines()[-1].strip() == line.strip()
 
 
 def test_a_row_that_points_to_another_repository_is_not_followed_out_of_the_organisation(
