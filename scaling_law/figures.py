@@ -124,6 +124,8 @@ def draw_memory_optimal(
         ax.axvspan(memory[first], right, color=colour_of(experts[best[first]]), alpha=0.12, linewidth=0)
         _draw_best(ax, law, within, slice(first, last + 1), int(best[first]), experts)
     for i, e in enumerate(experts):
+        if not np.isfinite(losses[:, i]).any():
+            continue  # no optimum, or all of it beyond the range guard
         # a curve ends where the compute optimum fits: larger models would be worse
         end = int(np.argmin(losses[:, i])) + 1
         inside = in_fitted_range(law, within.n_active[:end, i], within.tokens[:end, i], e)
@@ -199,18 +201,20 @@ def models_within_memory(
     inference_tokens: float = 0.0,
     points: int = 300,
 ) -> WithinMemory:
-    """From the smallest limit inside the range guard for the dense model to past the last compute optimum."""
+    """From the smallest limit inside the range guard for the dense model to past the last compute optimum.
+
+    The loss of an E for which the law has no optimum is infinite. ValueError if it has one for none of `experts`.
+    """
     columns = np.asarray(experts, float)
     free = optimal_widths(law, flops, columns, Constraints(inference_tokens=inference_tokens))
-    largest = float(total_parameters(free.d_model, columns).max()) * 1.3
-    smallest = float(total_parameters(free.d_model, columns).min()) / 12
-    memory = np.geomspace(smallest, largest, points)
+    sizes = np.asarray(total_parameters(free.d_model, columns), float)[free.exists]
+    memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     elements: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "bytes_per_parameter": 1.0, "bytes_per_kv": 1.0}
     limits = np.array([Constraints(max_memory_bytes=float(m), **elements).width_limit(columns) for m in memory])
     n_active = active_parameters(np.minimum(free.d_model, limits))
     tokens = affordable_tokens(flops, n_active, inference_tokens)
     losses = law.loss(n_active, tokens, columns)
-    losses = np.where(law.beyond_guard(n_active, tokens, columns), np.inf, losses)
+    losses = np.where(law.beyond_guard(n_active, tokens, columns) | ~free.exists, np.inf, losses)
     kept = np.isfinite(losses).any(axis=1)
     return WithinMemory(memory[kept], n_active[kept], tokens[kept], losses[kept])
 

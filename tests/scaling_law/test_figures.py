@@ -101,6 +101,17 @@ def test_a_curve_ends_at_the_compute_optimum(published):
         assert falling.all()
 
 
+def test_experts_without_an_optimum_are_not_drawn(published):
+    """With so large a γ the loss of 32 experts rises with the model's size; the others are as they were."""
+    rising = published.replace(gamma=0.06)
+    ax = figures.memory_optimal(rising, 1e22, (1, 32))
+    assert legend_of(ax)[0] == "dense"
+    assert "E = 32" not in legend_of(ax)
+    optimum = rising.compute_optimal(1e22, 1.0, force=True)
+    assert curves_of(ax, 1)[0][-1] == pytest.approx([optimum.n_active, optimum.loss], rel=0.05)
+    assert ax.get_xlim()[1] == pytest.approx(1.3 * optimum.n_active, rel=0.02)
+
+
 def test_words_and_units(published, paper_fit):
     ax = figures.memory_optimal(published)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("memory limit (parameters)", "loss (nats per token)")
@@ -150,6 +161,7 @@ def test_a_boundary_has_an_interval_around_it(published):
 
 
 def test_files(published, paper_fit, tmp_path):
+    published = published.replace(draws=published.draws[:40])  # quicker
     for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
         for name, drawn in (
             ("fit", figures.predicted_against_observed(paper_fit)),
@@ -189,7 +201,8 @@ def test_small_models_are_guarded(published):
 
 
 def test_every_figure_of_the_paper(published, paper_fit, tmp_path):
-    written = paper_figures.draw_all(published, tmp_path, "svg")
+    few = published.replace(draws=published.draws[:40])  # quicker
+    written = paper_figures.draw_all(few, tmp_path, "svg")
     assert len(written) == len(set(written)) == 8
     assert all(path.stat().st_size > 10_000 for path in written)
     with pytest.raises(ValueError, match="experts=3: no runs"):
