@@ -161,7 +161,7 @@ def figures(
 
         scaling-law figures out --law my-law --suffix svg --flops 1e21
     """
-    from scaling_law.figures import memory_optimal
+    from scaling_law.figures import memory_optimal, save
     from scaling_law.paper_figures import draw_all
 
     with clear_errors():
@@ -170,7 +170,7 @@ def figures(
             written = draw_all(chosen, output, suffix)
         else:
             budget = parse_count(flops, "--flops")
-            written = [memory_optimal(chosen, output / f"memory_optimal_{budget:.3g}.{suffix}", budget)]
+            written = [save(memory_optimal(chosen, budget), output / f"memory_optimal_{budget:.3g}.{suffix}")]
     show({"written": [str(path) for path in written]}, as_json, "\n".join(f"wrote {path}" for path in written))
 
 

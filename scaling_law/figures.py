@@ -1,156 +1,222 @@
-"""The figures of a fit and of a law, as PNG or SVG (by the file's suffix).
+"""The figures of a fit and of a law.
 
 After Ludziejewski et al. 2025: isoFLOP profiles (Fig. 2a), loss under a memory limit with shaded optimal regions
-(Fig. 1a, Fig. 3), quality of a fit (Fig. 5). matplotlib is imported when a figure is drawn, and without a display.
+(Fig. 1a, Fig. 3), quality of a fit (Fig. 5). Each function draws on the axes it is given, or on a new figure, and
+returns them; `save(memory_optimal(law), "figure.png")` writes a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.architecture import active_parameters, affordable_tokens, total_parameters
+from scaling_law.drawing import (
+    BOUNDARY,
+    DARK,
+    LOSS,
+    TOKENS,
+    axes_or_new,
+    colour_of,
+    draw_band,
+    draw_curve,
+    draw_loss,
+    in_fitted_range,
+    in_flops,
+    label_of,
+    legend,
+    log_axis,
+    new_figure,
+    panels_or_new,
+    save,
+    shared_legend,
+)
 from scaling_law.laws import JointLaw
 from scaling_law.optimum import Constraints, optimal_widths
 from scaling_law.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from scaling_law.fit_result import FitResult
 
+__all__ = ["EXPERTS", "isoflop", "memory_curves", "memory_optimal", "predicted_against_observed", "save"]
+
+FloatArray = NDArray[np.float64]
 EXPERTS = (1, 2, 4, 8, 16, 32)
-SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def new_figure(
-    width: float = 6.4, height: float = 4.4, columns: int = 1, rows: int = 1, **options: Any
-) -> tuple[Figure, Any]:
-    """A figure and its axes without any global state of pyplot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, **options)
-    for ax in np.atleast_1d(axes).flat:
-        ax.grid(True, alpha=0.25, linewidth=0.6)
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write the figure; ValueError for a suffix other than .png, .svg, .pdf."""
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"path={str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
-    return target
-
-
-def colour_of(experts: float, among: ArrayLike = EXPERTS) -> Any:
-    """One colour for each E, the same in all figures: near-black for dense, then blue (few experts) to red (many)."""
-    from matplotlib import colormaps
-
-    if experts <= 1:
-        return (0.12, 0.12, 0.12, 1.0)
-    position = (np.log2(experts) - 1.0) / max(np.log2(np.max(among)) - 1.0, 1.0)
-    return colormaps["turbo"](0.1 + 0.78 * min(max(position, 0.0), 1.0))
-
-
-def predicted_against_observed(result: FitResult, path: str | Path) -> Path:
-    """Predicted against observed loss for every run, coloured by E, with the residuals below."""
-    figure, (top, bottom) = new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])
+def predicted_against_observed(result: FitResult, axes: Any = None) -> NDArray[Any]:
+    """Predicted against observed loss of every run, coloured by E, and the residuals below: two axes that share x."""
+    if axes is None:
+        axes = new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])[1]
+    top, bottom = axes
     observed, residuals = result.runs.loss, result.residuals
-    values = np.unique(result.runs.experts)
-    for e in values:
+    for e in np.unique(result.runs.experts):
         mask = result.runs.experts == e
-        style = {"s": 18, "color": colour_of(e, values), "edgecolors": "white", "linewidths": 0.3}
-        top.scatter(observed[mask], (observed + residuals)[mask], label=f"E = {e:g}", **style)
+        style = {"s": 18, "color": colour_of(e), "edgecolors": "white", "linewidths": 0.3}
+        top.scatter(observed[mask], (observed + residuals)[mask], label=label_of(e), **style)
         bottom.scatter(observed[mask], residuals[mask], **style)
-    ends = np.array(
-        [min(observed.min(), (observed + residuals).min()), max(observed.max(), (observed + residuals).max())]
-    )
-    ends += np.array([-0.03, 0.03]) * max(np.ptp(ends), 1e-3)
+    both = np.concatenate([observed, observed + residuals])
+    ends = np.array([both.min(), both.max()]) + np.array([-0.03, 0.03]) * max(np.ptp(both), 1e-3)
     top.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
     bottom.axhline(0.0, color="0.4", linewidth=0.9, zorder=0)
     limit = 1.15 * max(float(np.abs(residuals).max()), 1e-6)
-    bottom.set(xlabel="observed loss (nats per token)", ylabel="error", ylim=(-limit, limit), xlim=ends)
-    top.set(ylabel="predicted loss (nats per token)", title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats")
-    top.legend(frameon=False)
-    return save(figure, path)
+    bottom.set(xlabel=f"observed {LOSS}", ylabel="error (nats)", ylim=(-limit, limit), xlim=ends)
+    top.set(ylabel=f"predicted {LOSS}", title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats")
+    legend(top)
+    return np.array([top, bottom])
 
 
 def isoflop(
     law: JointLaw,
-    path: str | Path,
     flops: ArrayLike = (1e19, 1e20, 1e21, 1e22),
     experts: Sequence[float] = (1, 4, 16),
-) -> Path:
+    axes: Any = None,
+) -> NDArray[Any]:
     """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget."""
     budgets = np.atleast_1d(np.asarray(flops, float))
-    figure, axes = new_figure(2.9 * len(budgets), 3.4, columns=len(budgets), squeeze=False)
-    for ax, budget in zip(axes[0], budgets, strict=True):
+    axes = panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
+    for ax, budget in zip(axes, budgets, strict=True):
         best = law.compute_optimal(budget, experts, force=True)
-        span = np.geomspace(best.tokens.min() / 12, best.tokens.max() * 12, 300)
+        span = np.geomspace(best.tokens.min() / 12, best.tokens.max() * 12, 200)
         for i, e in enumerate(experts):
-            colour = colour_of(e, (*EXPERTS, *experts))
-            ax.plot(span, law.loss(budget / 6 / span, span, e), color=colour, label=f"E = {e:g}")
-            ax.plot(best.tokens[i], best.loss[i], "o", color=colour, markersize=5, markeredgecolor="white")
+            draw_loss(ax, law, span, budget / 6 / span, span, e)
+            ax.plot(best.tokens[i], best.loss[i], "o", color=colour_of(e), markersize=5, markeredgecolor="white")
         low, high = float(best.loss.min()), float(best.loss.max())
-        ax.set(xscale="log", xlabel="training tokens D", title=f"{budget:.0e} FLOPs".replace("e+", "e"))
+        ax.set(title=in_flops(budget), xlim=(span[0], span[-1]))
         ax.set_ylim(low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05)
-    axes[0][0].set_ylabel("loss (nats per token)")
-    axes[0][0].legend(frameon=False)
-    return save(figure, path)
+        log_axis(ax, TOKENS)
+    axes[0].set_ylabel(LOSS)
+    shared_legend(axes[0])
+    return axes
 
 
 def memory_optimal(
     law: JointLaw,
-    path: str | Path,
     flops: float = 1e22,
     experts: Sequence[float] = EXPERTS,
     kv_cache_tokens: float = 0.0,
     inference_tokens: float = 0.0,
-) -> Path:
+    ax: Axes | None = None,
+) -> Axes:
     """Loss under a memory limit, a curve for each E up to its compute optimum, shaded where each E is best."""
-    figure, ax = new_figure(7.0, 4.6)
+    ax = axes_or_new(ax, 7.0, 4.6)
     draw_memory_optimal(ax, law, flops, experts, kv_cache_tokens, inference_tokens)
-    ax.legend(frameon=False)
-    return save(figure, path)
+    legend(ax, fontsize=9)
+    return ax
 
 
 def draw_memory_optimal(
     ax: Axes, law: JointLaw, flops: float, experts: Sequence[float], kv_cache_tokens: float, inference_tokens: float
-) -> NDArray[np.float64]:
-    """Draw one panel of `memory_optimal`; returns the boundaries between the shaded regions, in elements."""
-    memory, losses = memory_curves(law, flops, experts, kv_cache_tokens, inference_tokens)
+) -> FloatArray:
+    """Draw one panel of `memory_optimal`; returns the boundaries between the shaded regions, in parameters."""
+    within = models_within_memory(law, flops, experts, kv_cache_tokens, inference_tokens)
+    memory, losses = within.memory, within.loss
     best = np.argmin(losses, axis=1)
     edges = np.flatnonzero(np.diff(best)) + 1
     for first, last in zip([0, *edges], [*edges, len(best)], strict=True):
-        colour = colour_of(experts[best[first]], experts)
         right = memory[min(last, len(memory) - 1)]
-        ax.axvspan(memory[first], right, color=colour, alpha=0.14, linewidth=0)
+        ax.axvspan(memory[first], right, color=colour_of(experts[best[first]]), alpha=0.12, linewidth=0)
+        _draw_best(ax, law, within, slice(first, last + 1), int(best[first]), experts)
     for i, e in enumerate(experts):
-        shown = np.isfinite(losses[:, i])
+        if not np.isfinite(losses[:, i]).any():
+            continue  # no optimum, or all of it beyond the range guard
         # a curve ends where the compute optimum fits: larger models would be worse
-        end = int(np.argmin(np.where(shown, losses[:, i], np.inf)))
-        colour = colour_of(e, experts)
-        ax.plot(memory[: end + 1], losses[: end + 1, i], color=colour, label=f"E = {e:g}" if e > 1 else "dense")
-        ax.plot(memory[end], losses[end, i], "o", color=colour, markersize=4)
+        end = int(np.argmin(losses[:, i])) + 1
+        inside = in_fitted_range(law, within.n_active[:end, i], within.tokens[:end, i], e)
+        draw_curve(ax, memory[:end], np.where(np.isfinite(losses[:end, i]), losses[:end, i], np.nan), inside, e)
+        ax.plot(memory[end - 1], losses[end - 1, i], "o", color=colour_of(e), markersize=4)
+    _draw_boundaries(ax, law, within, best, experts)
     reached = losses[np.arange(len(best)), best]
-    ax.set(xscale="log", xlim=(memory[0], memory[-1]), ylim=(reached.min() - 0.01, reached[0] + 0.02))
-    ax.set(xlabel="memory limit (elements)", ylabel="loss (nats per token)")
-    what = "parameters" + (f" + KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else "")
-    note = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
-    ax.set_title(f"{flops:.0e} FLOPs{note}\n{what}".replace("e+", "e"), fontsize=10)
+    ax.set(xlim=(memory[0], memory[-1]), ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
+    log_axis(ax, "memory limit (parameters)")
+    cache = f", KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else ""
+    served = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
+    ax.set_title(f"{in_flops(flops)}{served}{cache}", fontsize=10 if not (cache and served) else 8.5)
     return memory[edges]
+
+
+def _draw_best(ax: Axes, law: JointLaw, within: WithinMemory, part: slice, i: int, experts: Sequence[float]) -> None:
+    """The 95 % interval of the loss where the E numbered `i` is the best."""
+    if law.draws is not None:
+        losses = law.loss_draws(within.n_active[part, i], within.tokens[part, i], experts[i])
+        draw_band(ax, within.memory[part], losses, color=colour_of(experts[i]), alpha=0.25)
+
+
+def _draw_boundaries(
+    ax: Axes, law: JointLaw, within: WithinMemory, best: NDArray[np.int64], experts: Sequence[float]
+) -> None:
+    """A bar at the bottom for each boundary between shaded regions, at two heights, for neighbours may overlap."""
+    if law.draws is None:
+        return
+    for k, edge in enumerate(np.flatnonzero(np.diff(best)) + 1):
+        ends = boundary_interval(law, within, experts, int(best[edge - 1]), int(best[edge]))
+        height = 0.03 + 0.03 * (k % 2)  # of the axes
+        style: dict[str, Any] = {"marker": "|", "markersize": 5, "linewidth": 1.2, "label": "_" + BOUNDARY}
+        ax.plot(ends, [height, height], color=DARK, transform=ax.get_xaxis_transform(), **style)
+
+
+def boundary_interval(
+    law: JointLaw, within: WithinMemory, experts: Sequence[float], left: int, right: int
+) -> tuple[float, float]:
+    """95 % interval of the memory limit from which the E numbered `right` beats the one numbered `left`.
+
+    Each draw judges the same models, those that are best under the law itself, so that errors which both E share
+    cancel. A boundary outside the limits shown counts as lying at their end.
+    """
+    shown = np.isfinite(within.loss[:, [left, right]]).all(axis=1)
+    memory = within.memory[shown]
+    of_left, of_right = (
+        law.loss_draws(within.n_active[shown, i], within.tokens[shown, i], experts[i]) for i in (left, right)
+    )
+    wins = of_right < of_left
+    first = np.where(wins.any(axis=1), wins.argmax(axis=1), len(memory) - 1)
+    low, high = np.quantile(memory[first], [0.025, 0.975])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class WithinMemory:
+    """The best model of each E within each memory limit, counted in parameters (KV cache elements count as such).
+
+    `memory` [points]; `n_active`, `tokens`, `loss` [points, E], the loss infinite beyond the law's range guard.
+    """
+
+    memory: FloatArray
+    n_active: FloatArray
+    tokens: FloatArray
+    loss: FloatArray
+
+
+def models_within_memory(
+    law: JointLaw,
+    flops: float,
+    experts: Sequence[float],
+    kv_cache_tokens: float = 0.0,
+    inference_tokens: float = 0.0,
+    points: int = 300,
+) -> WithinMemory:
+    """From the smallest limit inside the range guard for the dense model to past the last compute optimum.
+
+    The loss of an E for which the law has no optimum is infinite. ValueError if it has one for none of `experts`.
+    """
+    columns = np.asarray(experts, float)
+    free = optimal_widths(law, flops, columns, Constraints(inference_tokens=inference_tokens))
+    sizes = np.asarray(total_parameters(free.d_model, columns), float)[free.exists]
+    memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
+    elements: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "bytes_per_parameter": 1.0, "bytes_per_kv": 1.0}
+    limits = np.array([Constraints(max_memory_bytes=float(m), **elements).width_limit(columns) for m in memory])
+    n_active = active_parameters(np.minimum(free.d_model, limits))
+    tokens = affordable_tokens(flops, n_active, inference_tokens)
+    losses = law.loss(n_active, tokens, columns)
+    losses = np.where(law.beyond_guard(n_active, tokens, columns) | ~free.exists, np.inf, losses)
+    kept = np.isfinite(losses).any(axis=1)
+    return WithinMemory(memory[kept], n_active[kept], tokens[kept], losses[kept])
 
 
 def memory_curves(
@@ -159,23 +225,8 @@ def memory_curves(
     experts: Sequence[float],
     kv_cache_tokens: float = 0.0,
     inference_tokens: float = 0.0,
-    points: int = 800,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Memory limits [points] in elements, and the loss [points, E] of the best model within each limit.
-
-    From the smallest limit inside the range guard for the dense model to past the last compute optimum.
-    """
-    columns = np.asarray(experts, float)
-    free = optimal_widths(law, flops, columns, Constraints(inference_tokens=inference_tokens))
-    largest = float(total_parameters(free.d_model, columns).max()) * 1.3
-    smallest = float(total_parameters(free.d_model, columns).min()) / 12
-    memory = np.geomspace(smallest, largest, points)
-    elements: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "bytes_per_parameter": 1.0, "bytes_per_kv": 1.0}
-    limits = np.array([Constraints(max_memory_bytes=float(m), **elements).width_limit(columns) for m in memory])
-    n_active = active_parameters(np.minimum(free.d_model, limits))
-    tokens = affordable_tokens(flops, n_active, inference_tokens)
-    losses = law.loss(n_active, tokens, columns)
-    if law.conditions is not None:
-        losses = np.where(law.conditions.beyond_guard(n_active, tokens), np.inf, losses)
-    kept = np.isfinite(losses).any(axis=1)
-    return memory[kept], losses[kept]
+    points: int = 300,
+) -> tuple[FloatArray, FloatArray]:
+    """Memory limits [points] in parameters, and the loss [points, E] of the best model within each limit."""
+    within = models_within_memory(law, flops, experts, kv_cache_tokens, inference_tokens, points)
+    return within.memory, within.loss

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaling_law.units import format_count
@@ -85,16 +83,12 @@ def _dataset(dataset: str, commit: str | None) -> str:
 def law_pictures(law: Law) -> dict[str, bytes]:
     """isoFLOP and memory-optimal figures as PNG, by file name; none for laws that have no tokens and experts."""
     from scaling_law import figures
+    from scaling_law.drawing import png
     from scaling_law.laws import JointLaw
 
     if not isinstance(law, JointLaw):
         return {}
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [
-            figures.isoflop(law, Path(folder) / "isoflop.png"),
-            figures.memory_optimal(law, Path(folder) / "memory_optimal.png"),
-        ]
-        return {path.name: path.read_bytes() for path in paths}
+    return {"isoflop.png": png(figures.isoflop(law)), "memory_optimal.png": png(figures.memory_optimal(law))}
 
 
 def _span(limits: tuple[float, float]) -> str:

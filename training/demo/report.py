@@ -126,12 +126,12 @@ def trust(fitted: Fitted) -> str:
 
 def figures(folder: Path, law: JointLaw, result: FitResult) -> list[Path]:
     """Write the demo's PNGs; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return [
-        scaling_figures.predicted_against_observed(result, folder / "demo-predicted-against-observed.png"),
-        scaling_figures.isoflop(law, folder / "published-isoflop.png"),
-        scaling_figures.memory_optimal(law, folder / "published-memory-optimal.png", flops=1e22),
-    ]
+    drawn = {
+        "demo-predicted-against-observed": scaling_figures.predicted_against_observed(result),
+        "published-isoflop": scaling_figures.isoflop(law),
+        "published-memory-optimal": scaling_figures.memory_optimal(law, flops=1e22),
+    }
+    return [scaling_figures.save(axes, folder / f"{name}.png") for name, axes in drawn.items()]
 
 
 def answer_text(table: OptimalTable) -> str:

@@ -5,15 +5,14 @@ The same logs give the same bytes. matplotlib is imported when a picture is draw
 
 from __future__ import annotations
 
-import io
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from hub.records import RunRecord
+from scaling_law.drawing import LOSS, TOKENS, axes_or_new, legend, log_axis, new_figure, png
 
 CURVE, LOAD = "training_curve.png", "expert_load.png"
 CAPTIONS = {
@@ -32,11 +31,11 @@ def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[s
     pictures = {}
     curves = {"trunk": _curve(trunk), "decay": _curve(branch)}
     if any(len(tokens) for tokens, _ in curves.values()):
-        pictures[CURVE] = _training_curve(curves, record)
+        pictures[CURVE] = png(training_curve(curves, record))
     last = branch or trunk[-max(1, len(trunk) // 10) :]  # an intermediate model lies on the trunk
     routed = [line["tokens_per_expert"] for line in last if line["tokens_per_expert"]]
     if record.experts > 1 and routed:
-        pictures[LOAD] = _expert_load(np.sum(routed, axis=0, dtype=float))
+        pictures[LOAD] = png(expert_load(np.sum(routed, axis=0, dtype=float)))
     return pictures
 
 
@@ -62,8 +61,9 @@ def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
     return averaged[:, 0], averaged[:, 1]
 
 
-def _training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord) -> bytes:
-    figure, ax = _figure(6.4, 3.8)
+def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord, ax=None):
+    """Training loss against tokens on `ax`, which is returned; `curves`: (tokens, loss) of "trunk" and "decay"."""
+    ax = axes_or_new(ax, 6.4, 3.8, dpi=100)
     for name, (tokens, loss) in curves.items():
         # A single point is no line; and the decay shall begin where the trunk ends.
         ax.plot(tokens, loss, color=_COLOURS[name], label=name, linewidth=1.2, marker="." if len(tokens) < 3 else "")
@@ -71,41 +71,28 @@ def _training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record:
         ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=f"held out: {record.eval_loss:.4f}")
     every = np.concatenate([loss for _, loss in curves.values()])
     low, high = every.min(), np.quantile(every, 0.98)
-    low = min(low, record.eval_loss if record.eval_loss is not None else math.inf)
-    ax.set(xlabel="training tokens", ylabel="loss (nats per token)", xscale="log")
+    if record.eval_loss is not None:
+        low, high = min(low, record.eval_loss), max(high, record.eval_loss)
+    ax.set(ylabel=LOSS)
+    log_axis(ax, TOKENS)
     ax.set_ylim(low - 0.04 * max(high - low, 1e-3), high + 0.1 * max(high - low, 1e-3))
-    ax.grid(True, which="both", alpha=0.25, linewidth=0.6)
-    ax.legend(frameon=False)
-    return _png(figure)
+    legend(ax)
+    return ax
 
 
-def _expert_load(routed: np.ndarray) -> bytes:
-    """`routed` [layers, experts]: tokens before dropping."""
+def expert_load(routed: np.ndarray, ax=None):
+    """Load of each expert in each layer on `ax`, which is returned; `routed` [layers, experts]: before dropping."""
     from matplotlib.ticker import MaxNLocator
 
     layers, experts = routed.shape
     relative = routed / np.maximum(routed.mean(axis=1, keepdims=True), 1.0)
-    figure, ax = _figure(2.6 + 0.22 * max(experts, 8), 1.4 + 0.18 * max(layers, 4))
+    if ax is None:
+        width, height = 2.6 + 0.22 * max(experts, 8), 1.4 + 0.18 * max(layers, 4)
+        ax = new_figure(min(width, 11.0), min(height, 9.0), dpi=100)[1]
+    ax.grid(False)
     image = ax.imshow(relative, cmap="viridis", vmin=0.0, vmax=max(2.0, float(relative.max())), aspect="auto")
     ax.set(xlabel="expert", ylabel="layer")
     for axis in (ax.xaxis, ax.yaxis):  # at least one whole number, also where there is one layer only
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    figure.colorbar(image, ax=ax, label="load / even load")
-    return _png(figure)
-
-
-def _figure(width: float, height: float):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(min(width, 11.0), min(height, 9.0)), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)  # no pyplot: it keeps figures alive and looks for a display
-    ax = figure.subplots()
-    ax.spines[["top", "right"]].set_visible(False)
-    return figure, ax
-
-
-def _png(figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    ax.figure.colorbar(image, ax=ax, label="load / even load")
+    return ax

@@ -8,7 +8,6 @@ one given is taken), each run's card says what it predicts for the run, the law 
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from hub.errors import FilesError
 from hub.markdown import escaped, table
 from hub.push import MAX_WORKERS
 from scaling_law import Runs, fit, load_runs
+from scaling_law.drawing import png
 from scaling_law.figures import predicted_against_observed
 from scaling_law.law_card import law_card, loading_code
 from scaling_law.laws import Law
@@ -101,8 +101,7 @@ def release_law(store: Store, sweep: str, judgement: JudgedLaw) -> str:
         HubError: e.g. the sweep has no index yet.
     """
     repo = store.repo_id(sweep + _REPO_SUFFIX)
-    with tempfile.TemporaryDirectory() as folder:
-        figure = predicted_against_observed(judgement, Path(folder) / FIGURE).read_bytes()
+    figure = png(predicted_against_observed(judgement))
     files = {
         FILE_NAME: law_to_json(judgement.law),
         "README.md": law_card(judgement.law, repo, (FIGURE,)).encode(),
