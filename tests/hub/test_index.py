@@ -43,7 +43,10 @@ def test_main_holds_a_card_with_the_revisions_and_no_weights(store: Store, check
     assert "**The branch `main` has no weights.**" in card
     assert "| tokens001.5M-seed0 | 1.5M | 4.0000 |" in card
     assert "| tokens001.5M-seed1 | 1.5M | 5.0000 |" in card
-    assert f'"{store.repo_id("demo-d64-E4")}", "tokens001.5M-seed' in card
+    newest = pushed[1]
+    on_hub = "/" in (newest.repo or "")  # a folder is named as it lies in the store
+    place = f'"{newest.repo}", "{newest.commit}"' if on_hub else f'"models/{newest.repo}/{newest.branch}"'
+    assert f"= {place}\n" in card
     before = store.branches("model", "demo-d64-E4")
     push_repo_cards(store, "demo", ["demo-d64-E4"])
     assert store.branches("model", "demo-d64-E4") == before  # nothing new, nothing written
@@ -208,7 +211,9 @@ def test_a_card_of_a_folder_is_put_right_at_its_place_and_else_left_alone(
     card = store.read("model", "demo-d64-E4", "README.md", pushed.branch).decode()
     assert "A word of mine." in card
     assert "elsewhere" not in card
-    assert f'repo, revision = "{store.repo_id("demo-d64-E4")}", "{pushed.branch}"' in card
+    on_hub = "/" in (pushed.repo or "")
+    place = f'"{pushed.repo}", "{pushed.branch}"' if on_hub else f'"models/{pushed.repo}/{pushed.branch}"'
+    assert f"= {place}\n" in card
     assert "| next |" in card
     assert "4.2500 (measured − predicted = +0.0625)" in card
 
