@@ -43,7 +43,12 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = ()) -> str:
             parts.append(_dataset(conditions.dataset, conditions.commit))
         if conditions.rmse is not None:
             status = escaped(conditions.status or "")
-            parts.append(f"{conditions.n_runs} runs, RMSE {conditions.rmse:.4f} nats. {status}")
+            trunks = f" of {conditions.trunks} trunks ({conditions.trunk_source})" if conditions.trunks else ""
+            runs = f"{conditions.n_runs} runs{escaped(trunks)}"
+            parts.append(f"{runs}, RMSE {conditions.rmse:.4f} nats. {status}")
+        if conditions.set_aside:
+            names = ", ".join(escaped(name) for name in conditions.set_aside)
+            parts.append(f"Set aside as outliers, and not among these runs: {names}.")
         rows = [
             (
                 "all" if r.experts is None else f"{r.experts:g}",

@@ -57,7 +57,7 @@ class FitSettings:
             "weights": self.weights,
             "l2": self.l2,
             "fixed": dict(self.fixed),
-            "bounds": {k: list(v) for k, v in self.bounds.items()},
+            "bounds": {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()},
             "starts": self.starts,
             "outliers": self.outliers,
         }

@@ -107,16 +107,16 @@ def _refit(
     result: FitResult, coefficient: str, value: float, near: Mapping[str, float]
 ) -> tuple[float, Mapping[str, float]]:
     """The objective and the coefficients of the refit that starts from the coefficients `near`."""
-    settings = result.problem.settings
+    settings, used = result.problem.settings, result.used
     start = {**near, coefficient: value}
     if coefficient == "e_max" and start["e_start"] >= value:
         start["e_start"] = 1.0 + 0.5 * (value - 1.0)
     try:
         problem = make_problem(
-            result.runs,
+            result.runs.subset(used),
             settings.law,
             settings.huber_delta,
-            result.problem.objective.weight,
+            result.problem.objective.weight[used],
             settings.l2,
             {**settings.fixed, coefficient: value},
             settings.bounds,

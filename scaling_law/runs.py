@@ -65,7 +65,7 @@ class Runs:
         tokens: ArrayLike,
         experts: ArrayLike,
         loss: ArrayLike,
-        trunk: ArrayLike | Literal["auto", "run"] = "auto",
+        trunk: ArrayLike | Literal["auto", "run"] | None = None,
         run_id: Sequence[str] | None = None,
         *,
         source: str = "columns",
@@ -73,8 +73,8 @@ class Runs:
     ) -> Runs:
         """Runs from arrays; scalars broadcast. RunsError for bad values.
 
-        `trunk` is one id per run; "auto" takes runs of equal n_active and experts for one trunk, "run" makes each run
-        its own.
+        `trunk` is one id per run; "auto" (or None) takes runs of equal n_active and experts for one trunk, "run" makes
+        each run its own.
         """
         columns = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))

@@ -67,9 +67,10 @@ def _chains(rows: Sequence[Row]) -> list[str]:
 
 
 def cluster_columns(
-    trunk: ArrayLike | str, n_active: NDArray[np.float64], experts: NDArray[np.float64]
+    trunk: ArrayLike | str | None, n_active: NDArray[np.float64], experts: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], str]:
     """Cluster ids from 0 on, [n], and how they were found, for runs that are columns [n]; `trunk` as in Runs."""
+    trunk = "auto" if trunk is None else trunk
     if isinstance(trunk, str):
         if trunk not in ("auto", "run"):
             raise ValueError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")

@@ -180,7 +180,7 @@ def test_gradient_where_e_max_is_bounded(paper_runs):
         np.testing.assert_allclose(at.gradient[:, j], slope, rtol=1e-5, atol=1e-6 * np.abs(at.gradient).max())
 
 
-def test_settings_with_an_obvious_meaning(paper_runs, paper_fit):
+def test_settings_with_an_obvious_meaning(paper_runs, paper_fit, tmp_path):
     start = {"starts": [paper_fit.law]}
     both = fit(paper_runs, fixed={"c": 1.2}, bounds={"c": (1.0, 1.3)}, **start)
     assert both.law.c == pytest.approx(1.2)
@@ -188,6 +188,8 @@ def test_settings_with_an_obvious_meaning(paper_runs, paper_fit):
     assert same.problem.settings.fixed == {"c": 1.2}
     positive = fit(paper_runs, bounds={"c": (0, 9.0), "alpha": (None, 0.0)}, **start)
     assert positive.objective == pytest.approx(paper_fit.objective, rel=1e-6)
+    saved = JointLaw.from_pretrained(positive.law.save_pretrained(tmp_path))
+    assert saved.conditions.objective["bounds"] == {"c": [None, 9.0], "alpha": [None, 0.0]}
     above = fit(paper_runs, fixed={"c": 2.4}, **start)
     assert any(message.startswith("The constant c ≥ 2.4 is above the loss of ") for message in above.status.messages)
 

@@ -7,7 +7,9 @@ import pytest
 from rich.console import Console
 
 from scaling_law import JointLaw, Runs, fit
+from scaling_law.law_card import law_card
 from scaling_law.matched import plan_matched
+from scaling_law.profiles import profile_interval
 from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
 
 LAW = JointLaw.published()
@@ -75,6 +77,9 @@ def test_what_is_set_aside_is_written_down(paper_runs, tmp_path):
     assert "14 of 270 runs set aside" in conditions.provenance
     assert conditions.n_runs == 256
     assert conditions.objective["outliers"] == "set_aside"
+    card = law_card(result.law, "org/law").replace("\\", "")  # Markdown's escapes
+    assert "256 runs of 51 trunks (given)" in card
+    assert f"Set aside as outliers, and not among these runs: {conditions.set_aside[0]}, " in card
 
 
 def test_intervals_of_new_runs_do_not_know_what_was_set_aside(paper_runs, paper_fit):
@@ -119,6 +124,8 @@ def test_one_loss_near_zero_does_not_bind_the_constant(paper_runs, paper_fit):
     result = fit(Runs.from_columns(*columns), outliers="set_aside", starts=[LAW])
     assert result.status.set_aside == ("row-7",)
     assert moved(result, paper_fit, paper_runs) < 0.002
+    found, clean = (profile_interval(r, "c") for r in (result, paper_fit))
+    assert (found.low, found.high) == pytest.approx((clean.low, clean.high), abs=0.02)
 
 
 @pytest.mark.parametrize("seed", range(3))
