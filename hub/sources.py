@@ -15,6 +15,7 @@ from pathlib import Path
 from .errors import FilesError, NotFoundError, RecordError
 from .files import Content, check_secrets, is_allowed
 from .index import list_runs
+from .metadata import check_metadata
 from .names import index_name
 from .records import RunRecord
 from .store import Kind, Publication, Store, open_store
@@ -177,8 +178,6 @@ def publish_files(
     Raises:
         FilesError: a name that is not allowed, metadata that the Hub would refuse, or an access token in a text.
     """
-    from .cards import check_metadata
-
     for name in files:
         if not is_allowed(name):
             raise FilesError(f"file {name!r} is not on the list of what a release may hold")

@@ -26,7 +26,10 @@ from training.release.releaser import RELEASE_INCOMPLETE, Releaser, finishers
 from training.run import Run
 
 ROOT = Path(__file__).parent.parent.parent
-FILES = {"README.md", "config.json", "model.safetensors", "run.json", "training_curve.png", "expert_load.png"}
+FILES = {
+    *("README.md", "config.json", "model.safetensors", "run.json", "log.jsonl"),
+    *("training_curve.png", "expert_load.png"),
+}
 
 
 def environment(server, tmp_path, **changes):
@@ -76,7 +79,8 @@ def assert_released(server, arguments) -> None:
         assert f'repo, revision = "org/tiny-d64-E4", "{row.branch}"' in card
         assert "](training_curve.png)" in card
     main = repo.resolve("main").tree
-    assert set(main) == {".gitattributes", "README.md"}
+    longest = max(there.values(), key=lambda row: row.tokens)
+    assert main["model.safetensors"] == repo.commits[longest.commit].tree["model.safetensors"]
     listed = server.state.content(main["README.md"]).decode()
     assert all(f"| {row.branch} |" in listed for row in there.values())
 
