@@ -159,23 +159,14 @@ class LocalStore(Store):
         with self._locked(folder.parent):
             contents = {path: (folder / path).read_bytes() for path in reads if (folder / path).is_file()}
             changed = change(Present(contents, lambda: self._stored_in(folder)))
+            commits = {content.commit for content in changed.values() if isinstance(content, CopyOf)}
+            sources = {commit: self.folder(kind, repo, commit) for commit in commits}
             written = False
             for name, content in changed.items():
                 if Path(name).name != name:
                     raise FilesError(f"file name {name!r}: allowed is a name without a folder")
-                written |= self._change_file(kind, repo, folder / name, content)
+                written |= _change_file(folder / name, content, sources)
             return Publication(self.repo_id(repo), "main", _content_id(folder), written)
-
-    def _change_file(self, kind: Kind, repo: str, path: Path, content: bytes | CopyOf | None) -> bool:
-        if content is None:
-            path.unlink(missing_ok=True)
-        elif isinstance(content, CopyOf):
-            _link(self.folder(kind, repo, content.commit) / path.name, path)
-        elif _same(path, content):
-            return False
-        else:
-            atomic.write_bytes(path, content)
-        return True
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
@@ -249,6 +240,19 @@ def _replace(path: Path, content: Content) -> None:
         atomic.write_bytes(path, content)
     else:
         _through_temporary(path, lambda temporary: atomic.copy_file(content, temporary))
+
+
+def _change_file(path: Path, content: bytes | CopyOf | None, sources: Mapping[str, Path]) -> bool:
+    """Write, copy or remove one file; whether that changed anything."""
+    if content is None:
+        path.unlink(missing_ok=True)
+    elif isinstance(content, CopyOf):
+        _link(sources[content.commit] / path.name, path)
+    elif _same(path, content):
+        return False
+    else:
+        atomic.write_bytes(path, content)
+    return True
 
 
 def _link(source: Path, path: Path) -> None:

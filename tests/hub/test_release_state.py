@@ -322,3 +322,18 @@ def test_a_licence_is_named_if_it_is_given(store: Store, checkpoint: Checkpoint,
     assert licences() == ["cc0-1.0"] * 3
     with pytest.raises(FilesError, match="license 'apache2': allowed are the Hub's identifiers"):
         push_run(store, folder, record, license="apache2")
+
+
+def test_the_copy_on_main_is_no_second_run(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    """When a folder without its index is read, or a store is pushed on."""
+    from hub import load_records, open_store, push_repo_cards, run_folders
+
+    store = open_store(tmp_path / "releases")
+    runs = [(checkpoint(f"c{n}", weight=n), make_record(run_id=f"run{n}", seed=n)) for n in range(2)]
+    push_index(store, "demo", push_runs(store, runs))
+    push_repo_cards(store, "demo", [REPO])
+    models = tmp_path / "releases" / "models"
+    assert (models / REPO / "main" / "run.json").is_file()
+    assert sorted(record.run_id for record in load_records(models)) == ["run0", "run1"]
+    assert [folder.name for folder in run_folders(tmp_path / "releases")] == [BRANCH, "tokens001.5M-seed1"]
+    assert load_records(models / REPO / "main")[0].run_id == "run0"
