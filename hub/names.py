@@ -64,9 +64,8 @@ def recipe_suffix(record: RunRecord) -> str:
       sweep whose own name ends so, as those of a grid of rates do, says it already.
     * `-wd0.2`, `-wdmatrices`, `-beta0.9-0.95`, `-eps1e-06`, `-clip1` (or `-noclip`): where it is not weight decay 0.1
       on all parameters, betas 0.9 and 0.999, epsilon 1e-8 and clipping at 0.1.
-    * `-finalnorm`, `-normalinit`, `-attncompute`: a norm before the head, another initialization, attention in lower
-      precision; and with several experts `-cf2` (or `-dropless`), `-balance0.1`, `-z0.01`: where it is not capacity
-      factor 1 and coefficients 0.01 and 0.001.
+    * `-finalnorm`, `-normalinit`: a norm before the head, another initialization; and with several experts `-cf2` (or
+      `-dropless`), `-balance0.1`, `-z0.01`: where it is not capacity factor 1 and coefficients 0.01 and 0.001.
 
     What a record does not say (null, in records of older versions) departs from nothing.
     """
@@ -97,7 +96,6 @@ def _model_parts(record: RunRecord) -> list[str]:
     words = {
         "finalnorm": bool(record.final_norm),
         f"{record.initialization}init": record.initialization not in (None, "paper"),
-        f"attn{record.attention_precision}": record.attention_precision not in (None, "float32"),
     }
     parts = [re.sub(r"[^A-Za-z0-9]+", "", word) for word, departs in words.items() if departs]
     if record.experts == 1:
