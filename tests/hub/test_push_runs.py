@@ -108,7 +108,7 @@ def test_every_seventh_request_fails(loopback: LoopbackHub, runs: Runs, kind: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["status", "drop", "lose", "cut"])
-@pytest.mark.parametrize("number", range(0, 93, 3))
+@pytest.mark.parametrize("number", range(0, 87, 3))
 def test_a_fault_at_each_request_with_four_workers(loopback: LoopbackHub, runs: Runs, kind: str, number: int) -> None:
     loopback.faults.append(Fault(lambda request: request.number == number, kind, 503))
     assert_complete(loopback, release(hub_store(loopback), runs, 4), runs)
