@@ -3,13 +3,14 @@
 with BackgroundPusher(store, sweep="demo") as pusher:      # on rank 0 only
     ...
     pusher.submit(folder, record, card=card)               # returns at once
-# here every push has ended well, and the index is written; or PushErrors was raised
+# here every push has ended well, and the index is written, once; or PushErrors was raised
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,11 @@ from types import TracebackType
 from .errors import HubError, PushErrors, UnavailableError
 from .files import Content
 from .index import SweepCard, push_index, push_repo_cards
-from .push import push_run
+from .push import check_places, push_run
 from .records import RunRecord
 from .store import Store
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,19 +34,20 @@ class _Push:
 
 
 class BackgroundPusher:
-    """Pushes runs one after the other in a thread, and the index of the sweep after each of them.
+    """Pushes checkpoints one after the other in a thread, and the index of the sweep once, at the end.
 
     Args:
         store: where to.
         sweep: the sweep's name, for the index.
         card: the index's card, as for `push_index`.
+        license: of what is released, see `push_run`.
 
-    The index is written by the same thread after the run's checkpoint, so that what is in it can always be loaded, and
-    an interrupted training run has in it what was pushed so far.
+    At the end also means: when the training fails or is interrupted, with what was pushed so far. A process that is
+    killed leaves checkpoints that no index lists; the next push of the run adds them.
     """
 
-    def __init__(self, store: Store, sweep: str, *, card: SweepCard | None = None) -> None:
-        self.store, self.sweep, self._card = store, sweep, card
+    def __init__(self, store: Store, sweep: str, *, card: SweepCard | None = None, license: str | None = None) -> None:
+        self.store, self.sweep, self._card, self._license = store, sweep, card, license
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hub-push")
         self._pushes: list[_Push] = []
         self._lock = threading.Lock()
@@ -60,9 +64,16 @@ class BackgroundPusher:
         """Queue a push, with the arguments of `push_run`; the folder must stay as it is until the future is done."""
 
         def push() -> RunRecord:
-            pushed = push_run(self.store, folder, record, card=card, pictures=pictures, siblings=siblings)
-            push_index(self.store, self.sweep, [pushed], card=self._card)
-            return pushed
+            check_places(self.store, [record])
+            return push_run(
+                self.store,
+                folder,
+                record,
+                card=card,
+                pictures=pictures,
+                siblings=siblings,
+                license=self._license,
+            )
 
         future = self._pool.submit(push)
         with self._lock:
@@ -78,11 +89,11 @@ class BackgroundPusher:
         """Wait for all pushes; the records as released, in the order of submission.
 
         What failed because the store could not be reached is tried once more, as that may be hours ago. At the end the
-        cards of the repositories are brought up to date.
+        index is written, and `main` of the repositories brought up to date.
 
         Raises:
             PushErrors: at least one push failed; the others were finished first.
-            HubError: the pushes succeeded and the cards of the repositories did not.
+            HubError: the pushes succeeded, and the index or the cards of the repositories did not.
         """
         self._pool.shutdown(wait=True)
         pushed, failures = [], []
@@ -94,7 +105,7 @@ class BackgroundPusher:
                 failures.append((push.run_id, reason))
         if pushed:
             try:
-                push_repo_cards(self.store, self.sweep, [record.repo or "" for record in pushed])
+                self._list(pushed)
             except HubError:
                 if not failures:
                     raise
@@ -102,11 +113,22 @@ class BackgroundPusher:
             raise PushErrors(failures, pushed)
         return pushed
 
+    def _list(self, pushed: Sequence[RunRecord]) -> None:
+        push_index(self.store, self.sweep, pushed, card=self._card, license=self._license)
+        push_repo_cards(self.store, self.sweep, [record.repo or "" for record in pushed], license=self._license)
+
     def __enter__(self) -> BackgroundPusher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.close()
-        else:  # the training failed: end the push that is running, forget those that wait, keep the first error
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            return
+        # The training failed: end the push that is running, forget those that wait, keep the first error.
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        futures = [push.future for push in self._pushes if not push.future.cancelled()]
+        if pushed := [future.result() for future in futures if future.exception() is None]:
+            try:
+                self._list(pushed)
+            except HubError as reason:
+                logger.warning("%d pushed runs are not in the index: %s", len(pushed), reason)

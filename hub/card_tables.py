@@ -12,6 +12,7 @@ from .names import branch_name, repo_name
 from .records import RunRecord
 
 _NEIGHBOURS = 6  # runs shown on either side
+_PREDICTION = "Loss in nats/token that a scaling law predicts for this run:"
 _HEADER = ("Run", "Active", "Total", "E", "Tokens", "Held-out loss", "Training loss", "Status", "Revision")
 
 
@@ -62,7 +63,12 @@ def place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_l
 def _prediction(record: RunRecord, predicted_loss: float) -> str:
     measured = record.eval_loss if record.eval_loss is not None else record.train_loss
     off = f" (measured − predicted = {measured - predicted_loss:+.4f})" if measured is not None else ""
-    return f"Loss in nats/token that a scaling law predicts for this run: {predicted_loss:.4f}{off}."
+    return f"{_PREDICTION} {predicted_loss:.4f}{off}."
+
+
+def prediction_of(place: str) -> str:
+    """The paragraph with the predicted loss in what `place_in_sweep` returned; empty without one."""
+    return next((line for line in place.splitlines() if line.startswith(_PREDICTION)), "")
 
 
 def _row(record: RunRecord, mark: str = "") -> tuple[object, ...]:

@@ -12,9 +12,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .card_tables import place_in_sweep, repo_table, run_table, sweep_table
+from .card_tables import place_in_sweep, prediction_of, repo_table, run_table, sweep_table
 from .errors import FilesError
-from .markdown import block, count, escaped, replace_block
+from .licenses import checked_license
+from .markdown import block, block_of, count, escaped, replace_block
+from .metadata import metadata_of, updated, with_metadata
 from .names import branch_name, index_name, repo_name
 from .records import RunRecord
 from .tables import PARQUET_NAME
@@ -23,10 +25,14 @@ PAPER = "[Joint MoE Scaling Laws](https://arxiv.org/abs/2502.05172) (Ludziejewsk
 TAGS = ("scaling-laws", "mixture-of-experts", "switch-transformer", "joint-moe-scaling-laws")
 _DATASET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
-_METADATA = re.compile(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
+# The table of a run in cards that were written before it had a block.
+_UNMARKED_RUN = re.compile(r"(?<=^## The run\n\n)(?:\|.*\n)+", re.MULTILINE)
 _MAX_TABLE_ROWS = 400
+_MAX_RESULTS = 100  # revisions whose results stand in the metadata of a repository's card
 # Parts of a card that change when it goes to another place, or when more is known; see `hub.markdown.block`.
-LOADING, PLACE, LAW, REVISIONS = "loading", "place", "law", "revisions"
+RUN, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "loading", "place", "law", "revisions", "main"
+# What in the metadata of a model's card follows from its records, and is put right with them.
+_FROM_RECORDS = ("tags", "datasets", "model-index")
 
 Sections = Mapping[str, str] | Iterable[tuple[str, str]]
 Pictures = Mapping[str, str] | Sequence[str]
@@ -41,7 +47,7 @@ def model_card(
     pictures: Pictures = (),
     predicted_loss: float | None = None,
     siblings: Iterable[RunRecord] = (),
-    license: str = "apache-2.0",
+    license: str | None = None,
     language: str = "en",
 ) -> str:
     """The README.md of one released revision, with valid metadata and results as a `model-index`.
@@ -54,7 +60,7 @@ def model_card(
         pictures: file name in the repository -> caption, or names only; shown after the table.
         predicted_loss: the loss (nats/token) that a scaling law predicts for this run, shown beside the measured one.
         siblings: other runs of the sweep, for the table of its place among them.
-        license: an identifier of the Hub's list of licences.
+        license: an identifier of the Hub's list of licences; without one the card names none.
         language: an ISO 639-1 code.
     """
     name = title or f"{record.experts} expert{'s' * (record.experts > 1)}, {count(record.n_active)} active parameters"
@@ -74,57 +80,118 @@ def model_card(
         "## How to load",
         block(LOADING, _loading_example(record)),
         "## The run",
-        run_table(record),
+        block(RUN, run_table(record)),
         *_shown_pictures(pictures),
         block(PLACE, place_in_sweep(record, siblings, predicted_loss)),
         *_shown_sections(sections),
         "## Limits",
         _LIMITS,
     ]
-    return _with_metadata(_model_metadata(record, license, language), parts)
+    return with_metadata(_model_metadata(record, license, language), parts)
 
 
 def located(
-    card: str, record: RunRecord, *, siblings: Iterable[RunRecord] = (), predicted_loss: float | None = None
+    card: str,
+    record: RunRecord,
+    *,
+    siblings: Iterable[RunRecord] = (),
+    predicted_loss: float | None = None,
+    license: str | None = None,
 ) -> str:
-    """A model card as it is right at the place that `record` names, with what is known of the sweep by now.
+    """A model card as it is right at the place that `record` names, with what the record and the sweep say by now.
 
-    Only the blocks that `model_card` marks are written anew; everything else, also what a person added, stays.
+    Only the blocks that `model_card` marks are written anew, and the metadata that follows from the record;
+    everything else, also what a person added, stays. A card that is all somebody's own stays as it is, but for a
+    `license` that is given.
     """
+    card = _UNMARKED_RUN.sub(lambda _: block(RUN, run_table(record)) + "\n", card, count=1)
+    card = replace_block(card, RUN, run_table(record))
     card = replace_block(card, LOADING, _loading_example(record))
     place = place_in_sweep(record, siblings, predicted_loss)
-    return replace_block(card, PLACE, place) if place else card
+    card = replace_block(card, PLACE, place) if place else card
+    owned = _FROM_RECORDS if block_of(card, RUN) is not None else ()
+    return updated(card, _model_metadata(record, license, "en"), (*owned, *_given(license)))
 
 
-def repo_card(records: Iterable[RunRecord], *, license: str = "apache-2.0", language: str = "en") -> str:
-    """The README.md on `main` of a model repository: its revisions and how to load one. `main` has no weights.
+def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
+    """Whether two cards of a run say the same of it: its neighbours in the sweep may differ, as they come and go.
+
+    Args:
+        present, wanted: the texts (UTF-8).
+        with_prediction: the loss that a law predicts must be the same, too.
+    """
+    texts = [text.decode("utf-8", "replace") for text in (present, wanted)]
+    predictions = {prediction_of(block_of(text, PLACE) or "") for text in texts}
+    bare = {replace_block(text, PLACE, "") for text in texts}
+    return len(bare) == 1 and (len(predictions) == 1 or not with_prediction)
+
+
+def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:
+    """The run whose files lie on `main` of its repository: the longest final one; None if none is final.
+
+    Of equally long ones it is that of the lowest held-out loss, and then the first by name.
+    """
+    finals = [record for record in records if record.status == "final"]
+
+    def order(record: RunRecord) -> tuple[int, float, str]:
+        loss = math.inf if record.eval_loss is None else record.eval_loss
+        return -record.tokens, loss, record.branch or ""
+
+    return min(finals, key=order, default=None)
+
+
+def repo_card(
+    records: Iterable[RunRecord], *, on_main: bool = True, license: str | None = None, language: str = "en"
+) -> str:
+    """The README.md on `main` of a model repository: its revisions, which of them `main` is, and how to load one.
 
     Args:
         records: the runs released in this repository, at least one; `repo` and `branch` are set.
-        license: an identifier of the Hub's list of licences.
+        on_main: whether the files of `shown_on_main` lie on `main`, too.
+        license: an identifier of the Hub's list of licences; without one the card names none.
         language: an ISO 639-1 code.
     """
     runs = sorted(records, key=lambda record: (record.status != "final", record.tokens, record.branch or ""))
-    like = next((record for record in reversed(runs) if record.status == "final"), runs[-1])
+    like = shown_on_main(runs) or runs[-1]
     kind = f"Switch Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
     parts = [
         f"# {escaped(repo_name(like))}",
         f"{kind}, {count(like.n_active)} active of {count(like.n_total)} parameters, of the sweep "
         f"{escaped(like.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
-        "**The branch `main` has no weights.** Choose a revision:",
+        block(MAIN, _what_main_is(shown_on_main(runs) if on_main else None)),
         block(REVISIONS, repo_table(runs[:_MAX_TABLE_ROWS])),
         "## How to load",
         block(LOADING, _loading_example(like)),
         f"All runs of the sweep, with their records: the data set `{index_name(like.sweep)}`.",
     ]
-    metadata = {
-        "license": license,
-        "language": language,
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": [*TAGS, f"sweep:{like.sweep}"],
-    }
-    return _with_metadata(metadata, parts)
+    return with_metadata(_repo_metadata(runs, license, language), parts)
+
+
+def relisted(card: str, fresh: str, *, license: str | None = None) -> str:
+    """The card on `main` with the revisions, the metadata and the rest that follows from records as in `fresh`."""
+    for part in (REVISIONS, LOADING, MAIN):
+        card = replace_block(card, part, block_of(fresh, part) or "")
+    # Cards of releases whose main had no weights say so outside of any block.
+    card = card.replace(
+        "**The branch `main` has no weights.** Choose a revision:", block(MAIN, block_of(fresh, MAIN) or "")
+    )
+    return updated(card, metadata_of(fresh), (*_FROM_RECORDS, *_given(license)))
+
+
+_NO_WEIGHTS = "**The branch `main` has no weights.** Choose a revision:"
+
+
+def _given(license: str | None) -> tuple[str, ...]:
+    return () if license is None else ("license",)
+
+
+def _what_main_is(record: RunRecord | None) -> str:
+    if record is None:
+        return _NO_WEIGHTS
+    return (
+        f"`main` holds the same files as the revision `{record.branch or branch_name(record)}`, the longest of the "
+        "finished runs. The other runs are revisions of their own:"
+    )
 
 
 def sweep_card(
@@ -134,7 +201,7 @@ def sweep_card(
     repo: str | None = None,
     sections: Sections = (),
     pictures: Pictures = (),
-    license: str = "apache-2.0",
+    license: str | None = None,
     language: str = "en",
 ) -> str:
     """The README.md of a sweep's index: viewer configuration, how to load, pictures and sections (the law), the runs.
@@ -165,90 +232,64 @@ def sweep_card(
         "over the last tokens of training (`train_loss_window_tokens`).",
     ]
     metadata: dict[str, Any] = {
-        "license": license,
+        **_license(license),
         "language": language,
         "tags": [*TAGS, *(f"sweep:{name}" for name in names)],
         "pretty_name": f"Runs of {sweep}",
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": PARQUET_NAME}]}],
     }
-    return _with_metadata(metadata, parts)
+    return with_metadata(metadata, parts)
 
 
-def check_metadata(card: str) -> None:
-    """Refuse a card whose metadata block the Hub would refuse, before anything is sent.
-
-    Raises:
-        FilesError: the block between the two `---` lines is missing, is not YAML, or is no mapping of names to values.
-    """
-    _metadata(card)
+def _license(license: str | None) -> dict[str, str]:
+    return {} if license is None else {"license": checked_license(license)}
 
 
-def tags_of(card: str) -> list[str]:
-    """The tags in a card's metadata; none if the metadata cannot be read."""
-    try:
-        tags = _metadata(card).get("tags")
-    except FilesError:
-        return []
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+def _model_metadata(record: RunRecord, license: str | None, language: str) -> dict[str, Any]:
+    return _repo_metadata([record], license, language)
 
 
-def _metadata(card: str) -> dict[str, Any]:
-    import yaml
-
-    match = _METADATA.match(card)
-    if match is None:
-        raise FilesError("README.md: a card starts with metadata between two lines of ---")
-    try:
-        metadata = yaml.safe_load(match[1])
-    except yaml.YAMLError as error:
-        raise FilesError(f"README.md: its metadata is not YAML: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(metadata, dict) or not all(isinstance(name, str) for name in metadata):
-        raise FilesError(
-            f"README.md: its metadata is a {type(metadata).__name__}, allowed is a mapping of names to values"
-        )
-    return metadata
-
-
-def _with_metadata(metadata: Mapping[str, Any], parts: Iterable[str]) -> str:
-    import yaml
-
-    # safe_dump quotes whatever could be read as another type or as markup, so that metadata stays data.
-    header = yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True, width=10_000)
-    return f"---\n{header}---\n\n" + "\n\n".join(part.strip() for part in parts) + "\n"
-
-
-def _model_metadata(record: RunRecord, license: str, language: str) -> dict[str, Any]:
-    from huggingface_hub import EvalResult, ModelCardData
-
-    dataset = record.dataset.id if _DATASET_ID.fullmatch(record.dataset.id) else None
-    known: dict[str, Any] = {
-        "license": license,
+def _repo_metadata(records: Sequence[RunRecord], license: str | None, language: str) -> dict[str, Any]:
+    """Licence, tags, data sets and results of the runs, each revision a model of its own in the `model-index`."""
+    datasets = sorted({r.dataset.id for r in records if _DATASET_ID.fullmatch(r.dataset.id)})
+    results = [model for record in records[:_MAX_RESULTS] for model in _results(record)]
+    return {
+        **_license(license),
         "language": language,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": [*TAGS, f"sweep:{record.sweep}"],
+        "tags": [*TAGS, *sorted({f"sweep:{record.sweep}" for record in records})],
+        **({"datasets": datasets} if datasets else {}),
+        **({"model-index": results} if results else {}),
     }
-    if dataset:
-        known["datasets"] = [dataset]
-    if record.eval_loss is not None:
-        known["model_name"] = f"{repo_name(record)}-{record.branch or branch_name(record)}"
-        known["eval_results"] = [
-            EvalResult(
-                task_type="text-generation",
-                task_name="Language modelling",
-                dataset_type=dataset or "local",
-                dataset_name=f"{record.dataset.id} (held-out)",
-                dataset_revision=record.dataset.revision,
-                metric_type=kind,
-                metric_name=name,
-                metric_value=round(value, 6),
-            )
-            for kind, name, value in (
-                ("loss", "Held-out loss (nats/token)", record.eval_loss),
-                ("perplexity", "Held-out perplexity", math.exp(min(record.eval_loss, 700.0))),
-            )
-        ]
-    return dict(ModelCardData(**known).to_dict())
+
+
+def _results(record: RunRecord) -> list[dict[str, Any]]:
+    """The entry of a `model-index`: held-out loss and perplexity; none if the run has no held-out loss."""
+    from huggingface_hub import EvalResult
+    from huggingface_hub.repocard_data import eval_results_to_model_index
+
+    if record.eval_loss is None:
+        return []
+    dataset = record.dataset.id if _DATASET_ID.fullmatch(record.dataset.id) else "local"
+    found = [
+        EvalResult(
+            task_type="text-generation",
+            task_name="Language modelling",
+            dataset_type=dataset,
+            dataset_name=f"{record.dataset.id} (held-out)",
+            dataset_revision=record.dataset.revision,
+            metric_type=kind,
+            metric_name=name,
+            metric_value=round(value, 6),
+        )
+        for kind, name, value in (
+            ("loss", "Held-out loss (nats/token)", record.eval_loss),
+            ("perplexity", "Held-out perplexity", math.exp(min(record.eval_loss, 700.0))),
+        )
+    ]
+    name = f"{repo_name(record)}-{record.branch or branch_name(record)}"
+    return list(eval_results_to_model_index(name, found))
 
 
 def loading_code(place: str, revision: str | None = None, *, tokenizer: str | None = None) -> str:

@@ -6,6 +6,7 @@ A store is a folder, or `hf://ORGANISATION` for the Hub; nothing leaves the mach
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +16,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .discovery import announce, check_announcement
 from .errors import FilesError, HubError, PushErrors, exit_status, redacted
-from .files import release_of, run_folders
+from .files import release_of, run_folders, size_of
 from .index import load_index, push_index, push_repo_cards
+from .licenses import checked_license, without_license
 from .markdown import count, decimal
 from .published import REPOSITORY, PublishedRun, list_published, pull_published
 from .pull import pull_runs, select
@@ -49,17 +52,22 @@ def push(
     index: Annotated[bool, typer.Option(help="Write the sweep's index at the end.")] = True,
     tag: Annotated[str, typer.Option(help="Name for this state of the index on the Hub, e.g. v1.")] = "",
     collection: Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")] = False,
+    license: Annotated[
+        str | None,
+        typer.Option(help="Licence of the release, e.g. apache-2.0; default: what a run's card names."),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="Runs that are pushed at the same time.")] = 4,
 ) -> None:
     """Release a run's folder, or every run below a sweep's folder, and then the sweep's index.
 
-    What is there already is not sent again, so the same command goes on after an interruption.
+    Every file that differs from what is there is sent, and nothing else: the same command goes on after an
+    interruption, and puts a release right whose records, code or cards changed. Exit status 4: not all is pushed.
     """
-    if (tag or collection) and not store.startswith("hf://"):
-        raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store}")
     folders = run_folders(source)
     records = [RunRecord.load(folder) for folder in folders]
     target = open_store(store, private=private)
+    check_announcement(target, tag, collection)
+    license = checked_license(license) if license else None
     if dry_run:
         _show_plan(target, folders, records)
         return
@@ -67,23 +75,38 @@ def push(
     with _progress() as progress:
         task = progress.add_task("pushing", total=len(folders))
         runs = list(zip(folders, records, strict=True))
+        advance = partial(progress.advance, task)
         try:
-            pushed = push_runs(target, runs, workers=workers, done=lambda record: progress.advance(task))
+            pushed = push_runs(target, runs, workers=workers, license=license, done=lambda record: advance())
         except PushErrors as errors:
             pushed, failed = errors.pushed, errors
     if index:
         for sweep in sorted({record.sweep for record in pushed}):
-            of_sweep = [record for record in pushed if record.sweep == sweep]
-            place = push_index(target, sweep, of_sweep)
-            push_repo_cards(target, sweep, [record.repo or "" for record in of_sweep])
-            log.print(f"index [bold]{escape(place.repo)}[/] at {place.commit[:12]}")
-            _announce(target, sweep, place.commit, of_sweep, tag, collection)
+            _list(target, sweep, [record for record in pushed if record.sweep == sweep], license, tag, collection)
     for record in pushed:
         out.print(f"{record.repo}@{record.branch} {record.commit}", highlight=False, markup=False, soft_wrap=True)
     if pushed:
         _show_loading(target, pushed[-1])
+    if text := without_license(folders, license):
+        log.print(f"[yellow]no licence:[/] {escape(text)}", highlight=False, soft_wrap=True)
     if failed:
         raise failed
+
+
+def _list(store: Store, sweep: str, records: list[RunRecord], license: str | None, tag: str, collection: bool) -> None:
+    """The index of a sweep and what follows from it. A failure here leaves pushed runs that nobody finds.
+
+    Raises:
+        PushErrors: the index, a card, the tag or the collection failed.
+    """
+    try:
+        place = push_index(store, sweep, records, license=license)
+        push_repo_cards(store, sweep, [record.repo or "" for record in records], license=license)
+        log.print(f"index [bold]{escape(place.repo)}[/] at {place.commit[:12]}")
+        for line in announce(store, sweep, records, commit=place.commit, tag=tag, collection=collection):
+            log.print(escape(line), highlight=False, soft_wrap=True)
+    except HubError as error:
+        raise PushErrors([(f"the index of {sweep}", error)], records) from None
 
 
 @app.command()
@@ -187,21 +210,6 @@ def pull_published_command(
     out.print(f"{to} {repository}@{commit}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _announce(store: Store, sweep: str, commit: str, records: list[RunRecord], tag: str, collection: bool) -> None:
-    """Tag and collection, which only the Hub has."""
-    if not tag and not collection:
-        return
-    from .discovery import collect, tag_index
-    from .hub_store import HubStore
-
-    assert isinstance(store, HubStore)
-    if tag:
-        tag_index(store, sweep, tag, commit=commit)
-        log.print(f"tag {escape(tag)}")
-    if collection:
-        log.print(escape(collect(store, sweep, records)))
-
-
 def _show_loading(store: Store, record: RunRecord) -> None:
     """How to load one of the runs, unbroken, so that it can be pasted."""
     from .cards import loading_code, tokenizer_name
@@ -224,7 +232,7 @@ def _show_plan(store: Store, folders: list[Path], records: list[RunRecord]) -> N
     for folder, record in zip(folders, records, strict=True):
         release = release_of(folder)
         prepared = prepare(store, release, record)
-        size = sum(path.stat().st_size for path in release.files.values())
+        size = sum(map(size_of, release.files.values()))
         row = (record.run_id, prepared.repo or "", prepared.branch or "", str(len(release.files)), count(size, "B"))
         table.add_row(*map(escape, row), escape(", ".join(release.skipped)) or "–")
     out.print(table)

@@ -8,11 +8,55 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from .errors import ConflictError
+from .errors import ConflictError, FilesError
 from .hub_store import HubStore
 from .names import index_name, repo_name
 from .records import RunRecord
-from .store import checked_name
+from .store import Store, checked_name
+
+MAX_TAG_LENGTH = 64
+
+
+def check_announcement(store: Store, tag: str, collection: bool) -> None:
+    """Refuse, before anything is sent, a tag or a collection that there cannot be.
+
+    Raises:
+        FilesError: the store is a folder, which has neither; or the tag is no name.
+    """
+    if not isinstance(store, HubStore):
+        if tag or collection:
+            raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store.uri}")
+    elif tag:
+        checked_name(tag, "tag", MAX_TAG_LENGTH)
+
+
+def announce(
+    store: Store,
+    sweep: str,
+    records: Iterable[RunRecord],
+    *,
+    commit: str,
+    tag: str = "",
+    collection: bool = False,
+    others: Iterable[str] = (),
+) -> list[str]:
+    """Tag the index and collect the repositories, as far as asked for; a line for each that was done.
+
+    Args:
+        store: a store on the Hub, unless nothing is asked for.
+        sweep: the sweep's name.
+        records: its runs.
+        commit: of the index, for the tag.
+        tag: empty for none.
+        collection: whether to make one.
+        others: as for `collect`.
+    """
+    done = []
+    if isinstance(store, HubStore) and tag:
+        done.append(f"tag {tag} {tag_index(store, sweep, tag, commit=commit)}")
+    if isinstance(store, HubStore) and collection:
+        done.append(f"collection {collect(store, sweep, records, others=others)}")
+    return done
 
 
 def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = None) -> str:
@@ -30,7 +74,7 @@ def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = Non
     Raises:
         ConflictError: the tag exists on another commit; tags are not moved.
     """
-    checked_name(tag, "tag", 64)
+    checked_name(tag, "tag", MAX_TAG_LENGTH)
     repo_id = store.repo_id(index_name(sweep))
     api, call = store.transport.api, store.transport.call
     commit = commit or str(call(lambda: api.repo_info(repo_id, repo_type="dataset")).sha)
@@ -44,17 +88,28 @@ def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = Non
     return commit
 
 
-def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, title: str | None = None) -> str:
+def collect(
+    store: HubStore,
+    sweep: str,
+    records: Iterable[RunRecord],
+    *,
+    others: Iterable[str] = (),
+    title: str | None = None,
+) -> str:
     """Put the sweep's index and model repositories into one collection of the organisation.
 
     Args:
         store: where the repositories lie.
         sweep: the sweep's name.
         records: the runs; each repository is added once.
+        others: names of further model repositories, such as that of the law.
         title: of the collection; default "Runs of <sweep>". One with this title is reused.
 
     Returns:
         The address of the collection.
+
+    Raises:
+        FilesError: the store is private, and there is a public collection of this title.
     """
     api, call = store.transport.api, store.transport.call
     store.transport.require_token()
@@ -63,9 +118,12 @@ def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, title:
             title or f"Runs of {sweep}", namespace=store.organisation, private=store.private, exists_ok=True
         )
     )
+    if store.private and not made.private:
+        raise FilesError(f"private: the collection {made.title!r} is public; nothing was added to it")
     there = {item.item_id for item in made.items}
     wanted = {store.repo_id(index_name(sweep)): "dataset"}
-    wanted |= dict.fromkeys(sorted(store.repo_id(record.repo or repo_name(record)) for record in records), "model")
+    models = [*(record.repo or repo_name(record) for record in records), *others]
+    wanted |= dict.fromkeys(sorted(store.repo_id(name) for name in models), "model")
     for item, kind in wanted.items():
         if item not in there:
             add = partial(api.add_collection_item, made.slug, item_id=item, item_type=kind, exists_ok=True)

@@ -8,8 +8,10 @@ access tokens before anything is sent.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ _NAMES = frozenset(
     [
         "config.json",
         "generation_config.json",
+        "log.jsonl",
         "model.safetensors.index.json",
         "README.md",
         "run.json",
@@ -42,6 +45,9 @@ _MAX_TEXT_BYTES = 64 * 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 _MAX_FILES = 1000
 
+# What a tokenizer's configuration says of the machine that wrote it, and not of the tokenizer.
+_MACHINE_SETTINGS = ("local_files_only",)
+
 Content = Path | bytes  # a file on this machine, or its bytes
 
 
@@ -51,13 +57,14 @@ class Release:
 
     Attributes:
         folder: where the files lie.
-        files: name in the repository -> path on this machine, sorted by name.
+        files: name in the repository -> path on this machine, sorted by name; bytes where the file is sent otherwise
+            than it lies there (`portable_tokenizer_config`).
         weights_sha256: name of each weights file -> sha256 (hex).
         skipped: names of what lies in the folder and is not on the list.
     """
 
     folder: Path
-    files: Mapping[str, Path]
+    files: Mapping[str, Content]
     weights_sha256: Mapping[str, str]
     skipped: tuple[str, ...]
 
@@ -78,7 +85,8 @@ def release_of(folder: str | Path) -> Release:
     if not folder.is_dir():
         raise FilesError(f"there is no folder {folder}")
     entries = sorted(folder.iterdir())
-    files = {entry.name: entry for entry in entries if entry.is_file() and is_allowed(entry.name)}
+    paths = {entry.name: entry for entry in entries if entry.is_file() and is_allowed(entry.name)}
+    files: dict[str, Content] = dict(paths)
     skipped = tuple(entry.name for entry in entries if entry.name not in files)
     weights = [name for name in files if WEIGHTS.fullmatch(name)]
     if "config.json" not in files:
@@ -89,15 +97,32 @@ def release_of(folder: str | Path) -> Release:
         raise FilesError(f"{folder} has no weights: allowed are .safetensors files{found}")
     if len(files) > _MAX_FILES:
         raise FilesError(f"{folder} has {len(files)} files to release, allowed are {_MAX_FILES}")
-    _check_shards(files, weights)
+    _check_shards(paths, weights)
     for name in weights:
-        safetensors_header(files[name])
+        safetensors_header(paths[name])
+    if (tokenizer := "tokenizer_config.json") in files:
+        files[tokenizer] = portable_tokenizer_config(paths[tokenizer].read_bytes())
     check_secrets(files)
-    return Release(folder, files, {name: atomic.sha256_of(files[name]) for name in weights}, skipped)
+    return Release(folder, files, {name: atomic.sha256_of(paths[name]) for name in weights}, skipped)
+
+
+def portable_tokenizer_config(content: bytes) -> bytes:
+    """A `tokenizer_config.json` without `local_files_only`, which transformers saves and obeys when it loads.
+
+    Anything else, also what is no JSON object, is returned as it is.
+    """
+    try:
+        config = json.loads(content)
+    except ValueError:
+        return content
+    if not isinstance(config, dict) or not set(_MACHINE_SETTINGS) & set(config):
+        return content
+    kept = {name: value for name, value in config.items() if name not in _MACHINE_SETTINGS}
+    return (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
-    """The folders with a run.json at or below `source`, sorted.
+    """The folders with a run.json at or below `source`, sorted; of a store the branches, not their copies on `main`.
 
     Raises:
         FilesError: there is none.
@@ -113,7 +138,13 @@ def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
         found += [entry for entry in level if (entry / "run.json").is_file()]
     if not found:
         raise FilesError(f"{source} has no run.json, nor has a folder in it (looked {depth} levels down)")
-    return sorted(found)
+    return without_copies(sorted(found))
+
+
+def without_copies(folders: Sequence[Path]) -> list[Path]:
+    """The folders without each `main` that lies beside others: in a store it is a copy of one of them."""
+    parents = Counter(folder.parent for folder in folders)
+    return [folder for folder in folders if folder.name != "main" or parents[folder.parent] == 1]
 
 
 def check_secrets(files: Mapping[str, Content]) -> None:
@@ -134,10 +165,9 @@ def _searched(name: str, content: Content) -> bytes:
             return content[8 : 8 + int.from_bytes(content[:8], "little")]
         with content.open("rb") as file:
             return file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES))
-    size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    if size > _MAX_TEXT_BYTES:
+    if (size := size_of(content)) > _MAX_TEXT_BYTES:
         raise FilesError(f"{name}: {size:,} bytes, allowed for a file without weights are {_MAX_TEXT_BYTES:,}")
-    return content if isinstance(content, bytes) else content.read_bytes()
+    return content_of(content)
 
 
 def safetensors_header(path: Path) -> dict[str, tuple[int, ...]]:
@@ -163,17 +193,22 @@ def parse_safetensors_header(prefix: bytes, read: object, size: int, name: str) 
         raise FilesError(f"{name} is not a safetensors file: {error}") from None
 
 
+def content_of(content: Content) -> bytes:
+    """The bytes of a file that is to be released."""
+    return content if isinstance(content, bytes) else content.read_bytes()
+
+
+def size_of(content: Content) -> int:
+    """The size in bytes of a file that is to be released."""
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
 def content_hash(content: Content, *, large: bool) -> str:
     """The hash (hex) by which the Hub knows a file: sha256 if it is a large file, else git's id of the blob."""
     if large:
         return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else atomic.sha256_of(content)
-    data = content if isinstance(content, bytes) else content.read_bytes()
+    data = content_of(content)
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def same_weights(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> bool:
-    """Whether two tables of weights files (name -> sha256) are the same release."""
-    return dict(one) == dict(other)
 
 
 def weights_of(files: Mapping[str, str | None]) -> dict[str, str | None]:

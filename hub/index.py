@@ -16,9 +16,10 @@ from functools import partial
 from .errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
 from .files import Content, check_secrets, is_allowed
 from .markdown import block_of, replace_block
-from .names import branch_name, index_name
+from .metadata import check_metadata, license_of, updated
+from .names import branch_name, index_name, repo_name
 from .records import RunRecord
-from .store import Publication, Store
+from .store import CopyOf, Present, Publication, Store
 from .strict_json import MAX_RECORD_BYTES
 from .tables import JSONL_NAME, PARQUET_NAME, OnInvalid, UnreadableRow, parse_records, split_rows, to_jsonl, to_parquet
 
@@ -32,7 +33,12 @@ SweepCard = str | Callable[[list[RunRecord]], str]
 
 
 def push_index(
-    store: Store, sweep: str, records: Iterable[RunRecord], *, card: SweepCard | None = None
+    store: Store,
+    sweep: str,
+    records: Iterable[RunRecord],
+    *,
+    card: SweepCard | None = None,
+    license: str | None = None,
 ) -> Publication:
     """Add records to the index of a sweep, or replace those of the same run; other writers' rows are kept.
 
@@ -44,8 +50,10 @@ def push_index(
         sweep: the sweep's name; every record must have it.
         records: what `push_run` returned.
         card: the text of the data set's README.md, or a function from all rows (the merged ones) to it.
+        license: of the records, an identifier of the Hub's list; default: the one that the card there names, if any.
 
     Raises:
+        FilesError: private and public would mix (`Store.check_visibility`).
         RecordError: a record of another sweep.
         ConflictError: two runs have the same weights, so one of them was released under a wrong name.
     """
@@ -54,25 +62,25 @@ def push_index(
         if record.sweep != sweep:
             raise RecordError(f"sweep of run {record.run_id} is {record.sweep!r}, allowed here is {sweep!r}")
 
-    from .cards import check_metadata
+    store.check_visibility(sorted({repo_name(record) for record in new}), index_name(sweep))
 
-    def change(present: Mapping[str, bytes]) -> dict[str, bytes]:
+    def change(present: Present) -> dict[str, bytes]:
         there, unreadable = split_rows(present.get(JSONL_NAME, b""))
         merged = merge(there, new)
         _refuse_shared_weights(merged)
         lines = to_jsonl(merged) + _kept(sweep, unreadable, new)
-        if lines == present.get(JSONL_NAME):
+        old = present.get(CARD_NAME, b"").decode("utf-8", "replace")
+        if lines == present.get(JSONL_NAME) and (license is None or license_of(old) == license):
             return {}
         text = card(merged) if callable(card) else card
         if text is None:
-            text = _default_card(store, sweep, merged, present.get(CARD_NAME, b"").decode("utf-8", "replace"))
+            text = _default_card(store, sweep, merged, old, license)
         check_metadata(text)
         check_secrets({CARD_NAME: text.encode()})
         return {CARD_NAME: text.encode(), PARQUET_NAME: to_parquet(merged), JSONL_NAME: lines}
 
     count = f"{len(new)} run{'s' if len(new) != 1 else ''}"
-    reads = (JSONL_NAME,) if card is not None else (JSONL_NAME, CARD_NAME)
-    return store.update("dataset", index_name(sweep), reads, change, f"Add {count} to the index")
+    return store.update("dataset", index_name(sweep), (JSONL_NAME, CARD_NAME), change, f"Add {count} to the index")
 
 
 def _kept(sweep: str, unreadable: Iterable[UnreadableRow], new: Iterable[RunRecord]) -> bytes:
@@ -107,7 +115,7 @@ def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, C
     if index_name(sweep) not in store.repos("dataset", index_name(sweep)):
         raise NotFoundError(f"{store.uri} has no index of the sweep {sweep!r}; push its runs first")
 
-    def change(present: Mapping[str, bytes]) -> dict[str, bytes]:
+    def change(present: Present) -> dict[str, bytes]:
         card = present.get(CARD_NAME, b"").decode("utf-8", "replace")
         if block_of(card, LAW) is None:
             raise NotFoundError(f"the card of {store.repo_id(index_name(sweep))} has no place for a law")
@@ -118,10 +126,18 @@ def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, C
     return store.update("dataset", index_name(sweep), (CARD_NAME, *contents), change, message)
 
 
-def push_repo_cards(store: Store, sweep: str, repos: Iterable[str]) -> None:
-    """Bring the cards on `main` of model repositories up to date with the index: one commit for each that changed.
+def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: str | None = None) -> None:
+    """Bring `main` of model repositories up to date with the index: one commit for each that changed.
 
-    A README.md that is not of this kind is somebody's own and stays.
+    `main` gets the files of the repository's longest final run, copied inside the store, so that it can be loaded and
+    the Hub's search finds it; and a card with the table of all revisions, their results, data sets and tags. A
+    README.md that is not of this kind is somebody's own and stays, and so do weights that are of no run in the index.
+
+    Args:
+        store: where the repositories lie.
+        sweep: the sweep's name.
+        repos: the repositories' names or ids.
+        license: for the cards; default: the one that the copied run's card names, if any.
 
     Raises:
         NotFoundError: the sweep has no index.
@@ -133,7 +149,8 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str]) -> None:
         for name in names:
             there = [row for row in rows if row.commit and row.repo and row.repo.rpartition("/")[2] == name]
             if there:
-                store.update("model", name, (CARD_NAME,), partial(_repo_card, there), "List the revisions")
+                change = partial(_main, store, name, there, license)
+                store.update("model", name, (CARD_NAME,), change, "List the revisions")
         now = store.read("dataset", index_name(sweep), JSONL_NAME)
         if now == before:
             return
@@ -141,17 +158,43 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str]) -> None:
     logger.warning("the index of %s keeps changing; the cards of its repositories may lack the newest runs", sweep)
 
 
-def _repo_card(rows: list[RunRecord], present: Mapping[str, bytes]) -> dict[str, bytes]:
-    from .cards import LOADING, REVISIONS, check_metadata, repo_card
+def _main(
+    store: Store, name: str, rows: list[RunRecord], license: str | None, present: Present
+) -> dict[str, bytes | CopyOf | None]:
+    """What changes on `main`: the files of the run that it shows, then the card."""
+    from .cards import shown_on_main
 
-    new = repo_card(rows)
+    files: dict[str, CopyOf | None] = {}
+    record, source = shown_on_main(rows), None
+    stored = present.stored()
+    weights = {file: stored[file].sha256 for file in stored if file.endswith(".safetensors")}
+    if weights and all(weights != row.weights_sha256 for row in rows):
+        logger.warning("%s: main has weights of no run in the index; they stay, and no run is copied there", name)
+        record = None
+    if record is not None and record.commit is not None:
+        source = record.commit
+        wanted = {file: found for file, found in store.files("model", name, source).items() if file != CARD_NAME}
+        files = {file: CopyOf(source) for file, found in wanted.items() if stored.get(file) != found}
+        # Of the run that main showed before: its weights would be loaded, and its code run, beside the new ones.
+        stale = (file for file in stored if file not in wanted and is_allowed(file))
+        files |= dict.fromkeys(file for file in stale if not file.endswith((".md", ".png", ".svg")))
+        if license is None and CARD_NAME not in present:
+            of_run = store.read("model", name, CARD_NAME, source)
+            license = license_of(of_run.decode("utf-8", "replace"))
+    return {**files, **_repo_card(rows, present, on_main=source is not None, license=license)}
+
+
+def _repo_card(
+    rows: list[RunRecord], present: Mapping[str, bytes], *, on_main: bool, license: str | None
+) -> dict[str, bytes]:
+    from .cards import REVISIONS, relisted, repo_card
+
+    new = repo_card(rows, on_main=on_main, license=license)
     if CARD_NAME in present:
         old = present[CARD_NAME].decode("utf-8", "replace")
         if block_of(old, REVISIONS) is None:
             return {}
-        for part in (REVISIONS, LOADING):
-            old = replace_block(old, part, block_of(new, part) or "")
-        new = old
+        new = relisted(old, new, license=license)
     check_metadata(new)
     return {} if new.encode() == present.get(CARD_NAME) else {CARD_NAME: new.encode()}
 
@@ -254,20 +297,30 @@ def rebuilt_files(
     store: Store, sweep: str, rows: list[RunRecord], kept: bytes, present: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """The files of an index with these rows, and with the lines `kept` after them; none if it has them already."""
-    from .cards import check_metadata
-
     _refuse_shared_weights(rows)
     lines = to_jsonl(rows) + kept
     if lines == present.get(JSONL_NAME):
         return {}
-    text = _default_card(store, sweep, rows, present.get(CARD_NAME, b"").decode("utf-8", "replace"))
+    text = _default_card(store, sweep, rows, present.get(CARD_NAME, b"").decode("utf-8", "replace"), None)
     check_metadata(text)
     return {CARD_NAME: text.encode(), PARQUET_NAME: to_parquet(rows), JSONL_NAME: lines}
 
 
 def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
-    """Both lists as one in a fixed order; a later record of the same run and branch replaces an earlier one."""
-    rows = {(record.run_id, record.branch or branch_name(record)): record for record in [*there, *new]}
+    """Both lists as one in a fixed order; a later record of the same run and branch replaces an earlier one.
+
+    So does one of the same run and weights on another branch: the run was released again under another name.
+    """
+    rows: dict[tuple[str, str], RunRecord] = {}
+    places: dict[tuple[str, object], tuple[str, str]] = {}
+    for record in [*there, *new]:
+        key = (record.run_id, record.branch or branch_name(record))
+        if record.weights_sha256:
+            identity = (record.run_id, tuple(sorted(record.weights_sha256.items())))
+            if (before := places.setdefault(identity, key)) != key:
+                rows.pop(before, None)
+                places[identity] = key
+        rows[key] = record
     return sorted(rows.values(), key=lambda r: (r.n_active, r.experts, r.tokens, r.run_id, r.branch or ""))
 
 
@@ -285,9 +338,12 @@ def _refuse_shared_weights(records: Iterable[RunRecord]) -> None:
             raise ConflictError(f"{count} runs have the same weights: {names}; the index lists each checkpoint once")
 
 
-def _default_card(store: Store, sweep: str, records: list[RunRecord], present: str) -> str:
-    """The card for these rows, with the law that `describe_index` put into the present one."""
+def _default_card(store: Store, sweep: str, records: list[RunRecord], present: str, license: str | None) -> str:
+    """The card for these rows, with the licence and the law (`describe_index`) of the present one."""
     from .cards import LAW, sweep_card
 
     card = sweep_card(records, repo=store.repo_id(index_name(sweep)))
+    named = license or license_of(present)
+    if named is not None:
+        card = updated(card, {"license": named}, ("license",))
     return replace_block(card, LAW, block_of(present, LAW) or "")

@@ -1,17 +1,21 @@
-"""Fetching releases: which runs (a filter), and their checkpoints with the weights' sha256 checked."""
+"""Fetching releases: which runs (a filter), and their checkpoints with the hash of every file checked."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from . import atomic
-from .errors import IntegrityError, NotFoundError, RecordError
+from .errors import IntegrityError, NotFoundError, RecordError, UnavailableError
+from .files import is_allowed
 from .names import repo_name
 from .records import RunRecord
 from .store import Store
+
+logger = logging.getLogger(__name__)
 
 _SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _TERM = re.compile(r"([A-Za-z_]+)\s*(>=|<=|==|=|≥|≤|!=|>|<)\s*([^\s]+)")
@@ -58,7 +62,10 @@ def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
 
 
 def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -> Path:
-    """Fetch one run's checkpoint and check its weights against the record.
+    """Fetch one run's checkpoint, and check every file: weights against the record, code, tokenizer, card and the rest
+    against what the store lists at that commit.
+
+    Without a network only the weights are checked, with a warning: the store cannot be asked for the others' hashes.
 
     Args:
         store: where from.
@@ -70,7 +77,7 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
 
     Raises:
         NotFoundError: the record was never released, or is gone.
-        IntegrityError: the weights are not those of the record.
+        IntegrityError: a file is missing, or is not the one that was released.
     """
     revision = record.commit or record.branch
     if record.weights_sha256 is None or revision is None:
@@ -83,7 +90,27 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
             f"the weights of run {record.run_id} at {repo}@{revision} have sha256 {found}, "
             f"the index says {dict(record.weights_sha256)}"
         )
+    _check_files(store, repo, revision, folder, found, record.run_id)
     return folder
+
+
+def _check_files(
+    store: Store, repo: str, revision: str, folder: Path, weights: Mapping[str, str], run_id: str
+) -> None:
+    try:
+        listed = store.files("model", repo, revision)
+    except UnavailableError as error:
+        logger.warning("%s; of run %s only the weights were checked", error, run_id)
+        return
+    released = {name: file for name, file in listed.items() if is_allowed(name)}
+    problems = [f"{name} is missing" for name in released if not (folder / name).is_file()]
+    problems += [
+        f"{name} has other content"
+        for name, file in released.items()
+        if (folder / name).is_file() and not file.holds(folder / name, weights.get(name))
+    ]
+    if problems:
+        raise IntegrityError(f"run {run_id} as fetched from {repo}@{revision}: {', '.join(problems[:10])}")
 
 
 def pull_runs(

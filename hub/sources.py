@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import FilesError, NotFoundError, RecordError
-from .files import Content, check_secrets, is_allowed
+from .files import Content, check_secrets, is_allowed, without_copies
 from .index import list_runs
+from .metadata import check_metadata
 from .names import index_name
 from .records import RunRecord
 from .store import Kind, Publication, Store, open_store
@@ -136,7 +137,8 @@ def _records_in(source: str | Path, on_invalid: OnInvalid, problems: list[str] |
     if any((path / name).is_file() for name in ("runs.jsonl", "runs.parquet", "run.json")):
         return read_records(path, on_invalid=on_invalid, problems=problems)
     indexes = sorted(path.glob("datasets/*-runs/main")) or sorted(path.glob("main/runs.jsonl"))
-    files = indexes or sorted(path.glob("models/*/*/run.json")) or sorted(path.rglob("run.json"))
+    records = sorted(path.glob("models/*/*/run.json")) or sorted(path.rglob("run.json"))
+    files = indexes or [folder / "run.json" for folder in without_copies([file.parent for file in records])]
     if not files:
         raise FilesError(f"{path} has no run records: neither runs.jsonl nor runs.parquet nor a run.json below it")
     found: list[RunRecord] = []
@@ -177,8 +179,6 @@ def publish_files(
     Raises:
         FilesError: a name that is not allowed, metadata that the Hub would refuse, or an access token in a text.
     """
-    from .cards import check_metadata
-
     for name in files:
         if not is_allowed(name):
             raise FilesError(f"file {name!r} is not on the list of what a release may hold")

@@ -16,27 +16,40 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
+from .difference import Equivalent, StoredFile
 from .errors import FilesError
 from .files import Content
 
 Kind = Literal["model", "dataset"]
-Update = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
-
-_NAME = re.compile(r"[A-Za-z0-9]+(?:(?:[.-]|_+)[A-Za-z0-9]+)*")
-MAX_READ_BYTES = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class StoredFile:
-    """One file of a revision: size in bytes, and sha256 (hex) where the store knows it without reading the file."""
+class CopyOf:
+    """In the place of a file's content: the file of the same name at this commit, copied inside the store."""
 
-    size: int
-    sha256: str | None
+    commit: str
+
+
+class Present(dict[str, bytes]):
+    """The files of `main` that were asked for, by name; `stored` describes all of its files, when it is called."""
+
+    def __init__(self, contents: Mapping[str, bytes], stored: Callable[[], Mapping[str, StoredFile]]) -> None:
+        super().__init__(contents)
+        self.stored = stored
+
+
+# What `Store.update` is given: from the present files to those that change; None removes one.
+Update = Callable[[Present], Mapping[str, "bytes | CopyOf | None"]]
+
+NOTHING_ELSE: Equivalent = MappingProxyType({})
+_NAME = re.compile(r"[A-Za-z0-9]+(?:(?:[.-]|_+)[A-Za-z0-9]+)*")
+MAX_READ_BYTES = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -90,11 +103,19 @@ class Store(ABC):
 
     @abstractmethod
     def publish(
-        self, repo: str, branch: str, files: Mapping[str, Content], weights: Mapping[str, str], message: str
+        self,
+        repo: str,
+        branch: str,
+        files: Mapping[str, Content],
+        weights: Mapping[str, str],
+        message: str,
+        equivalent: Equivalent = NOTHING_ELSE,
     ) -> Publication:
-        """Make `branch` of a model repository hold exactly `files`, in one atomic step, and check it afterwards.
+        """Make `branch` of a model repository hold `files`, and check it afterwards.
 
-        A branch that has the same weights is left alone (`written` is False); the repository is made if needed.
+        A new branch appears in one atomic step. On one that is there, every file is compared: what differs is written,
+        what should not be there is removed (`written` is False if there was nothing to do). Files that no release can
+        have are left alone. The repository is made if needed.
 
         Args:
             repo: the repository's name.
@@ -102,6 +123,7 @@ class Store(ABC):
             files: name -> content.
             weights: name of each weights file -> sha256 (hex).
             message: says in the history what this is.
+            equivalent: what may differ without being written again; see `hub.difference.Equivalent`.
 
         Raises:
             ConflictError: the branch exists with other weights.
@@ -113,11 +135,23 @@ class Store(ABC):
         """Read files of `main`, and write what `change` makes of them, without losing anyone else's change.
 
         `change` gets the present content of the files named in `reads` (missing ones are absent) and returns the files
-        to write, the one that readers trust last; none: nothing is written. It may be called several times, when
-        another writer was faster.
+        to write, the one that readers trust last; none: nothing is written. A file may be copied from another commit
+        (`CopyOf`) or removed (None). `change` may be called several times, when another writer was faster.
 
         Raises:
             ConflictError: other writers were faster too many times, or hold the lock too long.
+        """
+
+    def check_visibility(self, models: Iterable[str], index: str) -> None:  # noqa: B027 (a folder hides nothing)
+        """Refuse to write where private and public would mix: a private run into a public repository or index, or the
+        runs of private repositories into a public index.
+
+        Args:
+            models: names of the model repositories that are to be written or listed.
+            index: name of the data set repository with their index.
+
+        Raises:
+            FilesError: names the repositories and what to do. Nothing was written.
         """
 
     @abstractmethod

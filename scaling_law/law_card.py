@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from scaling_law.laws import Law
 
 _METADATA = """---
-license: apache-2.0
-tags:
+{license}tags:
 - scaling-laws
 - mixture-of-experts
 - joint-moe-scaling-laws
@@ -20,8 +19,8 @@ tags:
 """
 
 
-def law_card(law: Law, repo: str, pictures: tuple[str, ...] = ()) -> str:
-    """The README.md of a law's repository, with metadata that the Hub accepts."""
+def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: str | None = None) -> str:
+    """The README.md of a law's repository, with metadata that the Hub accepts; it names a licence if one is given."""
     from hub.markdown import escaped, table
 
     kind = type(law).__name__
@@ -62,7 +61,8 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = ()) -> str:
         parts.append("Outside these ranges predictions are extrapolations, and come with a warning.")
         parts.append(f"```json\n{json.dumps(conditions.objective, indent=1)}\n```")
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
-    return _METADATA + "\n" + "\n\n".join(parts) + "\n"
+    metadata = _METADATA.format(license=f"license: {license}\n" if license else "")
+    return metadata + "\n" + "\n\n".join(parts) + "\n"
 
 
 def loading_code(law: Law, place: str) -> str:

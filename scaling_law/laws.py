@@ -137,11 +137,16 @@ class Law:
 
         return save_law(self, folder)
 
-    def push_to_hub(self, repo: str, *, token: str | None = None, private: bool = False) -> str:
-        """Put the law with card and figures into the Hub repo "owner/name", in one commit; returns the commit's id."""
+    def push_to_hub(
+        self, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
+    ) -> str:
+        """Put the law with card and figures into the Hub repo "owner/name", in one commit; returns the commit's id.
+
+        The card names a licence (an identifier of the Hub's list) only if one is given.
+        """
         from scaling_law.serialization import push_law
 
-        return push_law(self, repo, token=token, private=private)
+        return push_law(self, repo, token=token, private=private, license=license)
 
     @classmethod
     def from_pretrained(cls: type[LawT], source: str | Path, revision: str | None = None) -> LawT:

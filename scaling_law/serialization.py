@@ -101,7 +101,9 @@ def _in_folder_or_repository(source: str | Path, revision: str | None) -> bytes:
         ) from None
 
 
-def push_law(law: Law, repo: str, *, token: str | None = None, private: bool = False) -> str:
+def push_law(
+    law: Law, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
+) -> str:
     """Put the law, its card and its figures on the main branch of the Hub repo "owner/name", in one commit.
 
     Returns the commit's id (sha). ValueError for a name of another form; `hub.HubError` for what the Hub refuses.
@@ -114,7 +116,7 @@ def push_law(law: Law, repo: str, *, token: str | None = None, private: bool = F
     if not owner or not slash or not name or "/" in name:
         raise ValueError(f"repo={repo!r} must have the form owner/name")
     pictures = law_pictures(law)
-    card = law_card(law, repo, tuple(pictures)).encode()
+    card = law_card(law, repo, tuple(pictures), license=license).encode()
     store = HubStore(owner, private=private, token=token)
     files = {FILE_NAME: law_to_json(law), "README.md": card, **pictures}
     return publish_files(store, name, files, message=f"Add a {law.name} scaling law").commit

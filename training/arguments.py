@@ -91,6 +91,9 @@ class RunArguments:
         default=None, metadata={"help": "Push branches as they finish: hf://ORGANISATION, or a folder."}
     )
     private: bool = field(default=False, metadata={"help": "Repositories that pushing makes are private."})
+    license: str | None = field(
+        default=None, metadata={"help": "Licence of the models, such as apache-2.0; default: the cards name none."}
+    )
 
 
 @dataclass

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from hub.licenses import LICENSES
 from hub.records import NAME_PATTERN
 from scaling_law.learning_rate import READINGS, LearningRateLaw
 
@@ -200,6 +201,8 @@ def _problems(a: TrainingArguments):
     group = m.capacity_group_tokens
     positive |= {} if group is None else {"model.capacity_group_tokens": group}
     yield from (f"{name}: {value}; it must be greater than 0" for name, value in positive.items() if not value > 0)
+    if r.license is not None and r.license not in LICENSES:
+        yield f"run.license: {r.license!r} is no identifier of the Hub, such as apache-2.0, mit, cc-by-4.0 or other"
     try:
         LearningRateLaw.named(o.learning_rate_law)
     except (ValueError, OSError) as error:

@@ -24,7 +24,7 @@ _FREE = {
     "run": {
         *("output_dir", "checkpoint_seconds", "async_checkpoints", "log_steps", "progress", "trackers"),
         *("micro_batch_sequences", "gradient_checkpointing", "compile"),
-        *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private"),
+        *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private", "license"),
     },
     "schedule": {"tokens"},
     "data": {"cache_dir"},

@@ -14,6 +14,7 @@ from .distributed import on_main, sum_over_processes
 from .evaluation import HeldOut, evaluate
 from .loop import Session
 from .release.releaser import write_card
+from .release.run_log import write_log
 from .schedule import Branch
 
 Finisher = Callable[[Path, RunRecord], None]
@@ -77,8 +78,10 @@ class Models:
                     eval_tokens=self.held_out.tokens,
                     weights_sha256=weights,
                 )
-                trunk_log = Path(self.context.arguments.run.output_dir) / "trunk" / "log.jsonl"
-                write_card(temporary, record, trunk_log, folder / "log.jsonl")
+                run = self.context.arguments.run
+                logs = (Path(run.output_dir) / "trunk" / "log.jsonl", folder / "log.jsonl")
+                write_log(temporary, record, *logs)
+                write_card(temporary, record, *logs, license=run.license)
                 record.save(temporary / "run.json")
             self.completed(folder / "model", record)
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
-from hub.atomic import weights_sha256
+from hub.atomic import weights_sha256, write_bytes
+from hub.files import portable_tokenizer_config
+from hub.names import MAX_ID_LENGTH, recipe_suffix, shortened
 from hub.records import RunRecord
 from modeling_switch_moe import SwitchMoeForCausalLM
 from scaling_law.architecture import Architecture
@@ -72,8 +74,9 @@ def run_record(
         losses, n_losses = sum(progress.recent_losses), len(progress.recent_losses)
     if status == "diverged":
         n_losses = 0
-    return RunRecord(
-        run_id=f"{trunk_id(a)}-{branch_name.partition('-')[0]}",
+    end = branch_name.partition("-")[0]
+    record = RunRecord(
+        run_id=f"{trunk_id(a)}-{end}",
         sweep=a.run.sweep,
         parent_run_id=trunk_id(a),
         branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
@@ -138,6 +141,17 @@ def run_record(
         skipped_steps=len(progress.skipped_steps),
         loss_spikes=len(progress.spikes),
     )
+    return _named_by_recipe(record, end)
+
+
+def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:
+    """The record with what departs from the recipe in the ids of run and trunk: runs that differ in it are not one."""
+    if not (suffix := recipe_suffix(record)):
+        return record
+    trunk = f"{record.parent_run_id}{suffix}"
+    return record.replaced(
+        run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH), parent_run_id=shortened(trunk, MAX_ID_LENGTH)
+    )
 
 
 def _window_tokens(a: TrainingArguments, step: int, n_steps: int) -> int:
@@ -172,6 +186,8 @@ def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, s
         shell = SwitchMoeForCausalLM(config)
     shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
+    if (config_file := folder / "tokenizer_config.json").exists():  # which says how this machine loaded it
+        write_bytes(config_file, portable_tokenizer_config(config_file.read_bytes()))
     return weights_sha256(folder)
 
 

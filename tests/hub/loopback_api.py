@@ -200,7 +200,7 @@ class _Call:
                     raise Refused(400, "; ".join(problems))
                 changes[value["path"]] = self.state.regular(content)
             elif key == "lfsFile":
-                changes[value["path"]] = self.state.pointer(value["oid"], value["size"])
+                changes[value["path"]] = self.state.pointer(value["oid"], value.get("size"))
             elif key in ("deletedFile", "deletedFolder"):
                 changes[value["path"] + ("/" if key == "deletedFolder" else "")] = None
             else:

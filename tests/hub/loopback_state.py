@@ -128,9 +128,14 @@ class State:
         self.blobs[oid] = content
         return Entry(len(content), oid, None)
 
-    def pointer(self, sha256: str, size: int) -> Entry:
+    def pointer(self, sha256: str, size: int | None) -> Entry:
+        """An entry of large content that was uploaded; a copy inside the Hub says no size."""
         if sha256 not in self.large:
             raise Refused(400, f"LFS object {sha256} was never uploaded")
+        if size is None:
+            size = len(self.large[sha256])
+        if size != len(self.large[sha256]):
+            raise Refused(400, f"LFS object {sha256} has another size than {size}")
         text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
         return Entry(size, hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest(), sha256)
 

@@ -27,6 +27,16 @@ def test_all_runs_arrive_in_order(store: Store, checkpoint: Checkpoint) -> None:
     assert load_index(store, "demo") == released
 
 
+def test_the_index_is_written_once(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+    """Not once for each branch: a sweep in parallel would write hundreds of commits to one repository."""
+    with BackgroundPusher(hub_store(loopback), "demo") as pusher:
+        for number in range(4):
+            pusher.submit(checkpoint(f"r{number}", weight=number), make_record(run_id=f"run{number}", seed=number))
+    index = loopback.state.repository("dataset", "org/demo-runs")
+    assert [commit.title for commit in index.history("main")] == ["Add 4 runs to the index", "initial commit"]
+    assert len(load_index(hub_store(loopback), "demo")) == 4
+
+
 def test_a_failure_is_raised_at_the_end_and_the_others_arrive(store: Store, checkpoint: Checkpoint) -> None:
     broken = checkpoint("broken")
     (broken / "config.json").unlink()

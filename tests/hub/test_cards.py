@@ -11,9 +11,10 @@ from huggingface_hub import DatasetCard, ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.cards import check_metadata, model_card, sweep_card
+from hub.cards import model_card, sweep_card
 from hub.errors import FilesError
 from hub.markdown import count, escaped
+from hub.metadata import check_metadata
 
 from .samples import DECIDING, make_record
 
@@ -31,6 +32,7 @@ def test_a_model_card_is_valid_and_complete() -> None:
         sections={"Training": "Some *trusted* text."},
         pictures={"training_curve.png": "The training curve"},
         siblings=[record, make_record(run_id="sibling", experts=1, n_total=118_784)],
+        license="apache-2.0",
     )
     card = ModelCard(text)
     assert card.data.library_name == "transformers"
@@ -78,6 +80,7 @@ def test_a_card_says_what_decides_the_model() -> None:
 def test_a_card_without_results_has_no_model_index() -> None:
     text = model_card(make_record(status="diverged", train_loss=None, eval_loss=None))
     assert "model-index" not in text
+    assert "license" not in text
     assert "diverged" in text
     assert ModelCard(text).data.eval_results is None
     assert "datasets" not in ModelCard(text).data.to_dict()
@@ -109,7 +112,7 @@ def test_texts_of_a_record_cannot_become_markup() -> None:
     record = make_record(**evil)
     text = model_card(record, title=EVIL, pictures={"a.png": EVIL}, siblings=[make_record(run_id="b")])
     header, body = re.fullmatch(r"---\n(.*?\n)---\n(.*)", text, re.DOTALL).groups()
-    assert "<" not in re.sub(r"```.*?```|<!-- /?(?:loading|place) -->", "", body, flags=re.DOTALL)
+    assert "<" not in re.sub(r"```.*?```|<!-- /?(?:run|loading|place) -->", "", body, flags=re.DOTALL)
     assert not re.search(r"(?<!\\)\]\(javascript", body)
     assert not re.search(r"(?<!\\)`x", body)
     rows = [line for line in body.splitlines() if line.startswith("|") and "→" not in line[:4]]

@@ -9,6 +9,7 @@ import pytest
 
 from hub import load_index, open_store
 from hub.cli import main
+from hub.metadata import license_of
 from hub.records import RunRecord
 
 from .conftest import Checkpoint
@@ -106,3 +107,42 @@ def test_a_wrong_filter_says_what_is_allowed(
     code, _, err = run(monkeypatch, capsys, "runs", tmp_path / "a", "demo", "--where", where)
     assert code == 2
     assert "filter term" in err
+
+
+def test_what_nobody_licensed_is_said_and_what_is_no_licence_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path
+) -> None:
+    code, _, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a", "--license", "apache2")
+    assert (code, (tmp_path / "a").exists()) == (2, False)
+    assert err.startswith("error: license 'apache2'")
+    code, _, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a")
+    assert code == 0
+    assert "no licence: 3 of 3 runs name none; pass --license" in err
+    code, _, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a", "--license", "apache-2.0")
+    assert (code, "no licence" in err) == (0, False)
+    card = open_store(tmp_path / "a").read("model", "demo-d64-E4", "README.md", "tokens001.5M-seed1").decode()
+    assert license_of(card) == "apache-2.0"
+
+
+def test_not_all_pushed_is_exit_status_4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path
+) -> None:
+    (sweep / "run1" / "config.json").unlink()
+    code, out, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a")
+    assert code == 4
+    assert "1 of the pushes failed: run1" in err
+    assert len(out.splitlines()) == 2
+    assert len(load_index(open_store(tmp_path / "a"), "demo")) == 2
+
+
+@pytest.mark.parametrize("option", [("--tag", "v1"), ("--collection",)])
+def test_a_folder_has_neither_tags_nor_collections(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    sweep: Path,
+    tmp_path: Path,
+    option: tuple[str, ...],
+) -> None:
+    code, _, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a", *option)
+    assert (code, (tmp_path / "a").exists()) == (2, False)
+    assert "allowed with a store on the Hub" in err

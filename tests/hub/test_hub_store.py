@@ -29,7 +29,7 @@ from .samples import make_record, record_fields, write_safetensors
 
 
 def test_api_calls_of_a_push(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
-    """Three for each run, one more for a new repository; pushing again asks for the tree of each branch only."""
+    """Four for each run, one more for a new repository; pushing again asks for the tree of each branch only."""
     store = hub_store(loopback)
     folders = [checkpoint(f"run{i}", weight=float(i)) for i in range(3)]
     records = [make_record(run_id=f"run{i}", seed=i) for i in range(3)]
@@ -38,7 +38,7 @@ def test_api_calls_of_a_push(loopback: LoopbackHub, checkpoint: Checkpoint) -> N
         before = len(loopback.requests)
         push_run(store, folder, record)
         counts.append(loopback.api_calls(before))
-    run = ["branch", "preupload", "commit"]
+    run = ["branch", "preupload", "commit", "tree"]
     assert counts == [["create", *run], run, run]
 
     again, before = hub_store(loopback), len(loopback.requests)
@@ -391,5 +391,5 @@ def test_a_sweep_of_280_runs(loopback: LoopbackHub, tmp_path: Path, capsys: pyte
     with capsys.disabled():
         print(f"\n280 runs in 40 repositories: {calls / 280:.2f} API calls and {requests / 280:.2f} requests per run, "
               f"{push_seconds:.1f} s to push; {load_requests} requests and {load_seconds:.2f} s to load")  # fmt: skip
-    assert calls == 280 * 3 + 40 + 4
+    assert calls == 280 * 4 + 40 + 7
     assert load_requests == 3

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 
-from hub import describe_index, list_runs, load_index, load_records, push_index, push_repo_cards, push_run
-from hub.cards import check_metadata, tags_of
+from hub import describe_index, list_runs, load_index, load_records, open_store, push_index, push_repo_cards, push_run
 from hub.errors import ConflictError, FilesError, NotFoundError, RecordError
+from hub.metadata import check_metadata, metadata_of, tags_of
 from hub.records import RunRecord
 from hub.store import Store
 
@@ -32,24 +34,81 @@ def main_card(store: Store, repo: str = "demo-d64-E4") -> str:
 # -- the card on main
 
 
-def test_main_holds_a_card_with_the_revisions_and_no_weights(store: Store, checkpoint: Checkpoint) -> None:
-    pushed = [push(store, checkpoint, number, eval_loss=4.0 + number) for number in range(2)]
-    push_index(store, "demo", pushed)
+def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store: Store, checkpoint: Checkpoint) -> None:
+    """So that `from_pretrained(repo)` works, and the Hub's search, which sees `main` only, finds every revision."""
+    data = {"id": "org/corpus", "fingerprint": "f"}
+    pushed = [push(store, checkpoint, number, eval_loss=4.0 + number, dataset=data) for number in range(2)]
+    longest = push(store, checkpoint, 2, tokens=3_000_000, eval_loss=3.5, dataset=data)
+    push_index(store, "demo", [*pushed, longest])
     push_repo_cards(store, "demo", [record.repo or "" for record in pushed])
-    assert set(store.files("model", "demo-d64-E4")) == {"README.md"}
+    released = store.files("model", "demo-d64-E4", longest.branch or "")
+    on_main = store.files("model", "demo-d64-E4")
+    assert set(on_main) == set(released)
+    assert all(on_main[name] == released[name] for name in set(released) - {"README.md"})
     card = main_card(store)
     check_metadata(card)
     assert "sweep:demo" in tags_of(card)
-    assert "**The branch `main` has no weights.**" in card
+    assert f"`main` holds the same files as the revision `{longest.branch}`" in card
     assert "| tokens001.5M-seed0 | 1.5M | 4.0000 |" in card
     assert "| tokens001.5M-seed1 | 1.5M | 5.0000 |" in card
-    newest = pushed[1]
-    on_hub = "/" in (newest.repo or "")  # a folder is named as it lies in the store
-    place = f'"{newest.repo}", "{newest.commit}"' if on_hub else f'"models/{newest.repo}/{newest.branch}"'
+    on_hub = "/" in (longest.repo or "")  # a folder is named as it lies in the store
+    place = f'"{longest.repo}", "{longest.commit}"' if on_hub else f'"models/{longest.repo}/{longest.branch}"'
     assert f"= {place}\n" in card
+    assert len(ModelCard(card).data.eval_results) == 6  # by the Hub's own parser
+    data = metadata_of(card)
+    assert data["datasets"] == ["org/corpus"]
+    assert len(data["model-index"]) == 3
+    losses = {model["name"]: model["results"][0]["metrics"][0]["value"] for model in data["model-index"]}
+    assert losses["demo-d64-E4-tokens003.0M-seed2"] == 3.5
     before = store.branches("model", "demo-d64-E4")
     push_repo_cards(store, "demo", ["demo-d64-E4"])
     assert store.branches("model", "demo-d64-E4") == before  # nothing new, nothing written
+
+
+def test_main_follows_a_longer_run_and_loses_what_the_one_before_left(store: Store, checkpoint: Checkpoint) -> None:
+    push_index(store, "demo", [push(store, checkpoint, 0)])
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    folder = checkpoint("sharded", weight=9.0)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "tokenizer.json").unlink()
+    longer = push_run(store, folder, make_record(run_id="longer", tokens=3_000_000))
+    push_index(store, "demo", [longer])
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert set(store.files("model", "demo-d64-E4")) == set(store.files("model", "demo-d64-E4", longer.branch or ""))
+    assert "model.safetensors" not in store.files("model", "demo-d64-E4")
+
+
+def test_weights_of_no_run_on_main_stay(
+    store: Store, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    pushed = push(store, checkpoint, 0)
+    theirs = (checkpoint("theirs", weight=7.0) / "model.safetensors").read_bytes()
+    store.update("model", "demo-d64-E4", (), lambda _: {"model.safetensors": theirs}, "mine")
+    push_index(store, "demo", [pushed])
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert store.read("model", "demo-d64-E4", "model.safetensors") == theirs
+    assert "main has weights of no run in the index" in caplog.text
+    assert "**The branch `main` has no weights.**" in main_card(store)
+    assert f"| {pushed.branch} |" in main_card(store)
+
+
+def test_weights_are_copied_inside_the_store(loopback: LoopbackHub, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    store = hub_store(loopback)
+    push_index(store, "demo", [push(store, checkpoint, 0)])
+    before = len(loopback.requests)
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert all(request.origin == "hub" for request in loopback.requests[before:])  # no upload, no download of weights
+    assert loopback.api_calls(before).count("commit") == 1
+    repo = loopback.state.repository("model", "org/demo-d64-E4")
+    assert [commit.title for commit in repo.history("main")] == ["List the revisions", "initial commit"]
+    local = open_store(tmp_path / "folder")
+    pushed = push(local, lambda name, weight: checkpoint(f"{name}-local", weight=weight), 0)
+    push_index(local, "demo", [pushed])
+    push_repo_cards(local, "demo", ["demo-d64-E4"])
+    places = [tmp_path / "folder/models/demo-d64-E4" / name for name in ("main", pushed.branch or "")]
+    assert len({(place / "model.safetensors").stat().st_ino for place in places}) == 1  # a hard link
 
 
 def test_what_a_person_wrote_on_main_stays(store: Store, checkpoint: Checkpoint) -> None:
@@ -196,7 +255,7 @@ def test_a_malicious_index_does_no_harm_to_the_cards(loopback: LoopbackHub, chec
     push_repo_cards(store, "demo", [pushed.repo or "", "../../etc"])
     released = store.read("model", "demo-d64-E4", "README.md", pushed.branch).decode()
     for card in (main_card(store), released):
-        body = re.sub(r"```.*?```|<!-- /?(?:revisions|loading|place) -->", "", card, flags=re.DOTALL)
+        body = re.sub(r"```.*?```|<!-- /?(?:revisions|loading|place|run|main) -->", "", card, flags=re.DOTALL)
         assert "<" not in body.split("---\n", 2)[2]
 
 
@@ -219,11 +278,15 @@ def test_a_card_of_a_folder_is_put_right_at_its_place_and_else_left_alone(
 
 
 def test_branches_of_a_trunk_that_diverged_share_its_weights(store: Store, checkpoint: Checkpoint) -> None:
-    """The same checkpoint stands for each of them; of runs that did not diverge, that is refused."""
+    """The same checkpoint stands for each of them, on a branch of its own; of other runs, that is refused."""
     folder = checkpoint()
     diverged = {"status": "diverged", "train_loss": None, "eval_loss": None, "parent_run_id": "trunk"}
-    pushed = [push_run(store, folder, make_record(run_id=f"run{number}", **diverged)) for number in range(2)]
+    horizons = ({"horizon_tokens": number * 10**7, "decay_tokens": number * 2 * 10**6} for number in (1, 2))
+    schedules = [{**make_record().schedule.model_dump(), **horizon} for horizon in horizons]
+    records = [make_record(run_id=f"run{i + 1}", schedule=s, **diverged) for i, s in enumerate(schedules)]
+    pushed = [push_run(store, folder, record) for record in records]
+    assert [record.branch for record in pushed] == [f"tokens001.5M-seed0-horizon0{number}0.0M" for number in (1, 2)]
     push_index(store, "demo", pushed)
-    assert [record.run_id for record in load_index(store, "demo")] == ["run0", "run1"]
+    assert [record.run_id for record in load_index(store, "demo")] == ["run1", "run2"]
     with pytest.raises(ConflictError, match="same weights"):
         push_index(store, "demo", [record.replaced(status="final", train_loss=1.0) for record in pushed])

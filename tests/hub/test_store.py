@@ -37,8 +37,8 @@ def test_a_pushed_run_holds_the_listed_files_only(store: Store, checkpoint: Chec
 def test_pushing_again_writes_nothing(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
     folder = checkpoint()
     first = push_run(store, folder, record)
-    assert push_run(store, folder, record, card="---\nlicense: mit\n---\nanother card\n") == first
-    assert b"another card" not in store.read("model", "demo-d64-E4", "README.md", first.branch)
+    assert push_run(store, folder, record) == first
+    assert push_run(store, folder, record, siblings=[make_record(run_id="next", seed=1)]) == first
 
 
 def test_other_weights_on_the_same_branch_are_refused(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:

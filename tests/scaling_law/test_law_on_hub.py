@@ -43,11 +43,11 @@ def test_a_law_survives_the_hub_with_its_draws_and_conditions(server, tmp_path):
 
 
 def test_the_card_is_valid_and_shows_how_to_load(server):
-    JointLaw.published().push_to_hub("org/published", token=TOKEN)
+    JointLaw.published().push_to_hub("org/published", token=TOKEN, license="cc-by-4.0")
     files = server.state.repository("model", "org/published").resolve("main").tree
     assert {"README.md", "scaling_law.json", "isoflop.png", "memory_optimal.png"} <= set(files)
     card = ModelCard(read_file("org/published", "README.md").decode())
-    assert card.data.license == "apache-2.0"
+    assert card.data.license == "cc-by-4.0"
     assert 'JointLaw.from_pretrained("org/published")' in card.text
     assert "2.083023417040488" in card.text  # E_start at full precision
 

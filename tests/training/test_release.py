@@ -26,7 +26,10 @@ from training.release.releaser import RELEASE_INCOMPLETE, Releaser, finishers
 from training.run import Run
 
 ROOT = Path(__file__).parent.parent.parent
-FILES = {"README.md", "config.json", "model.safetensors", "run.json", "training_curve.png", "expert_load.png"}
+FILES = {
+    *("README.md", "config.json", "model.safetensors", "run.json", "log.jsonl"),
+    *("training_curve.png", "expert_load.png"),
+}
 
 
 def environment(server, tmp_path, **changes):
@@ -76,7 +79,8 @@ def assert_released(server, arguments) -> None:
         assert f'repo, revision = "org/tiny-d64-E4", "{row.branch}"' in card
         assert "](training_curve.png)" in card
     main = repo.resolve("main").tree
-    assert set(main) == {".gitattributes", "README.md"}
+    longest = max(there.values(), key=lambda row: row.tokens)
+    assert main["model.safetensors"] == repo.commits[longest.commit].tree["model.safetensors"]
     listed = server.state.content(main["README.md"]).decode()
     assert all(f"| {row.branch} |" in listed for row in there.values())
 
@@ -209,6 +213,7 @@ def test_the_card_beside_the_model_is_the_one_that_is_pushed(tiny, tmp_path):
     one, two = (tmp_path / name / "models" / pushed.repo / pushed.branch for name in ("one", "two"))
     assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()} >= FILES
     assert all((one / path.name).read_bytes() == path.read_bytes() for path in two.iterdir())
+    assert "local_files_only" not in (folder / "tokenizer_config.json").read_text()
 
 
 def test_pictures_that_cannot_be_drawn_do_not_end_a_run(tiny, monkeypatch, caplog):
@@ -246,3 +251,25 @@ def test_the_store_may_change_between_starts(tiny):
     assert Run(arguments).execute() == 0
     check_inputs(tiny(schedule__tokens=[1280], run__push_to_hub="elsewhere", run__private=True))
     shutil.rmtree(arguments.run.output_dir)
+
+
+def test_a_licence_that_the_hub_does_not_know_is_a_bad_configuration():
+    from training.configuration import from_dict
+
+    with pytest.raises(ConfigurationError, match=r"run\.license: 'apache2' is no identifier of the Hub"):
+        from_dict({"run": {"license": "apache2", "output_dir": "out"}})
+    assert from_dict({"run": {"license": "mit", "output_dir": "out"}}).run.license == "mit"
+
+
+def test_runs_that_differ_in_the_recipe_have_ids_of_their_own():
+    from tests.hub.samples import make_record
+    from training.results import _named_by_recipe
+
+    schedule = {**make_record().schedule.model_dump(), "learning_rate_law": "given"}
+    names = {"run_id": "s-d64-E4-seed0-tokens001.5M", "parent_run_id": "s-d64-E4-seed0"}
+    given = _named_by_recipe(make_record(schedule=schedule, **names), "tokens001.5M")
+    assert (given.run_id, given.parent_run_id) == ("s-d64-E4-seed0-lr0.002-tokens001.5M", "s-d64-E4-seed0-lr0.002")
+    by_law = make_record(**names)
+    assert _named_by_recipe(by_law, "tokens001.5M") is by_law
+    long = "s" * 40 + "-d64-E4-seed0"
+    assert len(_named_by_recipe(make_record(schedule=schedule, parent_run_id=long), "tokens001.5M").run_id) <= 64

@@ -1,6 +1,8 @@
 """A sweep released with its law: predictions on the runs' cards, the law's repository, the law in the index's card."""
 
+# ruff: noqa: F811 (fixtures are imported)
 import json
+import shutil
 import subprocess
 import sys
 
@@ -10,7 +12,10 @@ from huggingface_hub import DatasetCard, ModelCard
 from typer.testing import CliRunner
 
 from hub import RunRecord, load_index, open_store, push_index, push_runs
+from hub.metadata import license_of
 from scaling_law import Architecture, JointLaw, load_runs
+from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
+from tests.hub.loopback import Fault
 from tests.hub.samples import make_record, write_safetensors
 from training.release.sweep import FIGURE, app, judged, law_section, release_law
 
@@ -67,7 +72,7 @@ def test_a_sweep_and_its_law(runs, tmp_path):
     assert 'JointLaw.from_pretrained("models/demo-law/main")' in card
     assert card.index("## The law") < card.index("## The runs")
     assert store.read("dataset", "demo-runs", FIGURE).startswith(b"\x89PNG")
-    assert ModelCard(store.read("model", "demo-law", "README.md").decode()).data.license == "apache-2.0"
+    assert ModelCard(store.read("model", "demo-law", "README.md").decode()).data.license is None
 
     row = rows[20]
     predicted = float(law.loss(row.n_active, row.tokens, row.experts))
@@ -113,10 +118,10 @@ def test_what_cannot_be_released_is_one_line(runs, tmp_path):
         ((runs, tmp_path / "store", "--law", tmp_path / "none"), "neither a folder or Hub repo"),
     ):
         result = release(*words)
-        assert result.exit_code == 1, reason
+        assert result.exit_code == 2, reason
     command = [sys.executable, "-m", "training.release", str(runs), str(tmp_path / "store")]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert shown.returncode == 1
+    assert shown.returncode == 2
     assert shown.stderr.startswith("error: ")
     assert "several sweeps" in shown.stderr
     assert not (tmp_path / "store").exists()
@@ -143,4 +148,54 @@ def test_the_law_needs_an_index(tmp_path):
     write_safetensors(folder / "model.safetensors", [1.0])
     (folder / "config.json").write_text("{}")
     push_index(store, "demo", push_runs(store, [(folder, records[0])]))
-    assert release_law(store, "demo", judgement) == "demo-law"
+    assert release_law(store, "demo", judgement)[0] == "demo-law"
+
+
+def test_one_command_releases_runs_law_tag_and_collection(runs, tmp_path, loopback, monkeypatch):
+    monkeypatch.setattr("training.release.sweep.open_store", lambda uri, private: hub_store(loopback, private=private))
+    options = ("--license", "cc-by-4.0", "--tag", "v1", "--collection", "--workers", "4")
+    for folder in sorted(runs.iterdir())[3:]:
+        shutil.rmtree(folder)
+    JointLaw.published().save_pretrained(tmp_path / "law")
+    result = release(runs, "hf://org", "--law", tmp_path / "law", *options)
+    assert result.exit_code == 0, result.output
+    index = loopback.state.repository("dataset", "org/demo-runs")
+    assert index.tags == {"v1": index.branches["main"]}
+    tagged = index.commits[index.tags["v1"]].tree
+    assert "## The law" in loopback.state.content(tagged["README.md"]).decode()
+    (collection,) = loopback.state.collections.values()
+    models = {repo for kind, repo in loopback.state.repositories if kind == "model"}
+    assert {item["id"] for item in collection["items"]} == {"org/demo-runs", *models}
+    assert "org/demo-law" in models
+    cards = [loopback.state.content(repo.resolve("main").tree["README.md"]).decode()
+             for repo in loopback.state.repositories.values()]  # fmt: skip
+    assert {license_of(card) for card in cards} == {"cc-by-4.0"}
+    before = {key: set(repo.commits) for key, repo in loopback.state.repositories.items()}
+    assert release(runs, "hf://org", "--law", tmp_path / "law", *options).exit_code == 0
+    assert {key: set(repo.commits) for key, repo in loopback.state.repositories.items()} == before
+
+
+def test_a_law_that_cannot_be_published_leaves_a_release_that_is_not_complete(runs, tmp_path, loopback, monkeypatch):
+    monkeypatch.setattr("training.release.sweep.open_store", lambda uri, private: hub_store(loopback, private=private))
+    for folder in sorted(runs.iterdir())[1:]:
+        shutil.rmtree(folder)
+    JointLaw.published().save_pretrained(tmp_path / "law")
+    denied = Fault(lambda request: request.api == "commit" and "demo-law" in request.path, "status", 403, times=10**9)
+    loopback.faults.append(denied)
+    result = release(runs, "hf://org", "--law", tmp_path / "law")
+    assert result.exit_code == 4
+    assert len(load_index(hub_store(loopback), "demo")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--license", "apache2"), "license 'apache2'"),
+        (("--tag", "v1"), "allowed with a store on the Hub"),
+        (("--collection",), "allowed with a store on the Hub"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_written(runs, tmp_path, words, reason):
+    result = release(runs, tmp_path / "store", *words)
+    assert result.exit_code == 2
+    assert not (tmp_path / "store").exists()

@@ -166,7 +166,8 @@ class Demo:
             released = push_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
         index = push_index(store, sweep.name, released)
         push_repo_cards(store, sweep.name, [record.repo for record in released])
-        size = sum(path.stat().st_size for path in (self.folder / "hub").rglob("*.safetensors"))
+        weights = (self.folder / "hub").rglob("*.safetensors")
+        size = sum(path.stat().st_size for path in weights if path.parent.name != "main")  # which has copies
         repos = len({record.repo for record in released})
         self.console.print(
             f"{len(released)} revisions in {repos} model repositories ({size / 1e6:.0f} MB of weights) and the index "

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 RELEASE_INCOMPLETE = 4  # exit status: everything was trained and is saved, not everything was pushed
 
 
-def write_card(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path) -> None:
+def write_card(
+    folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path, *, license: str | None = None
+) -> None:
     """Write README.md and its pictures beside a model.
 
     A picture that cannot be drawn is left out with a warning: a run of weeks is not lost for it.
@@ -38,7 +40,7 @@ def write_card(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Pat
         pictures = {}
     for name, content in pictures.items():
         write_bytes(folder / name, content)
-    card = model_card(record, pictures={name: CAPTIONS[name] for name in pictures})
+    card = model_card(record, pictures={name: CAPTIONS[name] for name in pictures}, license=license)
     write_bytes(folder / "README.md", card.encode())
 
 
@@ -58,7 +60,9 @@ def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
             store.transport.require_token()
     except (HubError, ValueError) as error:
         raise ConfigurationError(f"run.push_to_hub: {error}") from None
-    return (Releaser(store, run.sweep),)
+    if run.license is None:
+        logger.warning("run.license is not given: the cards of what is pushed name no licence")
+    return (Releaser(store, run.sweep, run.license),)
 
 
 class Releaser:
@@ -67,10 +71,10 @@ class Releaser:
     Called on the main process only. It may be called again for a branch that was pushed before: nothing is sent then.
     """
 
-    def __init__(self, store: Store, sweep: str) -> None:
+    def __init__(self, store: Store, sweep: str, license: str | None = None) -> None:
         self.store = store
         self.exit_status = 0
-        self._pusher = BackgroundPusher(store, sweep)
+        self._pusher = BackgroundPusher(store, sweep, license=license)
         self._records: list[RunRecord] = []
         _quiet_uploads()
 

@@ -2,16 +2,18 @@
 
 What `python -m hub push` does, and beside it what `hub` knows nothing of: a joint law is fitted to the runs (or the
 one given is taken), each run's card says what it predicts for the run, the law becomes a model repository
-`<sweep>-law`, and the card of the sweep's index shows it with its figure.
+`<sweep>-law`, and the card of the sweep's index shows it with its figure. `--tag` names the commit of the index that
+has all this, and `--collection` puts the repositories together.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import numpy as np
 import typer
@@ -20,6 +22,7 @@ from rich.markup import escape
 
 from hub import (
     HubError,
+    Publication,
     PushErrors,
     RunRecord,
     Store,
@@ -31,7 +34,9 @@ from hub import (
     push_runs,
     run_folders,
 )
-from hub.errors import FilesError
+from hub.discovery import announce, check_announcement
+from hub.errors import FilesError, exit_status
+from hub.licenses import checked_license, without_license
 from hub.markdown import escaped, table
 from hub.push import MAX_WORKERS
 from scaling_law import Runs, fit, load_runs
@@ -94,8 +99,11 @@ def judged(records: Sequence[RunRecord], law: Law | None = None) -> JudgedLaw | 
     return JudgedLaw(result.law, runs, fitted=True)
 
 
-def release_law(store: Store, sweep: str, judgement: JudgedLaw) -> str:
-    """Publish the law as `<sweep>-law`, then show it in the card of the sweep's index; returns the law's repository.
+def release_law(store: Store, sweep: str, judgement: JudgedLaw, license: str | None = None) -> tuple[str, Publication]:
+    """Publish the law as `<sweep>-law`, then show it in the card of the sweep's index.
+
+    Returns:
+        The law's repository, and the index as it is then.
 
     Raises:
         HubError: e.g. the sweep has no index yet.
@@ -104,12 +112,11 @@ def release_law(store: Store, sweep: str, judgement: JudgedLaw) -> str:
     figure = png(predicted_against_observed(judgement))
     files = {
         FILE_NAME: law_to_json(judgement.law),
-        "README.md": law_card(judgement.law, repo, (FIGURE,)).encode(),
+        "README.md": law_card(judgement.law, repo, (FIGURE,), license=license).encode(),
         FIGURE: figure,
     }
     publish_files(store, sweep + _REPO_SUFFIX, files, message=f"The law of the sweep {sweep}")
-    describe_index(store, sweep, law_section(judgement, repo), {FIGURE: figure})
-    return repo
+    return repo, describe_index(store, sweep, law_section(judgement, repo), {FIGURE: figure})
 
 
 def law_section(judgement: JudgedLaw, repo: str) -> str:
@@ -133,6 +140,7 @@ def law_section(judgement: JudgedLaw, repo: str) -> str:
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _out, _log = Console(), Console(stderr=True)
+_PLAIN = {"highlight": False, "markup": False, "soft_wrap": True}
 
 
 @app.command()
@@ -140,41 +148,106 @@ def main(
     runs: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
     store: Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")],
     law: Annotated[str | None, typer.Option(help="A law's folder or repository; default: fitted to the runs.")] = None,
+    license: Annotated[
+        str | None, typer.Option(help="Licence of the release, e.g. apache-2.0; default: what a run's card names.")
+    ] = None,
+    tag: Annotated[str, typer.Option(help="Name for this state of the index on the Hub, e.g. v1.")] = "",
+    collection: Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")] = False,
     private: Annotated[bool, typer.Option("--private", help="Repositories that are made are private.")] = False,
     workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="Runs that are pushed at the same time.")] = 4,
 ) -> None:
-    """Release every finished run of a sweep, its index, and its law; started again, it goes on where it stopped."""
+    """Release every finished run of a sweep, its index, and its law; started again, it goes on where it stopped.
+
+    Exit status: 2 bad input, nothing was written; 4 not all of it is pushed.
+    """
     logging.basicConfig(format="%(levelname)s %(message)s")
     try:
-        _release(runs, open_store(store, private=private), load_law(law) if law else None, workers)
+        target = open_store(store, private=private)
+        check_announcement(target, tag, collection)
+        released = _Release(runs, target, checked_license(license) if license else None)
+        given = load_law(law) if law else None
     except (HubError, OSError, ValueError) as error:
-        _log.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-
-
-def _release(source: Path, store: Store, given: Law | None, workers: int) -> None:
-    folders = run_folders(source)
-    records = [RunRecord.load(folder) for folder in folders]
-    sweeps = {record.sweep for record in records}
-    if len(sweeps) > 1:
-        raise FilesError(f"{source} holds runs of several sweeps, {', '.join(sorted(sweeps))}; release one at a time")
-    (sweep,) = sweeps
-    with _log.status("fitting the law"):
-        judgement = judged(records, given)
-    failed: PushErrors | None = None
+        _stop(error, exit_status(error) if isinstance(error, HubError | OSError) else 2)
     try:
-        with _log.status(f"pushing {len(records)} runs"):
-            predictions = judgement.predictions() if judgement else {}
-            runs = list(zip(folders, records, strict=True))
-            pushed = push_runs(store, runs, workers=workers, predicted_losses=predictions)
-    except PushErrors as errors:
-        pushed, failed = errors.pushed, errors
-    if pushed:
-        index = push_index(store, sweep, pushed)
-        push_repo_cards(store, sweep, [record.repo or "" for record in pushed])
-        _out.print(f"index {index.repo} {index.commit}", highlight=False, markup=False, soft_wrap=True)
-    if failed:
-        raise failed
-    if judgement:
-        repo = release_law(store, sweep, judgement)
-        _out.print(f"law {repo}, RMSE {judgement.rmse:.4f} nats", highlight=False, markup=False, soft_wrap=True)
+        released.push(given, workers)
+        released.announce(tag, collection)
+    except (HubError, OSError) as error:
+        _stop(error, exit_status(error))
+
+
+def _stop(error: Exception, status: int) -> NoReturn:
+    _log.print(f"[bold red]error:[/] {escape(' '.join(str(error).split()))}", highlight=False, soft_wrap=True)
+    raise typer.Exit(status) from None
+
+
+class _Release:
+    """The runs of one sweep on their way into a store.
+
+    Raises:
+        FilesError: there are no runs, or those of several sweeps.
+        RecordError: a record breaks the schema.
+    """
+
+    def __init__(self, source: Path, store: Store, license: str | None) -> None:
+        self.store, self.license = store, license
+        self.folders = run_folders(source)
+        self.records = [RunRecord.load(folder) for folder in self.folders]
+        sweeps = {record.sweep for record in self.records}
+        if len(sweeps) > 1:
+            raise FilesError(
+                f"{source} holds runs of several sweeps, {', '.join(sorted(sweeps))}; release one at a time"
+            )
+        (self.sweep,) = sweeps
+        self._index: Publication | None = None
+        self._laws: list[str] = []
+
+    def push(self, given: Law | None, workers: int) -> None:
+        """The runs, the index, `main` of the repositories, and the law.
+
+        Raises:
+            FilesError: the runs cannot lie there; nothing was written.
+            PushErrors: not all of it was pushed.
+        """
+        with _log.status("fitting the law"):
+            judgement = judged(self.records, given)
+        runs = list(zip(self.folders, self.records, strict=True))
+        predictions = judgement.predictions() if judgement else {}
+        failed: PushErrors | None = None
+        try:
+            with _log.status(f"pushing {len(runs)} runs"):
+                options = {"predicted_losses": predictions, "license": self.license}
+                pushed = push_runs(self.store, runs, workers=workers, **options)
+        except PushErrors as errors:
+            pushed, failed = errors.pushed, errors
+        if text := without_license(self.folders, self.license):
+            _log.print(f"[yellow]no licence:[/] {escape(text)}", highlight=False, soft_wrap=True)
+        with self._after(pushed):
+            if pushed:
+                self._index = push_index(self.store, self.sweep, pushed, license=self.license)
+                repos = [record.repo or "" for record in pushed]
+                push_repo_cards(self.store, self.sweep, repos, license=self.license)
+                _out.print(f"index {self._index.repo} {self._index.commit}", **_PLAIN)
+            if failed:
+                raise failed
+            if judgement:
+                repo, self._index = release_law(self.store, self.sweep, judgement, self.license)
+                self._laws.append(repo)
+                _out.print(f"law {repo}, RMSE {judgement.rmse:.4f} nats", **_PLAIN)
+
+    def announce(self, tag: str, collection: bool) -> None:
+        """Tag the index as it is with the law in its card, and collect the repositories."""
+        assert self._index is not None
+        with self._after(self.records):
+            what = {"tag": tag, "collection": collection, "others": self._laws}
+            for line in announce(self.store, self.sweep, self.records, commit=self._index.commit, **what):
+                _out.print(line, **_PLAIN)
+
+    @contextmanager
+    def _after(self, pushed: list[RunRecord]) -> Iterator[None]:
+        """What fails from here on leaves a release that is not complete."""
+        try:
+            yield
+        except PushErrors:
+            raise
+        except HubError as error:
+            raise PushErrors([(f"the index of {self.sweep}", error)], pushed) from None
