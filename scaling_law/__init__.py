@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scaling_law.architecture import Architecture
     from scaling_law.conditions import Conditions, ExtrapolationError
+    from scaling_law.design import next_runs
     from scaling_law.fit_result import FitResult
     from scaling_law.fitting import fit
     from scaling_law.laws import ChinchillaLaw, JointLaw, Law, RoutedLaw
     from scaling_law.learning_rate import LearningRateLaw, fit_learning_rate
     from scaling_law.optimal_table import OptimalRow, OptimalTable
+    from scaling_law.profiles import profile_interval
     from scaling_law.runs import Runs, load_runs
+    from scaling_law.splits import split
     from scaling_law.uncertainty import Bootstrap
 
 _HOME = {
@@ -41,6 +44,9 @@ _HOME = {
     "fit": "fitting",
     "fit_learning_rate": "learning_rate",
     "load_runs": "runs",
+    "next_runs": "design",
+    "profile_interval": "profiles",
+    "split": "splits",
 }
 
 __all__ = [
@@ -60,6 +66,9 @@ __all__ = [
     "fit",
     "fit_learning_rate",
     "load_runs",
+    "next_runs",
+    "profile_interval",
+    "split",
 ]
 
 

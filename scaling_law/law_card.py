@@ -43,10 +43,11 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
         if conditions.rmse is not None:
             status = escaped(conditions.status or "")
             trunks = f" of {conditions.trunks} trunks ({conditions.trunk_source})" if conditions.trunks else ""
-            runs = f"{conditions.n_runs} runs{escaped(trunks)}"
+            runs = escaped(f"{conditions.n_runs} runs{trunks}")
             parts.append(f"{runs}, RMSE {conditions.rmse:.4f} nats. {status}")
         if conditions.set_aside:
-            names = ", ".join(escaped(name) for name in conditions.set_aside)
+            names = ", ".join(escaped(name) for name in conditions.set_aside[:20])
+            names += ", …" if len(conditions.set_aside) > 20 else ""
             parts.append(f"Set aside as outliers, and not among these runs: {names}.")
         rows = [
             (
