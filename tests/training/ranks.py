@@ -23,13 +23,6 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__])
 
 
-def warm_up() -> None:
-    """Wait until the server has imported everything, so that what is started next starts at once."""
-    process = SERVER.Process(target=int)
-    process.start()
-    process.join(300)
-
-
 def save_configuration(arguments) -> Path:
     path = Path(arguments.run.output_dir).with_suffix(".yaml")
     arguments.save(path)
