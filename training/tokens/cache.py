@@ -26,6 +26,7 @@ import numpy as np
 from hub.atomic import sha256_of, write_bytes
 
 from .. import files
+from . import parts
 from .text import TextSource
 from .tokenizer import description, fingerprint
 
@@ -197,6 +198,8 @@ def open_cache(
         "dtype": "<u2" if len(tokenizer) <= 1 << 16 else "<u4",
         "max_tokens": max_tokens,
     }
+    if source.file_seed is not None:  # what is read as stored is the same tokens as before there was another order
+        recipe["order"] = parts.RECIPE
     folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
     if not (folder / "recipe.json").exists():
         write_bytes(folder / "tokenizer.json", description(tokenizer).encode())
