@@ -158,9 +158,7 @@ def _drawn(files: list[str], sizes: list[int], seed: int) -> list[Part]:
     for i, (file, size) in enumerate(zip(files, sizes, strict=True)):
         count = max(1, round(size / PART_BYTES)) if is_parquet(file) else 1
         parts += [Part(i, number, count) for number in range(count)]
-    return sorted(
-        parts, key=lambda part: hashlib.sha256(f"{seed}:{names[part.file]}:{part.number}".encode()).digest()
-    )
+    return sorted(parts, key=lambda part: hashlib.sha256(f"{seed}:{names[part.file]}:{part.number}".encode()).digest())
 
 
 def _merged(lanes: list[Lane]) -> Iterator[dict]:
