@@ -30,7 +30,7 @@ _FREE = {
         *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private"),
     },
     "schedule": {"tokens"},
-    "data": {"cache_dir"},
+    "data": {"cache_dir", "revision", "tokenizer_revision"},  # of the last two see `pins`
 }
 
 
@@ -85,8 +85,11 @@ def _started(arguments: TrainingArguments) -> dict | None:
     if not path.exists():
         return None
     there = yaml.safe_load(path.read_text()) or {}
-    # What a version from before a field was there did is the field's default; its capacity group was a micro-batch.
+    # What a version from before a field was there did is the field's default; but its capacity group was a micro-batch,
+    # and it read files as they are stored.
     before = {name: to_plain(cls()) | there.get(name, {}) for name, cls in SECTIONS.items()}
+    if "order" not in there.get("data", {}):
+        before["data"]["order"] = "stored"
     if "capacity_group_tokens" not in there.get("model", {}):
         group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
         before["model"]["capacity_group_tokens"] = group

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
@@ -187,8 +187,6 @@ def open_cache(
     """
     cache_dir = Path(cache_dir)
     dataset = source.identify(cache_dir / "checksums.json")
-    if not source.is_local:
-        source = replace(source, revision=dataset["revision"])  # what is read is what is recorded
     recipe = {
         "format": FORMAT,
         "shard_tokens": SHARD_TOKENS,

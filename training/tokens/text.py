@@ -55,7 +55,7 @@ class TextSource:
     Attributes:
         dataset: the name of a data set on the Hub, or a local folder or file (parquet, jsonl).
         config: the data set's configuration, such as `sample-10BT`; None for the default.
-        revision: a commit of a Hub data set; None for its newest.
+        revision: a commit of a Hub dataset.
         split: the split that is read.
         text_column: the column with the text.
         held_out_buckets: documents with hash bucket below this (of 1000) are the held-out part of this split.
@@ -78,7 +78,7 @@ class TextSource:
 
     def identify(self, checksums: Path | None = None) -> dict[str, str | None]:
         """`dataset` and `revision` as a record states them: for local files the folder's name and a hash of them all,
-        for a Hub data set its name and commit (looked up when `revision` is None).
+        for a Hub dataset its name and `revision`, a commit (`training.pins`).
 
         Args:
             checksums: a file that remembers the checksums of files that have not changed since (by size and time), so
@@ -86,10 +86,9 @@ class TextSource:
 
         Raises:
             FileNotFoundError: see `check_dataset_exists`.
-            ValueError: no such data set on the Hub, or no way to ask it.
         """
         if not self.is_local:
-            return {"dataset": self.dataset, "revision": self.revision or _newest_commit(self.dataset)}
+            return {"dataset": self.dataset, "revision": self.revision}
         check_dataset_exists(self.dataset)
         root = Path(self.dataset)
         paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _DATA_SUFFIXES)
@@ -224,19 +223,6 @@ def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, st
         yield path.name, entry[2]
     if memory is not None and any(known.get(name) != entry for name, entry in now.items()):
         write_bytes(memory, json.dumps({**known, **now}, indent=0).encode())
-
-
-def _newest_commit(dataset: str) -> str:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    try:
-        return HfApi().dataset_info(dataset).sha
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        raise ValueError(
-            f"data.revision: the Hub cannot be asked for the newest commit of {dataset!r} ({error}); check "
-            "data.dataset, or name a commit that is in the cache"
-        ) from error
 
 
 def is_local_path(name: str) -> bool:
