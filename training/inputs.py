@@ -85,8 +85,8 @@ def _started(arguments: TrainingArguments) -> dict | None:
     if not path.exists():
         return None
     there = yaml.safe_load(path.read_text()) or {}
-    # What a version from before a field was there did is the field's default; but its capacity group was a micro-batch,
-    # and it read files as they are stored.
+    # What a version from before a field was there did is the field's default; but its capacity group was a
+    # micro-batch, and it read files as they are stored.
     before = {name: to_plain(cls()) | there.get(name, {}) for name, cls in SECTIONS.items()}
     if "order" not in there.get("data", {}):
         before["data"]["order"] = "stored"
