@@ -63,7 +63,7 @@ def test_every_branch_leaves_a_model_and_a_true_record(finished):
     assert 1 <= record.expert_load_max_over_mean <= 4
     assert 0 < record.eval_loss < math.log(300) + 1
     assert record.eval_tokens == 8 * 32
-    assert 3 <= record.eval_documents <= 8
+    assert 2 <= record.eval_documents <= 8
     assert 0.001 < record.eval_loss_standard_error < 0.5
     assert record.eval_data.startswith("split 'validation': the first ")
     assert record.data_order.endswith("in windows of 65,536 by seed 0")
