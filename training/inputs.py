@@ -175,9 +175,12 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
 def held_out_source(arguments: TrainingArguments, tokenizer) -> tuple:
     """Arguments of `open_cache` for the held-out text: a cache that ends where the evaluation has enough."""
     length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    # In their stored order half as much again as the evaluation reads, for a fixed shuffle to choose from; text that
-    # is drawn across all files is a sample already.
-    tokens = sequences * length + 1 if arguments.data.order == "shuffled" else int(1.5 * sequences * length) + length
+    # A fixed shuffle chooses among more sequences than the evaluation takes, so that they come from more documents:
+    # a few long ones make a large error. By a hash that is too dear: each document costs reading a hundred others.
+    if arguments.data.order == "stored":
+        tokens = int(1.5 * sequences * length) + length
+    else:
+        tokens = sequences * length * (4 if arguments.data.validation_split else 1) + 1
     return text_sources(arguments)[1], tokenizer, arguments.data.cache_dir, tokens
 
 
@@ -224,9 +227,9 @@ class PendingHeldOut:
         if not d.validation_split:
             text = f"{d.held_out_per_mille} in 1,000 documents of split {d.split!r}, by the hash of their id"
         if len(there) < there.recipe["max_tokens"]:
-            return f"{text}: all of it is {len(there):,} tokens"
-        drawn = "drawn across all files" if d.order == "shuffled" else "from the front of the files"
-        return f"{text}: the first {len(there):,} tokens, {drawn}"
+            return f"{text}; sequences from all of its {len(there):,} tokens"
+        drawn = "drawn across all files" if d.order == "shuffled" else "in the stored order"
+        return f"{text}; sequences from the first {len(there):,} tokens {drawn}"
 
     def check(self) -> None:
         """Raise what went wrong with the tokenising so far, without waiting: better now than after the training."""

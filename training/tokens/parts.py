@@ -12,7 +12,7 @@ the number of tokens D and the crawl become one variable. Here any prefix of the
 So at any time documents of up to 16 files alternate, whatever the number of files and the size of their row groups; a
 hash of the file's name and not its place in a listing decides, so the folder does not matter. What stays as stored is
 the order within a part: the shuffle of sequences (`batches.order`) mixes it. A single jsonl file is read from front to
-back. On the Hub a part costs one request for its file's footer or two, and one for every 5 MB that are read.
+back. On the Hub a part costs about three requests: one for its file's footer, and one for 5 to 10 MB of rows.
 """
 
 from __future__ import annotations
