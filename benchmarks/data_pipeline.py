@@ -11,7 +11,9 @@ build: wall time from the files to ids on the disk with `--processes` processes:
 read: tokens/s of batches of 32 shuffled sequences, in turns: the cache, a plain loop over one memory map, and torch's
     DataLoader over the same map with two workers. Bound: one slice of that map, in its order, widened to int64.
 wait: the part of a training run's time (real runs of `train.py`'s code, on this machine's CPU) spent waiting for
-    data: with a cache that grows meanwhile (small shards and windows, so that it does), and with a warm one; least: 0.
+    data, after its first step: while the cache is being built (the run could read all of the text, and is stopped as
+    soon as that is tokenised, so every step that counts was made beside the builder), and as many steps with the
+    cache that is there then; least: 0. The benchmark fails where the cache did not grow while it was read.
 
 Without `--dataset` (or BENCH_DATASET) the text is the documentation of the installed packages
 (`training.corpus`), without `--tokenizer` (or BENCH_TOKENIZER) a byte-level BPE is trained on it.
@@ -23,6 +25,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZERS_PARALLELISM="false")
@@ -33,7 +36,6 @@ import torch
 
 from benchmarks.report import Report, parse
 from benchmarks.report import seconds as wall_seconds
-from hub import RunRecord
 from training.batches.order import SequenceOrder
 from training.configuration import from_dict
 from training.run import Run
@@ -46,6 +48,7 @@ from training.tokens.writer import build, lock_of
 
 LENGTH = 512
 BATCH = 32
+LENGTH_OF_RUN = 128  # of the sequences of the runs that may wait
 
 
 def text_megabytes(texts: list[str]) -> float:
@@ -189,34 +192,77 @@ def read(report: Report, cache: TokenCache, folder: Path) -> None:
         report.add(title, speed["ours"], "tokens/s", peer=(name, speed[name]), bound=bound)
 
 
+@dataclass(frozen=True)
+class Moment:
+    """What is seen before a step: seconds so far, those of them that were spent waiting, and tokens in the cache."""
+
+    seconds: float
+    waited: float
+    tokens: int
+
+
+class Watched:
+    """A run that notes every step and stops after `steps` of them, or, without a number, once its cache is whole."""
+
+    def __init__(self, arguments, steps: int | None = None):
+        self.run, self.steps, self.moments = Run(arguments), steps, []
+        self.cache = self.run.data._tokens.cache
+        self.run.session.before_step = self.note
+        self.run.session.stop_requested = self.is_over
+
+    def note(self, step: int) -> None:
+        self.cache.refresh()
+        self.moments.append(Moment(time.perf_counter(), self.run.data.wait_seconds, len(self.cache)))
+
+    def is_over(self) -> bool:
+        return self.cache.complete if self.steps is None else len(self.moments) > self.steps
+
+    def execute(self) -> None:
+        self.run.execute()  # which ends with the status of a run that was asked to stop
+        if len(self.moments) < 4:
+            raise SystemExit(f"wait: {len(self.moments)} steps were made until the cache was whole; give more text")
+
+    def waiting(self) -> tuple[float, Moment, Moment]:
+        """The percentage of the time between the first step and the last that was waited, and those two moments."""
+        first, last = self.moments[1], self.moments[-1]  # the first step has the start of the builder in it
+        return 100 * (last.waited - first.waited) / (last.seconds - first.seconds), first, last
+
+
 def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
     tokens.SHARD_TOKENS = 1 << 13
-    steps = report.options.steps
+    steps = None
     for name in ("growing", "warm"):
-        sections = {
-            "run": {"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": 8},
-            "model": {"d_model": 64, "experts": 2},
-            "data": {
-                "dataset": dataset,
-                "split": report.options.split,
-                "tokenizer": tokenizer,
-                "sequence_length": 128,
-            },
-            "schedule": {"tokens": [steps * 8 * 128], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
-            "optimizer": {"learning_rate": 0.003},
-        }
-        sections["run"] |= {"eval_sequences": 16, "progress": False}
-        sections["data"] |= {"cache_dir": str(folder / "tokens"), "shuffle_window": 64, "held_out_per_mille": 20}
-        run = Run(from_dict(sections))
-        cache = run.data._tokens.cache
-        there = len(cache)
-        run.execute()
-        (record,) = (RunRecord.load(path) for path in (folder / name).glob("*/model/run.json"))
-        share = 100 * run.data.wait_seconds / record.wall_time_seconds
+        watched = Watched(run_arguments(report, dataset, tokenizer, folder, name), steps)
+        watched.execute()
+        share, first, last = watched.waiting()
+        steps = len(watched.moments) - 1
+        if name == "growing" and last.tokens <= first.tokens:
+            raise SystemExit(f"wait: the cache did not grow while it was read: {first.tokens:,} tokens all the time")
         note = (
-            f"{record.wall_time_seconds:.1f} s of training; tokens there at start and end: {there:,}, {len(cache):,}"
+            f"{steps - 1} steps in {last.seconds - first.seconds:.1f} s; tokens there at the first and the last: "
+            f"{first.tokens:,}, {last.tokens:,}; read: {steps * 8 * LENGTH_OF_RUN:,}"
         )
         report.add(f"waiting for data, {name} cache", share, "%", bound=("nothing", 0.0), note=note)
+
+
+def run_arguments(report: Report, dataset: str, tokenizer: str, folder: Path, name: str):
+    """A run that could read all of the text, in small windows."""
+    return from_dict(
+        {
+            "run": {
+                **{"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": 8},
+                **{"eval_sequences": 16, "progress": False},
+            },
+            "model": {"d_model": 64, "experts": 2},
+            "data": {
+                **{"dataset": dataset, "split": report.options.split, "tokenizer": tokenizer},
+                **{"sequence_length": LENGTH_OF_RUN, "cache_dir": str(folder / "tokens")},
+                **{"shuffle_window": 64, "held_out_per_mille": 20},
+            },
+            "schedule": {"tokens": ["1B"], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
+            "optimizer": {"learning_rate": 0.003},
+        }
+    )
 
 
 def corpus(folder: Path, options) -> tuple[str, str]:
@@ -248,9 +294,8 @@ def main() -> None:
         ("--megabytes", {"type": float, "default": 8.0, "help": "of documentation, without --dataset"}),
         ("--processes", {"type": int, "default": len(os.sched_getaffinity(0))}),
         ("--batches", {"type": int, "default": 500}),
-        ("--steps", {"type": int, "default": 32, "help": "of the runs that may wait"}),
         ("--parts", {"nargs": "+", "choices": parts, "default": parts}),
-        fast={"megabytes": 1.0, "batches": 4, "steps": 8},
+        fast={"megabytes": 4.0, "batches": 4},
     )
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as temporary:

@@ -104,7 +104,9 @@ class RunRecord(_Part):
     seconds; `drop_rate` and `mfu` as fractions; `expert_load_max_over_mean` is 1 when experts are evenly loaded.
     `training_flops` are the paper's 6 N_act D; `mfu` leaves out the embedding, which is looked up and not multiplied.
 
-    `train_loss` is the mean over the last `train_loss_window_tokens`; `eval_loss` is held-out and dropless. A run with
+    `train_loss` is the mean over the last `train_loss_window_tokens`; `eval_loss` is held-out and dropless, its
+    standard error is that of a mean over documents like the `eval_documents` that `eval_data` describes, and
+    `data_order` says in which order the training text was drawn from its files and shuffled. A run with
     `status="diverged"` may have no losses: values that are not finite are stored as null. A run of somebody else, of
     which not all is known, has null for the rest; a `train_loss_window_tokens` of 0 says that its loss is not known.
 
@@ -141,7 +143,10 @@ class RunRecord(_Part):
     train_loss: Loss | None
     train_loss_window_tokens: Count
     eval_loss: Loss | None = None
+    eval_loss_standard_error: Loss | None = None
     eval_tokens: Count | None = None
+    eval_documents: Count | None = None
+    eval_data: Line | None = None
     drop_rate: Fraction | None = None
     expert_load_max_over_mean: Real | None = None
 
@@ -158,6 +163,7 @@ class RunRecord(_Part):
     precision: Line
     attention_precision: Line | None = None
     dataset: DatasetReference
+    data_order: Line | None = None
     tokenizer: TokenizerReference
 
     training_flops: Real
@@ -184,7 +190,8 @@ class RunRecord(_Part):
     def _only_plain_values(cls, data: Any) -> Any:
         data = plain(data)
         if isinstance(data, dict) and data.get("status") == "diverged":
-            data = {**data, **{name: None for name in ("train_loss", "eval_loss") if _not_finite(data.get(name))}}
+            losses = ("train_loss", "eval_loss", "eval_loss_standard_error")
+            data = {**data, **{name: None for name in losses if _not_finite(data.get(name))}}
         return data
 
     @model_validator(mode="after")

@@ -72,7 +72,9 @@ class SwitchMoeConfig(PreTrainedConfig):
     """
 
     model_type = "switch_moe"
-    keys_to_ignore_at_inference = ["past_key_values", "lm_loss", "balance_loss", "z_loss", "router_logits", "routing"]  # noqa: RUF012
+    keys_to_ignore_at_inference = [  # noqa: RUF012
+        *("past_key_values", "lm_loss", "token_losses", "balance_loss", "z_loss", "router_logits", "routing")
+    ]
     attribute_map = {"num_local_experts": "num_experts"}  # noqa: RUF012
     num_experts_per_tok = 1  # top-1 is what makes it a Switch; a class attribute, not a field
 

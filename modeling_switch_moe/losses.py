@@ -73,19 +73,41 @@ def accumulate_product(total: torch.Tensor, left: torch.Tensor, right: torch.Ten
         total += left.t() @ right
 
 
+@torch.no_grad()
+def token_losses(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """-log softmax(hidden @ weight.T)[target] of every target, fp32 `[N]` (0 where the target is -100).
+
+    Arguments as of `ChunkedCrossEntropy`, whose output is the sum of these; they have no gradient.
+    """
+    matrix, inputs = weight.to(dtype), hidden.to(dtype)
+    losses = torch.empty(len(inputs), dtype=torch.float32, device=hidden.device)
+    step = rows_per_chunk(weight.shape[0], hidden.device)
+    for rows, goals, out in zip(inputs.split(step), targets.split(step), losses.split(step), strict=True):
+        logits = (rows @ matrix.t()).float()
+        out.copy_(torch.nn.functional.cross_entropy(logits, goals, ignore_index=IGNORE, reduction="none"))
+    return losses
+
+
 class SwitchMoeHead(nn.Linear):
-    """The language-model head: logits, or, given targets, the summed cross-entropy without the logits.
+    """The language-model head: logits, or, given targets, the cross-entropy without the logits.
 
     Both go through `__call__`, so that what hooks on the module (FSDP's gathering of its weight) acts for both.
     """
 
-    def forward(self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """`hidden_states [..., d]` to logits `[..., V]`, or with `targets [...]` to a scalar in nats (a sum)."""
+    def forward(
+        self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "sum"
+    ) -> torch.Tensor:
+        """`hidden_states [..., d]` to logits `[..., V]`, or with `targets [...]` to nats: their sum, a scalar, or with
+        `reduction="none"` each, in the shape of the targets and without a gradient."""
         if targets is None:
             return super().forward(hidden_states)
         device = hidden_states.device.type
         dtype = self.weight.dtype
         if device != "meta" and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        targets = targets.to(hidden_states.device).reshape(-1)
-        return ChunkedCrossEntropy.apply(hidden_states.flatten(0, -2), self.weight, targets, dtype)
+        rows, goals = hidden_states.flatten(0, -2), targets.to(hidden_states.device).reshape(-1)
+        if reduction == "none":
+            return token_losses(rows, self.weight, goals, dtype).view(targets.shape)
+        return ChunkedCrossEntropy.apply(rows, self.weight, goals, dtype)

@@ -527,6 +527,7 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         output_routing: bool | None = None,
         output_logits: bool = True,
+        output_token_losses: bool = False,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SwitchMoeCausalLMOutputWithPast:
@@ -539,6 +540,8 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             output_logits: with targets, false computes the loss in chunks and returns no logits, which saves most of
                 the memory and, on CPU, much of the time of a training step with a large vocabulary.
             logits_to_keep: compute logits of only the last so many positions (0: all), or of the given ones.
+            output_token_losses: with targets and without logits, also return the loss of every target; for evaluation:
+                no loss has a gradient then.
             shift_labels: `[B, S]` targets already aligned to the inputs, instead of `labels`.
             num_items_in_batch: number of targets of the whole optimizer step; the cross-entropy is then a sum over it,
                 and the router losses count by this micro-batch's share, so that micro-batches add up to a mean.
@@ -560,14 +563,17 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             output_routing=output_routing,
             **kwargs,
         )
-        logits = loss = lm_loss = None
+        logits = loss = lm_loss = token_losses = None
         if output_logits or targets is None:
             positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(outputs.last_hidden_state[:, positions, :])
         if targets is not None:
             num_items = kwargs.get("num_items_in_batch")
-            if logits is None:
-                lm_loss = self._chunked_loss(outputs.last_hidden_state, targets, num_items)
+            if logits is None and output_token_losses:
+                token_losses = self._token_losses(outputs.last_hidden_state, targets)
+                lm_loss = self._divided(token_losses.sum(), targets, num_items)
+            elif logits is None:
+                lm_loss = self._divided(self._chunked_loss(outputs.last_hidden_state, targets), targets, num_items)
             else:
                 lm_loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             loss = lm_loss
@@ -583,20 +589,32 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
             router_logits=outputs.router_logits,
             lm_loss=lm_loss,
+            token_losses=token_losses,
             balance_loss=outputs.balance_loss,
             z_loss=outputs.z_loss,
             routing=outputs.routing,
         )
 
-    def _chunked_loss(
-        self, hidden_states: torch.Tensor, targets: torch.Tensor, num_items: torch.Tensor | int | None
-    ) -> torch.Tensor:
-        """The loss of `loss_function` without logits; a head that was replaced (LoRA, quantised) is asked for them."""
+    def _chunked_loss(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The sum of the loss of `loss_function` without logits; a head that was replaced (LoRA, quantised) is asked
+        for them."""
         if isinstance(self.lm_head, SwitchMoeHead):
-            total = self.lm_head(hidden_states, targets=targets)
-        else:
-            logits = self.lm_head(hidden_states).float().flatten(0, -2)
-            total = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="sum")
+            return self.lm_head(hidden_states, targets=targets)
+        logits = self.lm_head(hidden_states).float().flatten(0, -2)
+        return F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="sum")
+
+    @torch.no_grad()
+    def _token_losses(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """What `_chunked_loss` is the sum of, `[B, S]`."""
+        if isinstance(self.lm_head, SwitchMoeHead):
+            return self.lm_head(hidden_states, targets=targets, reduction="none")
+        logits = self.lm_head(hidden_states).float().flatten(0, -2)
+        losses = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="none")
+        return losses.view(targets.shape)
+
+    @staticmethod
+    def _divided(total: torch.Tensor, targets: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        """The mean over the targets, or this micro-batch's part in the mean over a whole optimizer step."""
         count = (targets != IGNORE).sum() if num_items is None else num_items
         return total / (count.to(total.device) if isinstance(count, torch.Tensor) else count)
 

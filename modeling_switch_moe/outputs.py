@@ -55,6 +55,7 @@ class SwitchMoeCausalLMOutputWithPast(ModelOutput):
         loss: scalar. In training lm_loss + router_aux_loss_coef * balance_loss + router_z_loss_coef * z_loss; in
             evaluation lm_loss alone.
         lm_loss: scalar, cross-entropy in nats per target.
+        token_losses: fp32 `[B, S]`, the cross-entropy of every target, where it was asked for; without a gradient.
         balance_loss, z_loss: scalars, summed over blocks, not scaled by their coefficients.
         logits: `[B, S, V]`.
         routing: [`RoutingStatistics`].
@@ -68,6 +69,7 @@ class SwitchMoeCausalLMOutputWithPast(ModelOutput):
     attentions: tuple[torch.FloatTensor, ...] | None = None
     router_logits: tuple[torch.FloatTensor, ...] | None = None
     lm_loss: torch.FloatTensor | None = None
+    token_losses: torch.FloatTensor | None = None
     balance_loss: torch.FloatTensor | None = None
     z_loss: torch.FloatTensor | None = None
     routing: RoutingStatistics | None = None

@@ -63,7 +63,8 @@ class RunArguments:
         default=0.05, metadata={"help": "The final training loss is the mean over this last share of the tokens."}
     )
     eval_sequences: Count = field(
-        default=Count(2048), metadata={"help": "Held-out sequences of the final evaluation."}
+        default=Count(16384),
+        metadata={"help": "Held-out sequences of an evaluation; the record has its standard error."},
     )
     eval_tokens: list[Count] = field(
         default_factory=list,
@@ -134,10 +135,13 @@ class ModelArguments:
 @dataclass
 class DataArguments:
     dataset: str = field(
-        default="HuggingFaceFW/fineweb-edu", metadata={"help": "Data set on the Hub, or a local folder or file."}
+        default="HuggingFaceFW/fineweb-edu", metadata={"help": "Dataset on the Hub, or a local folder or file."}
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, such as sample-10BT."})
-    revision: str | None = field(default=None, metadata={"help": "A commit of the data set."})
+    revision: str | None = field(
+        default=None,
+        metadata={"help": "Commit, branch or tag of the dataset; default: the newest commit at the first start."},
+    )
     split: str = field(default="train", metadata={"help": "The split to train on."})
     validation_split: str | None = field(
         default=None,
@@ -148,19 +152,24 @@ class DataArguments:
     )
     text_column: str = field(default="text", metadata={"help": "The column with the text."})
     tokenizer: str = field(default="openai-community/gpt2", metadata={"help": "Fast tokenizer: Hub name or folder."})
-    tokenizer_revision: str | None = field(default=None, metadata={"help": "A commit of the tokenizer."})
+    tokenizer_revision: str | None = field(
+        default=None, metadata={"help": "Commit, branch or tag of the tokenizer; default as for the dataset."}
+    )
     sequence_length: int = field(default=512, metadata={"help": "Tokens of a training sequence."})
     train_tokens: Count | None = field(
         default=None,
-        metadata={"help": "Use only the first so many tokens of the data set, and repeat them; default: all."},
+        metadata={"help": "Use only the first so many tokens of the dataset, and repeat them; default: all."},
     )
     shuffle_window: Count = field(
         default=Count(1 << 16),
         metadata={"help": "Sequences that are shuffled together; training starts when the first window is tokenised."},
     )
-    shuffle_files: int | None = field(
-        default=None,
-        metadata={"help": "Seed of a shuffle of the order of the data set's files; default: as they are listed."},
+    order: Literal["shuffled", "stored"] = field(
+        default="shuffled",
+        metadata={"help": "shuffled: text is drawn across all files; stored: files are read one after the other."},
+    )
+    order_seed: int = field(
+        default=0, metadata={"help": "Seed of the order shuffled; held-out text has the same order for every seed."}
     )
     cache_dir: str = field(default="token-cache", metadata={"help": "Folder of the token caches."})
 

@@ -43,11 +43,12 @@ def parse_command_line(argv: list[str]) -> TrainingArguments:
         print(_help())
         raise SystemExit(0)
     rest = [ALIASES.get(word, word) for word in rest]
-    values = _read_yaml(known.config) if known.config else {}
+    values = read_yaml(known.config) if known.config else {}
     return from_dict(values | {"preset": known.preset} if known.preset else values, rest)
 
 
-def _read_yaml(path: str) -> dict:
+def read_yaml(path: str) -> dict:
+    """The sections of a configuration file. Raises ConfigurationError where there is none or it is not one."""
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     except FileNotFoundError as error:

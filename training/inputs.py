@@ -14,10 +14,13 @@ from .arguments import SECTIONS, ConfigurationError, TrainingArguments, to_plain
 from .batches.order import SequenceOrder
 from .batches.training_data import TrainingData
 from .evaluation import HeldOut
+from .tokens import parts
 from .tokens.builder import GrowingCache
 from .tokens.cache import open_cache
 from .tokens.text import TextSource, check_dataset_exists
 from .trackers import check_trackers
+
+_HELD_OUT_ORDER_SEED = 0
 
 # What may differ when a run goes on: it does not change the numbers, beyond the rounding of sums in another order.
 _FREE = {
@@ -27,7 +30,7 @@ _FREE = {
         *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private", "license"),
     },
     "schedule": {"tokens"},
-    "data": {"cache_dir"},
+    "data": {"cache_dir", "revision", "tokenizer_revision"},  # of the last two see `pins`
 }
 
 
@@ -82,8 +85,11 @@ def _started(arguments: TrainingArguments) -> dict | None:
     if not path.exists():
         return None
     there = yaml.safe_load(path.read_text()) or {}
-    # What a version from before a field was there did is the field's default; its capacity group was a micro-batch.
+    # What a version from before a field was there did is the field's default; but its capacity group was a
+    # micro-batch, and it read files as they are stored.
     before = {name: to_plain(cls()) | there.get(name, {}) for name, cls in SECTIONS.items()}
+    if "order" not in there.get("data", {}):
+        before["data"]["order"] = "stored"
     if "capacity_group_tokens" not in there.get("model", {}):
         group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
         before["model"]["capacity_group_tokens"] = group
@@ -98,12 +104,30 @@ def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
     """(training, held-out) text."""
     d = arguments.data
     buckets = 0 if d.validation_split else d.held_out_per_mille
+    shuffled = d.order == "shuffled"
 
-    def source(split: str, held_out: bool, file_seed: int | None) -> TextSource:
-        return TextSource(d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out, file_seed)
+    def source(split: str, held_out: bool, seed: int) -> TextSource:
+        return TextSource(
+            *(d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out),
+            file_seed=seed if shuffled else None,
+        )
 
-    # The held-out part is that of the stored order, so runs that read their files in another order compare.
-    return source(d.split, False, d.shuffle_files), source(d.validation_split or d.split, True, None)
+    # The held-out text has an order of its own, so runs that draw their training text in another order compare.
+    return source(d.split, False, d.order_seed), source(d.validation_split or d.split, True, _HELD_OUT_ORDER_SEED)
+
+
+def data_order(arguments: TrainingArguments) -> str:
+    """How training text is drawn and shuffled, as a run record states it."""
+    d = arguments.data
+    if d.order == "shuffled":
+        size = parts.PART_BYTES >> 20
+        drawn = (
+            f"drawn across all files, {parts.GROUP} parts of {size} MB of parquet (whole files of other formats) at a "
+            f"time, in the order of seed {d.order_seed}"
+        )
+    else:
+        drawn = "files in their stored order"
+    return f"{drawn}; sequences shuffled in windows of {d.shuffle_window:,} by seed {arguments.run.seed}"
 
 
 def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None, int]:
@@ -151,8 +175,12 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
 def held_out_source(arguments: TrainingArguments, tokenizer) -> tuple:
     """Arguments of `open_cache` for the held-out text: a cache that ends where the evaluation has enough."""
     length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    # Half as much again as the evaluation reads, so that a fixed shuffle has something to choose from.
-    tokens = int(1.5 * sequences * length) + length
+    # A fixed shuffle chooses among more sequences than the evaluation takes, so that they come from more documents:
+    # a few long ones make a large error. By a hash that is too dear: each document costs reading a hundred others.
+    if arguments.data.order == "stored":
+        tokens = int(1.5 * sequences * length) + length
+    else:
+        tokens = sequences * length * (4 if arguments.data.validation_split else 1) + 1
     return text_sources(arguments)[1], tokenizer, arguments.data.cache_dir, tokens
 
 
@@ -160,15 +188,16 @@ class PendingHeldOut:
     """A `HeldOut` whose text may still be being tokenised: one document in a hundred takes long to collect, and
     training need not wait for it. It is waited for when it is first looked at."""
 
-    def __init__(self, tokens: GrowingCache, sequence_length: int, n_sequences: int):
-        self._tokens, self._sequence_length, self._n_sequences = tokens, sequence_length, n_sequences
+    def __init__(self, tokens: GrowingCache, arguments: TrainingArguments):
+        self._tokens, self._arguments = tokens, arguments
         tokens.start()
 
     @cached_property
     def _held_out(self) -> HeldOut:
+        a = self._arguments
         with _as_configuration_error():
             self._tokens.wait_for(None)
-            return HeldOut.from_cache(self._tokens.cache, self._sequence_length, self._n_sequences)
+            return HeldOut.from_cache(self._tokens.cache, a.data.sequence_length, a.run.eval_sequences)
 
     @property
     def sequences(self):
@@ -176,9 +205,31 @@ class PendingHeldOut:
         return self._held_out.sequences
 
     @property
+    def clusters(self):
+        """As `HeldOut.clusters`."""
+        return self._held_out.clusters
+
+    @property
+    def n_documents(self) -> int:
+        """As `HeldOut.n_documents`."""
+        return self._held_out.n_documents
+
+    @property
     def tokens(self) -> int:
         """As `HeldOut.tokens`."""
         return self._held_out.tokens
+
+    @property
+    def origin(self) -> str:
+        """Which text this is, as a run record states it."""
+        d, there = self._arguments.data, self._held_out and self._tokens.cache
+        text = f"split {d.validation_split!r}"
+        if not d.validation_split:
+            text = f"{d.held_out_per_mille} in 1,000 documents of split {d.split!r}, by the hash of their id"
+        if len(there) < there.recipe["max_tokens"]:
+            return f"{text}; sequences from all of its {len(there):,} tokens"
+        drawn = "drawn across all files" if d.order == "shuffled" else "in the stored order"
+        return f"{text}; sequences from the first {len(there):,} tokens {drawn}"
 
     def check(self) -> None:
         """Raise what went wrong with the tokenising so far, without waiting: better now than after the training."""
@@ -194,8 +245,7 @@ def held_out(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> 
     """The held-out sequences of the evaluation; what is missing begins to be tokenised. Raises as `training_data`."""
     with _as_configuration_error():
         cache, source = open_cache(*held_out_source(arguments, tokenizer))
-    tokens = GrowingCache(cache, source, None, patience)
-    return PendingHeldOut(tokens, arguments.data.sequence_length, arguments.run.eval_sequences)
+    return PendingHeldOut(GrowingCache(cache, source, None, patience), arguments)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from hub.records import RunRecord
 from . import checkpoint, files, results
 from .checkpoint import Progress
 from .distributed import on_main, sum_over_processes
-from .evaluation import HeldOut, evaluate
+from .evaluation import HeldOut, HeldOutLoss, evaluate
 from .loop import Session
 from .release.releaser import write_card
 from .release.run_log import write_log
@@ -38,8 +38,8 @@ class Models:
         self.session, self.context, self.tokenizer, self.held_out = session, context, tokenizer, held_out
         self.finishers = tuple(finishers)
 
-    def evaluate(self) -> float:
-        """The held-out loss now, dropless, in nats per token; collective."""
+    def evaluate(self) -> HeldOutLoss:
+        """The held-out loss now, dropless; collective."""
         accelerator = self.session.accelerator
         with accelerator.autocast():
             return evaluate(
@@ -60,7 +60,7 @@ class Models:
             status: final, intermediate or diverged; a diverged model is not evaluated.
         """
         accelerator = self.session.accelerator
-        eval_loss = None if status == "diverged" else self.evaluate()
+        measured = None if status == "diverged" else self.evaluate()
         state_dict = accelerator.get_state_dict(self.session.model)
 
         def write() -> None:
@@ -74,8 +74,8 @@ class Models:
                     progress,
                     branch_name=folder.name,
                     status=status,
-                    eval_loss=eval_loss,
-                    eval_tokens=self.held_out.tokens,
+                    measured=measured,
+                    held_out=self.held_out,
                     weights_sha256=weights,
                 )
                 run = self.context.arguments.run

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .arguments import ConfigurationError, TrainingArguments
-from .configuration import parse_command_line
+from .configuration import parse_command_line, read_yaml
 from .inputs import held_out_source, text_sources, tokens_needed
+from .pins import pinned
 from .tokens.cache import CorruptCacheError, TokenCache, open_cache
 from .tokens.text import TextSource
 from .tokens.tokenizer import load_tokenizer
@@ -49,8 +51,9 @@ def parts(arguments: TrainingArguments, everything: bool = False) -> list[Part]:
     Raises:
         ConfigurationError: the data set or tokenizer cannot be read.
     """
-    d = arguments.data
     try:
+        arguments, _ = pinned(arguments, Path(arguments.run.output_dir))
+        d = arguments.data
         tokenizer = load_tokenizer(d.tokenizer, d.tokenizer_revision)
         training, source = open_cache(text_sources(arguments)[0], tokenizer, d.cache_dir)
         held_out, held_out_text = open_cache(*held_out_source(arguments, tokenizer))
@@ -130,8 +133,9 @@ def main(
     """Build the token caches of a run. Further flags are those of train.py: --section.field value."""
     console = Console()
     try:
-        # This command makes no run: a folder for one need not be named.
-        flags = ["--run.output_dir", "unused", *(["--config", config] if config else []), *context.args]
+        # This command makes no run: a folder for one need not be named. One that is there pins the data.
+        folder = ((read_yaml(config).get("run") or {}) if config else {}).get("output_dir") or "unused"
+        flags = ["--run.output_dir", folder, *(["--config", config] if config else []), *context.args]
         arguments = parse_command_line(flags)
         every = parts(arguments, everything)
         for part in every if not status else ():

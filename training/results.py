@@ -21,6 +21,8 @@ from . import hardware
 from .arguments import TrainingArguments
 from .batches.training_data import TrainingData
 from .checkpoint import Progress
+from .evaluation import HeldOutLoss
+from .inputs import PendingHeldOut
 from .model import utilisation_flops
 from .schedule import Branch
 from .step_log import balance
@@ -36,6 +38,7 @@ class RunContext:
     architecture: Architecture
     data: TrainingData
     dataset: dict  # id, revision, fingerprint
+    data_order: str
     tokenizer: dict  # id, fingerprint
     peak_learning_rate: float
     learning_rate_law: str
@@ -55,8 +58,8 @@ def run_record(
     *,
     branch_name: str,
     status: str,
-    eval_loss: float | None,
-    eval_tokens: int,
+    measured: HeldOutLoss | None,
+    held_out: PendingHeldOut,
     weights_sha256: dict[str, str] | None,
 ) -> RunRecord:
     """The record of a branch, final or diverged, or of an intermediate checkpoint of its trunk.
@@ -96,8 +99,11 @@ def run_record(
         steps=progress.step,
         train_loss=losses / n_losses if n_losses else None,
         train_loss_window_tokens=_window_tokens(a, progress.step, n_losses),
-        eval_loss=eval_loss,
-        eval_tokens=None if eval_loss is None else eval_tokens,
+        eval_loss=measured and measured.loss,
+        eval_loss_standard_error=measured and measured.standard_error,
+        eval_tokens=measured and held_out.tokens,
+        eval_documents=measured and held_out.n_documents,
+        eval_data=measured and held_out.origin,
         drop_rate=progress.window_dropped / sum(map(sum, routed)) if final and routed else (0.0 if final else None),
         expert_load_max_over_mean=balance(routed) if final and routed else (1.0 if final else None),
         schedule={
@@ -128,6 +134,7 @@ def run_record(
         precision=a.run.precision,
         attention_precision=a.model.attention_precision,
         dataset=context.dataset,
+        data_order=context.data_order,
         tokenizer=context.tokenizer,
         training_flops=flops,
         tokens_per_second=speed,

@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 from hub.names import final_branch_name
 from hub.records import RunRecord
 
-from . import checkpoint, files, memory, setup
+from . import checkpoint, files, memory, pins, setup
 from .arguments import ConfigurationError, TrainingArguments
 from .checkpoint import Progress
 from .checkpoint_writer import CheckpointWriter
@@ -87,10 +87,13 @@ class Run:
     """
 
     def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
-        self.arguments = a = settled(arguments)
-        self.folder = Path(a.run.output_dir)
+        arguments = settled(arguments)
+        self.folder = Path(arguments.run.output_dir)
         self._trunk, self._intermediate = self.folder / "trunk", self.folder / "intermediate"
-        self.accelerator = make_accelerator(a.run)
+        self.accelerator = make_accelerator(arguments.run)
+        # One process asks for all: upstream a commit may come in between.
+        self.arguments, self.pins = on_main(self.accelerator, lambda: pins.pinned(arguments, self.folder))
+        a = self.arguments
         a.check_processes(self.accelerator.num_processes)
         self._run_data = data = setup.read_data(a, self.accelerator)
         self.tokenizer, self.data, self.held_out = data.tokenizer, data.training, data.held_out
@@ -145,17 +148,17 @@ class Run:
 
     def _begin(self) -> None:
         """On the main process: check and write down what the folder holds, and clear away what a kill left there."""
-        path, identity = (
-            self.folder / "data.json",
-            {"dataset": self.context.dataset, "tokenizer": self.context.tokenizer},
-        )
-        if path.exists() and (before := json.loads(path.read_text())) != identity:
-            raise ConfigurationError(
-                f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
-                "choose another run.output_dir"
-            )
+        path = self.folder / "data.json"
+        identity = {"dataset": self.context.dataset, "tokenizer": self.context.tokenizer}
+        if path.exists():
+            before = {name: json.loads(path.read_text()).get(name) for name in identity}
+            if before != identity:
+                raise ConfigurationError(
+                    f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
+                    "choose another run.output_dir"
+                )
         self.arguments.save(self.folder / "config.yaml")
-        files.write_json(path, identity)
+        files.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
         for folder in (path for path in [*self.folder.iterdir(), *self._intermediate.glob("*")] if path.is_dir()):
             checkpoint.sweep_up(folder)
         for path in [*self.folder.glob("*/model"), *self._intermediate.glob("*/model")]:

@@ -60,6 +60,7 @@ def run_context(a: TrainingArguments, accelerator, data: RunData) -> results.Run
         architecture=arch,
         data=data.training,
         dataset=data.training.dataset,
+        data_order=inputs.data_order(a),
         tokenizer={"id": _public_name(a.data.tokenizer), "fingerprint": fingerprint(data.tokenizer)},
         peak_learning_rate=peak,
         learning_rate_law=law,

@@ -12,6 +12,7 @@ import torch
 
 from .checkpoint import Progress
 from .distributed import sum_over_processes
+from .evaluation import HeldOutLoss
 from .hardware import peak_memory
 from .loop import StepResult
 from .trackers import Trackers
@@ -98,10 +99,12 @@ class StepLog:
         self._write(line)
         self.trackers.log(_scalars(line), step, line["tokens"])
 
-    def evaluation(self, progress: Progress, loss: float) -> None:
-        """Record a held-out loss (nats per token, dropless)."""
+    def evaluation(self, progress: Progress, measured: HeldOutLoss) -> None:
+        """Record a held-out loss (nats per token, dropless) with its standard error."""
+        loss, error = measured.loss, measured.standard_error
         values = {"eval_loss": _finite(loss), "eval_perplexity": _finite(math.exp(min(loss, 700.0)))}
-        logger.info("step %d: held-out loss %.4f", progress.step, loss)
+        values |= {} if error is None else {"eval_loss_standard_error": _finite(error)}
+        logger.info("step %d: held-out loss %.4f%s", progress.step, loss, "" if error is None else f" ± {error:.4f}")
         tokens = self.schedule.ramp.tokens(progress.step)
         self._write({"step": progress.step, "tokens": tokens, **values})
         self.trackers.log(_scalars(values), progress.step, tokens)

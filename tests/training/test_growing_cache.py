@@ -341,9 +341,9 @@ def test_what_is_wrong_with_the_held_out_text_is_said_while_training(tiny, token
 def test_runs_of_any_length_share_one_cache_and_compare_their_held_out_loss(tiny, tokenizer):
     short, long = (training_data(tiny(schedule__tokens=tokens), tokenizer) for tokens in ([1280], [2560]))
     assert short.dataset == long.dataset
-    shuffled = training_data(tiny(data__shuffle_files=1), tokenizer)
+    shuffled = training_data(tiny(data__order_seed=1), tokenizer)
     assert shuffled._tokens.cache.folder != short._tokens.cache.folder
-    one, two = held_out(tiny(), tokenizer), held_out(tiny(data__shuffle_files=1), tokenizer)
+    one, two = held_out(tiny(), tokenizer), held_out(tiny(data__order_seed=1), tokenizer)
     assert np.array_equal(one.sequences, two.sequences)
     assert one.tokens == 8 * 32
     for data in (short, long, shuffled):

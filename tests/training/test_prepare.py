@@ -54,7 +54,7 @@ def test_damage_and_bad_flags_have_their_exit_status(config, tmp_path):
     shard.write_bytes(data)
     damaged = prepare("--config", config, "--verify")
     assert damaged.exit_code == 3
-    assert "tokens-00000.bin: the sha256 differs" in damaged.output
+    assert "tokens-00000.bin has another sha256 than when it was written; delete the folder" in damaged.output
     for words, message in (
         (["--data.colour", "red"], "data.colour: no such key"),
         (["--data.text_column", "body"], "data.text_column: no column 'body'"),

@@ -42,6 +42,7 @@ def assert_close(one, other):
     for tokens, (record, weights) in one.items():
         other_record, other_weights = other[tokens]
         assert record.eval_loss == pytest.approx(other_record.eval_loss, abs=1e-6)
+        assert record.eval_loss_standard_error == pytest.approx(other_record.eval_loss_standard_error, abs=1e-6)
         assert record.train_loss == pytest.approx(other_record.train_loss, abs=1e-6)
         assert record.drop_rate == pytest.approx(other_record.drop_rate)
         for name, weight in weights.items():

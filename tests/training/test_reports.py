@@ -89,9 +89,13 @@ def test_unequal_shares_of_the_evaluation(tiny):
 
     counted.training, counted.eval, counted.train = False, run.session.model.eval, run.session.model.train
     device = torch.device("cpu")
-    parts = [evaluate(counted, whole, 2, device, rank, 2) for rank in range(2)]
+    sums = []
+    evaluate(counted, whole, 2, device, 0, 2, lambda nats: sums.append(nats) or nats)
+    shared = evaluate(counted, whole, 2, device, 1, 2, lambda nats: nats + sums[0])
     assert len(calls) == 2 * 2
-    assert sum(parts) == pytest.approx(evaluate(run.session.model, whole, 2, device), abs=1e-6)
+    alone = evaluate(run.session.model, whole, 2, device)
+    assert shared.loss == pytest.approx(alone.loss, abs=1e-6)
+    assert shared.standard_error == pytest.approx(alone.standard_error, abs=1e-6)
 
 
 def test_a_trace_of_the_steps_that_were_asked_for(tiny):

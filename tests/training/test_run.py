@@ -63,6 +63,10 @@ def test_every_branch_leaves_a_model_and_a_true_record(finished):
     assert 1 <= record.expert_load_max_over_mean <= 4
     assert 0 < record.eval_loss < math.log(300) + 1
     assert record.eval_tokens == 8 * 32
+    assert 2 <= record.eval_documents <= 8
+    assert 0.001 < record.eval_loss_standard_error < 0.5
+    assert record.eval_data.startswith("split 'validation'; sequences from the first 1,")
+    assert record.data_order.endswith("in windows of 65,536 by seed 0")
     assert record.schedule.peak_learning_rate == 0.01
     for other in records.values():
         assert "/" not in other.dataset.id
@@ -89,8 +93,12 @@ def test_the_reloaded_model_has_the_recorded_loss_and_generates(finished):
     arguments, records = finished
     for folder in folders(arguments):
         model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-        loss = evaluate(model, held_out(arguments, tokenizer), 2, torch.device("cpu"))
-        assert loss == pytest.approx(RunRecord.load(folder).eval_loss, abs=1e-6)
+        measured, record = (
+            evaluate(model, held_out(arguments, tokenizer), 2, torch.device("cpu")),
+            RunRecord.load(folder),
+        )
+        assert measured.loss == pytest.approx(record.eval_loss, abs=1e-6)
+        assert measured.standard_error == pytest.approx(record.eval_loss_standard_error, abs=1e-6)
         prompt = tokenizer("the model", return_tensors="pt")
         assert model.generate(**prompt, max_new_tokens=5, do_sample=False).shape[1] > prompt["input_ids"].shape[1]
     assert len(records) == 2

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -113,16 +112,6 @@ def test_whole_files_before_the_place_are_not_read_again(many_files, monkeypatch
     assert len([text for texts, _ in source.batches(16, place) for text in texts]) == 240 - place.documents
     # The place is in the last file; the state is of a batch of 16 documents before it, and a chunk of them more.
     assert [Path(str(file)).name for file in opened] == [f"train-{i:05d}-of-00012.parquet" for i in (9, 10, 11)]
-
-
-def test_the_order_of_files_is_shuffled_by_a_seed_wherever_they_lie(many_files, tmp_path):
-    orders = [list(TextSource(str(many_files), file_seed=seed).documents()) for seed in (None, 0, 1)]
-    assert orders[0] == [text for i in range(12) for text in make_documents(20, i)]
-    assert orders[0] != orders[1] != orders[2]
-    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
-    assert all(orders[1][i : i + 20] in [make_documents(20, j) for j in range(12)] for i in range(0, 240, 20))
-    copy = shutil.copytree(many_files, tmp_path / "elsewhere")
-    assert list(TextSource(str(copy), file_seed=1).documents()) == orders[2]
 
 
 def test_a_crash_at_any_write_leaves_a_cache_that_goes_on(corpus, tokenizer, tmp_path, small_shards):
@@ -282,7 +271,7 @@ def test_damage_is_found(corpus, tokenizer, tmp_path):
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(CorruptCacheError, match="sha256 differs"):
+    with pytest.raises(CorruptCacheError, match="another sha256"):
         list(cache.verify())
     shard.write_bytes(data[:-2])
     with pytest.raises(CorruptCacheError, match="does not hold"):

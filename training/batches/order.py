@@ -9,10 +9,10 @@ asked for once the end is known.
 Each window of each epoch is a pseudo-random permutation, computed for just the positions that are asked for (a Feistel
 network over the index bits with cycle walking), so that going to any position costs the same and nothing is stored.
 
-What windows cost: a batch mixes documents of one window and never of two, so the data set's own order shows at scales
-above a window. With the default of 65,536 sequences of 512 tokens a batch of 512 sequences is drawn from about 30,000
-documents of FineWeb-Edu. Data that is sorted (by crawl, by source) should be stored shuffled, or its files be read in
-another order (`data.shuffle_files`). Data that fits into one window is shuffled as a whole.
+What windows cost: a batch mixes documents of one window and never of two, so the order in which text is drawn shows at
+scales above a window. With the default of 65,536 sequences of 512 tokens a batch of 512 sequences is drawn from about
+30,000 documents of FineWeb-Edu. Above a window it is `tokens.parts` that mixes. Data that fits into one window is
+shuffled as a whole.
 """
 
 from __future__ import annotations

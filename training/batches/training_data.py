@@ -56,7 +56,7 @@ class TrainingData:
         self._prefetcher: Prefetcher | None = None
         self._share: tuple | None = None  # (rank, world size, device) that is read ahead for
         self._said_epoch = 0
-        self._checks: list[Callable[[], None]] = []
+        self._checks: list[Callable[[], None]] = [tokens.check_shards]
         tokens.start()
         tokens.wait_for(sequence_length + 1)
         if tokens.cache.n_sequences(sequence_length) < 1:

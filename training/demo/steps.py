@@ -221,7 +221,7 @@ class Demo:
         text = tokenizer.decode(written[0], skip_special_tokens=True)
         arguments = next(r.arguments for r in sweep.runs if r.arguments.model.d_model == best.d_model)
         sequences = held_out(arguments, tokenizer)
-        loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu"))
+        loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
         self.console.print(f"{folder}\n> {text}", markup=False, highlight=False)
         self.console.print(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per token")
         if abs(loss - best.eval_loss) > 1e-5:

@@ -124,9 +124,9 @@ def config(sweep_file: _SweepFile, name: Annotated[str, typer.Argument(help="Nam
     """Write the configuration of a run into its folder and print its path, for `train.py --config`."""
     try:
         (one,) = Sweep.load(sweep_file).only([name]).runs
+        print(write_configuration(one))
     except ConfigurationError as error:
         _fail(str(error))
-    print(write_configuration(one))
 
 
 @app.command()

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..pins import pinned_with_sweep
 from . import launch
 from .file import Sweep, SweepRun
 from .state import Attempt, held, is_through, records, state, trained_tokens
@@ -60,7 +61,8 @@ def run_sweep(
         retries: how often a failed run is started again, after the others; a diverged one would diverge again.
 
     Raises:
-        ConfigurationError: there are too few devices for the processes of a run, or they cannot share its batches.
+        ConfigurationError: there are too few devices for the processes of a run, or they cannot share its batches; or
+            the commit of its dataset cannot be told.
     """
     waiting = [(run, 0) for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True) if not is_through(run)]
     outcome = Outcome()
@@ -69,6 +71,7 @@ def run_sweep(
             _judge(run, 0, outcome)
     for run, _ in waiting:
         run.arguments.check_processes(processes_per_run)
+        pinned_with_sweep(run.arguments, run.folder)  # all of them before the first is started
     free = launch.workers(workers, processes_per_run, accelerate_config)
     busy: list[_Started] = []
     try:
@@ -112,10 +115,15 @@ def _start(started: _Started) -> None:
 
 
 def write_configuration(run: SweepRun) -> Path:
-    """Write `launch.yaml` into the run's folder; the file that `train.py --config` takes."""
+    """Write `launch.yaml` into the run's folder, pinned to the sweep's data: the file that `train.py --config` takes.
+
+    Raises:
+        ConfigurationError: the dataset's commit cannot be told; see `pins`.
+    """
+    arguments = pinned_with_sweep(run.arguments, run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
     path = run.folder / "launch.yaml"
-    run.arguments.save(path)
+    arguments.save(path)
     return path
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from ..arguments import ConfigurationError
-from .cache import TokenCache
+from .cache import CorruptCacheError, TokenCache
 from .text import TextSource
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ _BUSY = 75  # exit status (EX_TEMPFAIL): somebody else builds this cache
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.5  # between looks at the lock
 _SAY_SECONDS = 10  # of waiting before it is said, and again every time it has doubled
+_CHECK_SECONDS = 1.0  # that a start waits for the checksums of what is there; more of them go on beside it
 _MAX_DEATHS = 3  # of a builder that made no shard, before it is not started again
 
 
@@ -65,10 +66,17 @@ class GrowingCache:
         self._builder: _Builder | None = None
         self._deaths = 0
         self._next_look = time.monotonic() + patience
+        self._checks = _Checks(cache) if patience == 0 else None  # one process of a node is enough
 
     def start(self) -> None:
-        """Begin to build, if tokens are missing and nobody does; returns at once."""
+        """Begin to build, if tokens are missing and nobody does, and to compare the checksums of those that are there.
+
+        Raises:
+            CorruptCacheError: of a shard whose turn came within a second; of a later one `check` raises it.
+        """
         self.cache.refresh()
+        if self._checks is not None:
+            self._checks.start()
         if not self._there(self._until):
             self._keep_building()
 
@@ -97,13 +105,21 @@ class GrowingCache:
 
     def check(self) -> None:
         """Raise what `wait_for` would raise by now, without waiting."""
+        self.check_shards()
         with self._lock:
             if self._builder is not None and (status := self._builder.process.poll()) is not None:
                 builder, self._builder = self._builder, None
                 self._judge(builder, status)
 
+    def check_shards(self) -> None:
+        """Raise CorruptCacheError if a shard that was there at the start has turned out to be damaged."""
+        if self._checks is not None and self._checks.error is not None:
+            raise self._checks.error
+
     def close(self) -> None:
         """End the builder, if this process started one; the shard it was writing is lost."""
+        if self._checks is not None:
+            self._checks.close()
         with self._lock:
             if self._builder is not None:
                 self._builder.end()
@@ -141,6 +157,39 @@ class GrowingCache:
             logger.warning("%s; it is started again", message)
             return
         raise ConfigurationError(message) if kind == "ValueError" else TokenBuildError(message)
+
+
+class _Checks:
+    """A thread that compares the checksums of the shards that are there, so that damage is found before hours of
+    training have come to it. A shard that is read sooner is compared then."""
+
+    def __init__(self, cache: TokenCache):
+        self.error: CorruptCacheError | OSError | None = None
+        self._cache, self._stop = cache, threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Compare; returns when all are done or a second is over. Raises what was found by then."""
+        if self._thread is None and self._cache.shards:
+            self._thread = threading.Thread(target=self._work, name="check-tokens", daemon=True)
+            self._thread.start()
+            self._thread.join(_CHECK_SECONDS)
+            if self.error is not None:
+                raise self.error
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            for number in range(len(self._cache.shards)):
+                if self._stop.is_set():
+                    return
+                self._cache.check_shard(number)
+        except (CorruptCacheError, OSError) as error:
+            self.error = error
 
 
 class _Builder:

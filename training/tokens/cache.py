@@ -8,8 +8,9 @@
 Each document is followed by the end-of-text token. Where a shard ends depends on the documents alone: at the one that
 reaches `shard_tokens`. So a cache that was interrupted, or extended by a longer run, is byte for byte the one that is
 built in one go, and readers need to know nothing but how many shards there are by now. `shards.jsonl` is appended to,
-one line once the shard is safely on the disk; its last line says that the data ends there. `writer` builds a
-cache, and `builder` does so in a process beside the training.
+one line once the shard is safely on the disk; its last line says that the data ends there. A reader compares a shard's
+sha256 before it takes the first token of it. `writer` builds a cache, and `builder` does so in a process beside the
+training.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import numpy as np
 from hub.atomic import sha256_of, write_bytes
 
 from .. import files
+from . import parts
 from .text import TextSource
 from .tokenizer import description, fingerprint
 
@@ -35,7 +37,10 @@ _OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a fe
 
 
 class CorruptCacheError(RuntimeError):
-    """A shard of the token cache is missing or is not what the list of shards says."""
+    """A file of the token cache is missing or is not what was written. The message says which, and what to do."""
+
+    def __init__(self, path: Path, what: str):
+        super().__init__(f"{path} {what}; delete the folder {path.parent}, and the next start tokenises it again")
 
 
 class TokenCache:
@@ -53,12 +58,13 @@ class TokenCache:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.recipe = json.loads((folder / "recipe.json").read_text())
+        self.recipe = _read_recipe(folder / "recipe.json")
         self.shards: list[dict] = []
         self.complete = False
         self._dtype = np.dtype(self.recipe["dtype"])
         self._ends = np.empty(0, dtype=np.int64)
         self._read_bytes = 0  # of shards.jsonl
+        self._good: set[int] = set()  # numbers of the shards whose checksum was compared
         self._map = lru_cache(_OPEN_SHARDS)(self._open)
         self.refresh()
 
@@ -73,7 +79,7 @@ class TokenCache:
         whole = new[: new.rfind(b"\n") + 1]  # a line may be being written
         if not whole:
             return False
-        entries = [json.loads(line) for line in whole.splitlines()]
+        entries = [_parsed(path, line) for line in whole.splitlines()]
         self._read_bytes += len(whole)
         added = [entry for entry in entries if "file" in entry]
         for shard in added:
@@ -88,9 +94,19 @@ class TokenCache:
     def _check_size(self, shard: dict) -> None:
         path = self.folder / shard["file"]
         if not path.exists() or path.stat().st_size != shard["tokens"] * self._dtype.itemsize:
-            raise CorruptCacheError(f"{path} does not hold {shard['tokens']} tokens; delete {self.folder}")
+            raise CorruptCacheError(path, f"does not hold {shard['tokens']} tokens")
+
+    def check_shard(self, number: int) -> None:
+        """Compare the sha256 of a shard, once; it takes a second for each 1.5 GB. Raises CorruptCacheError."""
+        if number in self._good:
+            return
+        shard = self.shards[number]
+        if sha256_of(self.folder / shard["file"]) != shard["sha256"]:
+            raise CorruptCacheError(self.folder / shard["file"], "has another sha256 than when it was written")
+        self._good.add(number)
 
     def _open(self, number: int) -> np.ndarray:
+        self.check_shard(number)
         mapped = np.memmap(self.folder / self.shards[number]["file"], dtype=self._dtype, mode="r")
         return mapped.view(np.ndarray)  # slices of a plain array are several times cheaper to make
 
@@ -163,16 +179,36 @@ class TokenCache:
         Raises:
             CorruptCacheError: naming the first that differs.
         """
-        for shard in self.shards:
-            if sha256_of(self.folder / shard["file"]) != shard["sha256"]:
-                raise CorruptCacheError(f"{self.folder / shard['file']}: the sha256 differs; delete {self.folder}")
+        self._good.clear()
+        for number, shard in enumerate(self.shards):
+            self.check_shard(number)
             yield shard
+
+
+def _read_recipe(path: Path) -> dict:
+    try:
+        recipe = json.loads(path.read_text())
+        np.dtype(recipe["dtype"])
+        return recipe
+    except (ValueError, KeyError, TypeError):  # also text that is no UTF-8
+        raise CorruptCacheError(path, "is not what was written") from None
+
+
+def _parsed(path: Path, line: bytes) -> dict:
+    """A line of the list of shards: a shard, or the end."""
+    try:
+        entry = json.loads(line)
+        if "end" in entry or (entry["sha256"] and entry["documents"] > 0 and entry["tokens"] > 0 and entry["file"]):
+            return entry
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise CorruptCacheError(path, f"has the line {line[:60]!r}, which was not written so")
 
 
 def open_cache(
     source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None
 ) -> tuple[TokenCache, TextSource]:
-    """The cache of a source, with its recipe on the disk but possibly no tokens yet, and the source with its revision.
+    """The cache of a source, with its recipe on the disk but possibly no tokens yet, and the source.
 
     Args:
         source: the text.
@@ -183,11 +219,10 @@ def open_cache(
 
     Raises:
         FileNotFoundError, ValueError: as `TextSource.identify`.
+        CorruptCacheError: as `TokenCache`, or its recipe is another.
     """
     cache_dir = Path(cache_dir)
     dataset = source.identify(cache_dir / "checksums.json")
-    if not source.is_local:
-        source = replace(source, revision=dataset["revision"])  # what is read is what is recorded
     recipe = {
         "format": FORMAT,
         "shard_tokens": SHARD_TOKENS,
@@ -197,11 +232,16 @@ def open_cache(
         "dtype": "<u2" if len(tokenizer) <= 1 << 16 else "<u4",
         "max_tokens": max_tokens,
     }
+    if source.file_seed is not None:  # what is read as stored is the same tokens as before there was another order
+        recipe["order"] = parts.RECIPE
     folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
     if not (folder / "recipe.json").exists():
         write_bytes(folder / "tokenizer.json", description(tokenizer).encode())
         files.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
-    return TokenCache(folder), source
+    cache = TokenCache(folder)
+    if cache.recipe != recipe:
+        raise CorruptCacheError(folder / "recipe.json", "is not the recipe that its folder is named after")
+    return cache, source
 
 
 def recipe_hash(recipe: dict) -> str:

@@ -1,7 +1,8 @@
-"""Where training text comes from: a Hugging Face data set by name, or local parquet / jsonl files.
+"""Where training text comes from: a Hugging Face dataset by name, or local parquet / jsonl files.
 
-FineWeb-Edu is read with `datasets` in streaming mode, so nothing is downloaded that is not needed; a local folder is
-read the same way. The only column that must be there is the text; a document's `id` decides whether it is held out.
+`datasets` finds the files of a split, which are streamed: nothing is downloaded that is not needed, and a local folder
+is read the same way. They are drawn in the order of `parts`, or read as they are stored. The only column that must be
+there is the text; a document's `id` decides whether it is held out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import NamedTuple
 
 from hub.atomic import sha256_of, write_bytes
 
+from .parts import ShuffledRows, is_parquet, parquet_columns
+
 _DATA_SUFFIXES = {".parquet", ".json", ".jsonl"}
 HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
 
@@ -27,9 +30,9 @@ class Place(NamedTuple):
     Attributes:
         documents: documents before this place, counted after the held-out selection.
         last: sha256 of the last of them; "" at the beginning. It is checked when reading goes on from here.
-        state: a state of `datasets` before this place; None at the beginning.
+        state: a state of the reader (`ShuffledRows`, or `datasets`) before this place; None at the beginning.
         after_state: documents between that state and this place.
-        datasets: the version of `datasets` whose state it is.
+        datasets: the version of the reader whose state it is.
     """
 
     documents: int = 0
@@ -52,12 +55,12 @@ class TextSource:
     Attributes:
         dataset: the name of a data set on the Hub, or a local folder or file (parquet, jsonl).
         config: the data set's configuration, such as `sample-10BT`; None for the default.
-        revision: a commit of a Hub data set; None for its newest.
+        revision: a commit of a Hub dataset.
         split: the split that is read.
         text_column: the column with the text.
         held_out_buckets: documents with hash bucket below this (of 1000) are the held-out part of this split.
         held_out: whether this source is that held-out part or the rest.
-        file_seed: seed of a shuffle of the order of the data set's files; None reads them as they are listed.
+        file_seed: seed of the order in which the text is drawn from all files (`parts`); None reads them as stored.
     """
 
     dataset: str
@@ -75,7 +78,7 @@ class TextSource:
 
     def identify(self, checksums: Path | None = None) -> dict[str, str | None]:
         """`dataset` and `revision` as a record states them: for local files the folder's name and a hash of them all,
-        for a Hub data set its name and commit (looked up when `revision` is None).
+        for a Hub dataset its name and `revision`, a commit (`training.pins`).
 
         Args:
             checksums: a file that remembers the checksums of files that have not changed since (by size and time), so
@@ -83,10 +86,9 @@ class TextSource:
 
         Raises:
             FileNotFoundError: see `check_dataset_exists`.
-            ValueError: no such data set on the Hub, or no way to ask it.
         """
         if not self.is_local:
-            return {"dataset": self.dataset, "revision": self.revision or _newest_commit(self.dataset)}
+            return {"dataset": self.dataset, "revision": self.revision}
         check_dataset_exists(self.dataset)
         root = Path(self.dataset)
         paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _DATA_SUFFIXES)
@@ -105,19 +107,18 @@ class TextSource:
     def batches(self, size: int, start: Place | None = None) -> Iterator[tuple[list[str], Place]]:
         """Up to `size` texts at a time from a place on, each batch with the place that it begins at.
 
-        Whole files before the place are not read again; the one that it lies in is read from its beginning, without
-        anything being done with its rows.
+        Of what lies before the place only the group of parts (or, as stored, the file) that it lies in is read again,
+        without anything being done with its rows.
 
         Raises:
             ValueError: as `documents`, or the documents before the place are not those that were there.
         """
-        import datasets
-
         rows, start = self._open(), start or Place()
-        resumed = start.state is not None and start.datasets == datasets.__version__
+        version = _state_version(rows)
+        resumed = start.state is not None and start.datasets == version
         if resumed:
             rows.load_state_dict(start.state)
-        # Else the place was noted by another version of `datasets`, and is found by counting from the beginning.
+        # Else the place was noted by another version of the reader, and is found by counting from the beginning.
         documents = self._selected(iter(rows))
         skipped = start.after_state if resumed else start.documents
         if start.documents:
@@ -129,7 +130,7 @@ class TextSource:
             yield batch, place
             # The state before this batch, not behind it: so there is always a document to check when going on.
             last = digest(batch[-1])
-            place = Place(place.documents + len(batch), last, state, len(batch), datasets.__version__)
+            place = Place(place.documents + len(batch), last, state, len(batch), version)
             state = rows.state_dict()
 
     def _selected(self, rows: Iterator[dict]) -> Iterator[str]:
@@ -146,6 +147,7 @@ class TextSource:
         return bucket < self.held_out_buckets
 
     def _open(self):
+        """The rows of the split: an IterableDataset as they are stored, or `ShuffledRows`; both keep their state."""
         import datasets
         import huggingface_hub
 
@@ -155,23 +157,33 @@ class TextSource:
             # The listing that huggingface_hub 2.4 caches after resolving one glob lacks the folders that the glob did
             # not touch, and a second load in the same process then finds no data files.
             huggingface_hub.HfFileSystem.clear_instance_cache()
+        rows = schema = None
         try:
-            rows = self._stream(datasets.load_dataset_builder(name, **options))
+            builder = datasets.load_dataset_builder(name, **options)
+            files = (builder.config.data_files or {}).get(self.split)
+            if self.file_seed is not None and files and all(map(is_parquet, files)):
+                schema = parquet_columns(files[0])
+            else:
+                rows = self._stream(builder)
         except ValueError as error:
             raise ValueError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
-        columns = rows.column_names or list(next(iter(rows), {}))
-        if self.text_column not in columns:
-            raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {columns}")
-        return rows.select_columns([name for name in ("id", self.text_column) if name in columns])
+        if rows is None:
+            return ShuffledRows(files, self.file_seed, self._columns(schema))
+        rows = rows.select_columns(self._columns(rows.column_names or list(next(iter(rows), {}))))
+        if self.file_seed is None:
+            return rows
+        if files is None or rows.num_shards != len(files):
+            raise ValueError(
+                f"data.order: 'shuffled', but {self.dataset!r} is not read file by file; it must be 'stored'"
+            )
+        return ShuffledRows(files, self.file_seed, [], lambda i: iter(rows.shard(num_shards=len(files), index=i)))
+
+    def _columns(self, there: list[str]) -> list[str]:
+        if self.text_column not in there:
+            raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {there}")
+        return [name for name in ("id", self.text_column) if name in there]
 
     def _stream(self, builder):
-        """The rows of the split; the builder's list of files is put into the wanted order first."""
-        files = (builder.config.data_files or {}).get(self.split)
-        if self.file_seed is not None and files is not None:
-            # By a hash of what tells the files apart, so that neither the folder that they lie in nor the version of a
-            # library decides the order.
-            common = len(os.path.commonprefix(files))  # noqa: RUF071 (of strings, not paths: they may be URLs)
-            files.sort(key=lambda file: digest(f"{self.file_seed}:{file[common:]}"))
         rows = builder.as_streaming_dataset(split=None)
         if self.split not in rows:
             raise ValueError(f"no such split; there are {list(rows)}")
@@ -185,6 +197,13 @@ class TextSource:
         if self.is_local:
             return str(path), {}
         return self.dataset, {"name": self.config, "revision": self.revision}
+
+
+def _state_version(rows) -> str:
+    """Of the states that a reader of rows gives."""
+    import datasets
+
+    return rows.version if isinstance(rows, ShuffledRows) else datasets.__version__
 
 
 def digest(text: str) -> str:
@@ -206,22 +225,9 @@ def _checksums(paths: list[Path], memory: Path | None) -> Iterator[tuple[str, st
         write_bytes(memory, json.dumps({**known, **now}, indent=0).encode())
 
 
-def _newest_commit(dataset: str) -> str:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    try:
-        return HfApi().dataset_info(dataset).sha
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        raise ValueError(
-            f"data.revision: the Hub cannot be asked for the newest commit of {dataset!r} ({error}); check "
-            "data.dataset, or name a commit that is in the cache"
-        ) from error
-
-
-def is_local_path(dataset: str) -> bool:
-    """Whether a data set is named by a path: one that exists, or one that is written as a path."""
-    return Path(dataset).exists() or dataset.startswith((".", "~", os.sep)) or Path(dataset).suffix != ""
+def is_local_path(name: str) -> bool:
+    """Whether a dataset or tokenizer is named by a path: one that exists, or one that is written as a path."""
+    return Path(name).exists() or name.startswith((".", "~", os.sep)) or Path(name).suffix in _DATA_SUFFIXES
 
 
 def check_dataset_exists(dataset: str) -> None:

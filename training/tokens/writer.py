@@ -19,9 +19,10 @@ from filelock import FileLock
 
 from hub.atomic import sync_folder
 
-from .cache import TokenCache
+from .cache import CorruptCacheError, TokenCache
 from .encoding import DocumentEncoder
 from .text import Place, TextSource
+from .tokenizer import fingerprint_of
 
 # A batch is one piece of work for one process: large enough to be worth sending, small enough to share out evenly.
 _BATCH_DOCUMENTS = 256
@@ -51,6 +52,7 @@ def build(
 
     Raises:
         ValueError: the source cannot be read, is not what it was, or has no document.
+        CorruptCacheError: what is there is not what was written.
         OSError: the disk is full, the network is gone, …; what was finished stays, and the next build goes on there.
     """
     _drop_torn_line(folder / "shards.jsonl")
@@ -140,7 +142,7 @@ def _encoded(
     batches: Iterable[tuple[list[str], Place]], cache: TokenCache, processes: int | None, stack: ExitStack
 ) -> Iterator[tuple[bytes, Callable[[], Place]]]:
     """(bytes, function to the place behind it) of every document in order; in several processes if it is much text."""
-    description = (cache.folder / "tokenizer.json").read_text()
+    description = _description(cache)
     encoder = (description, cache.recipe["eos_token_id"], cache.recipe["dtype"])
     encode, characters = DocumentEncoder(*encoder), 0
     processes = processes or len(os.sched_getaffinity(0))
@@ -161,6 +163,17 @@ def _encoded(
             yield from _with_places(done.result(), texts, place)
     for texts, place, done in pending:
         yield from _with_places(done.result(), texts, place)
+
+
+def _description(cache: TokenCache) -> str:
+    """The cache's tokenizer. Raises CorruptCacheError where it is not the one that the recipe names."""
+    path = cache.folder / "tokenizer.json"
+    try:
+        if fingerprint_of(text := path.read_text()) == cache.recipe["tokenizer"]:
+            return text
+    except (ValueError, KeyError):
+        pass
+    raise CorruptCacheError(path, "is not the tokenizer that the tokens were made with")
 
 
 def _with_places(encoded: list[bytes], texts: list[str], place: Place) -> Iterator[tuple[bytes, Callable[[], Place]]]:
