@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tests.training.token_caches import prepare
-from training.inputs import data_order, held_out, text_sources
+from training.arguments import ConfigurationError
+from training.inputs import check_inputs, data_order, held_out, text_sources
 from training.tokens import cache as tokens
 from training.tokens import parts
 from training.tokens.text import Place, TextSource
@@ -174,3 +177,15 @@ def test_the_record_says_which_text_was_held_out(tiny, tokenizer):
     assert by_hash.origin.startswith("50 in 1,000 documents of split 'train', by the hash of their id; sequences from")
     for one in (some, everything, by_hash):
         one.close()
+
+
+def test_a_run_of_an_earlier_version_goes_on_in_the_stored_order(tiny):
+    stored = tiny(data__order="stored")
+    path = Path(stored.run.output_dir) / "config.yaml"
+    values = stored.with_capacity_group(None).to_dict()
+    del values["data"]["order"], values["data"]["order_seed"]
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump(values))
+    check_inputs(stored)
+    with pytest.raises(ConfigurationError, match=r"data.order: 'shuffled', but .*config.yaml has 'stored'$"):
+        check_inputs(tiny())
