@@ -36,7 +36,7 @@ from scaling_law.drawing import (
     shared_legend,
 )
 from scaling_law.laws import JointLaw
-from scaling_law.optimum import Constraints, optimal_widths
+from scaling_law.optimum import Constraints, has_optimum, no_optimum, optimal_widths
 from scaling_law.units import format_count
 
 if TYPE_CHECKING:
@@ -72,6 +72,22 @@ def predicted_against_observed(result: FitResult, axes: Any = None) -> NDArray[A
     return np.array([top, bottom])
 
 
+def with_optimum(law: JointLaw, experts: Sequence[float]) -> list[float]:
+    """Those of `experts` that the law has an optimum for, of which a figure is drawn; ValueError if there is none."""
+    columns = np.asarray(experts, float)
+    exists = has_optimum(law.chinchilla_coefficients(columns))
+    if not exists.any():
+        raise ValueError(no_optimum(law, columns))
+    return [e for e, drawn in zip(experts, exists, strict=True) if drawn]
+
+
+def near_the_runs(law: JointLaw, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> NDArray[np.bool_]:
+    """Which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
+    shape = np.broadcast_shapes(np.shape(n_active), np.shape(tokens), np.shape(experts))
+    inside = np.broadcast_to(~np.asarray(law.beyond_guard(n_active, tokens, experts), bool), shape)
+    return inside if inside.any() else np.ones(shape, bool)
+
+
 def isoflop(
     law: JointLaw,
     flops: ArrayLike = (1e19, 1e20, 1e21, 1e22),
@@ -79,6 +95,7 @@ def isoflop(
     axes: Any = None,
 ) -> NDArray[Any]:
     """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget."""
+    experts = with_optimum(law, experts)
     budgets = np.atleast_1d(np.asarray(flops, float))
     axes = panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
     for ax, budget in zip(axes, budgets, strict=True):
@@ -214,7 +231,7 @@ def models_within_memory(
     n_active = active_parameters(np.minimum(free.d_model, limits))
     tokens = affordable_tokens(flops, n_active, inference_tokens)
     losses = law.loss(n_active, tokens, columns)
-    losses = np.where(law.beyond_guard(n_active, tokens, columns) | ~free.exists, np.inf, losses)
+    losses = np.where(near_the_runs(law, n_active, tokens, columns) & free.exists, losses, np.inf)
     kept = np.isfinite(losses).any(axis=1)
     return WithinMemory(memory[kept], n_active[kept], tokens[kept], losses[kept])
 

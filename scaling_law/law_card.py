@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 from scaling_law.units import format_count
@@ -10,6 +11,9 @@ from scaling_law.units import format_count
 if TYPE_CHECKING:
     from scaling_law.laws import Law
 
+ISOFLOP_EXPERTS = (1.0, 4.0, 16.0)
+ISOFLOP_BUDGETS, MEMORY_BUDGET = (1e19, 1e20, 1e21, 1e22), 1e22  # the paper's figures; FLOPs
+LARGEST_PAPER_RUN = 5.3e20
 _METADATA = """---
 {license}tags:
 - scaling-laws
@@ -87,14 +91,23 @@ def _dataset(dataset: str, commit: str | None) -> str:
 
 
 def law_pictures(law: Law) -> dict[str, bytes]:
-    """isoFLOP and memory-optimal figures as PNG, by file name; none for laws that have no tokens and experts."""
+    """isoFLOP and memory-optimal figures as PNG, by file name; none for laws that have no optimum.
+
+    Budgets are as far from the law's largest run as the paper's figures are from the paper's.
+    """
     from scaling_law import figures
     from scaling_law.drawing import png
     from scaling_law.laws import JointLaw
+    from scaling_law.optimum import has_optimum
 
-    if not isinstance(law, JointLaw):
+    if not isinstance(law, JointLaw) or not has_optimum(law.chinchilla_coefficients(ISOFLOP_EXPERTS)).any():
         return {}
-    return {"isoflop.png": png(figures.isoflop(law)), "memory_optimal.png": png(figures.memory_optimal(law))}
+    fitted = law.conditions.overall if law.conditions else None
+    scale = 10.0 ** round(math.log10(fitted.training_flops[1] / LARGEST_PAPER_RUN)) if fitted else 1.0
+    return {
+        "isoflop.png": png(figures.isoflop(law, [scale * f for f in ISOFLOP_BUDGETS], ISOFLOP_EXPERTS)),
+        "memory_optimal.png": png(figures.memory_optimal(law, scale * MEMORY_BUDGET)),
+    }
 
 
 def _span(limits: tuple[float, float]) -> str:

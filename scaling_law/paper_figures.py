@@ -35,7 +35,7 @@ from scaling_law.drawing import (
     save,
     shared_legend,
 )
-from scaling_law.figures import EXPERTS, draw_memory_optimal, isoflop, memory_optimal
+from scaling_law.figures import EXPERTS, draw_memory_optimal, isoflop, memory_optimal, near_the_runs
 from scaling_law.inverse import compute_matched, flop_savings
 from scaling_law.laws import JointLaw, joint_to_chinchilla
 from scaling_law.learning_rate import LearningRateLaw
@@ -170,8 +170,8 @@ def _dense_memory(width: float, kv_tokens: float) -> Any:
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) -> None:
     """Losses less that of the dense model, without what lies beyond the law's range guard."""
-    guarded = np.asarray(law.beyond_guard(found.n_active, found.tokens, np.array(EXPERTS, float)), bool)
-    losses = np.where(np.isfinite(found.loss) & ~guarded, found.loss, np.nan)
+    near = near_the_runs(law, found.n_active, found.tokens, np.array(EXPERTS, float))
+    losses = np.where(np.isfinite(found.loss) & near, found.loss, np.nan)
     shown = ~np.isnan(losses[:, 0])
     x, losses, n, tokens = (v[shown] for v in (flops, losses, found.n_active, found.tokens))
     best = np.nanargmin(losses, axis=1)

@@ -5,7 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from scaling_law import JointLaw, drawing, figures, paper_figures
+from scaling_law import Conditions, JointLaw, drawing, figures, paper_figures
+from scaling_law.conditions import fitted_ranges
+from scaling_law.law_card import law_pictures
 
 # Machado, Oliveira and Fernandes 2009, severity 1: what linear RGB becomes for the three kinds of colour blindness.
 SEEN_BY = {
@@ -207,3 +209,13 @@ def test_every_figure_of_the_paper(published, paper_fit, tmp_path):
     assert all(path.stat().st_size > 10_000 for path in written)
     with pytest.raises(ValueError, match="experts=3: no runs"):
         paper_figures.loss_curves(paper_fit, 3)
+
+
+def test_a_law_of_small_runs_that_rises_for_some_experts_still_has_a_card(published):
+    """The paper's figures lie beyond its range guard; its card's are drawn at budgets of its own."""
+    n_active, tokens, experts = np.array([8e4, 7e5]), np.array([5e5, 1.6e7]), np.array([1.0, 16.0])
+    small = Conditions("small runs", ranges=fitted_ranges(n_active, tokens, experts))
+    law = published.replace(alpha=0.12, gamma=-0.09, conditions=small)
+    assert sorted(law_pictures(law)) == ["isoflop.png", "memory_optimal.png"]
+    assert law_pictures(published.replace(beta=0.3)) == {}
+    assert np.isfinite(figures.memory_curves(published.replace(conditions=small), 1e22, [1, 8])[1]).all()
