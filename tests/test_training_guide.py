@@ -131,7 +131,7 @@ def test_the_command_for_several_nodes_trains(launched, tiny, monkeypatch):
 @pytest.mark.slow
 def test_the_command_without_a_file_makes_a_step(launched, tokenizer_folder):
     """The smallest form of it: a dry run of a small model, since the data set is on the Hub."""
-    (command,) = [command for command in LAUNCHES if "--config" not in command]
+    command = next(command for command in LAUNCHES if "--config" not in command)
     flags = ["--dry-run", "--data.tokenizer", str(tokenizer_folder), "--model.d_model", "64"]
     (output,) = launched(command, flags=[*flags, "--schedule.batch_ramp", "0:32"])
     assert "estimated for the whole run" in output
