@@ -155,5 +155,8 @@ def test_the_list_and_a_whole_configuration_are_printed():
         == 2 * 1024 * 50257 + 13 * 16 * 1024**2
     )
     whole = yaml.safe_load(runner.invoke(presets.app, ["show", "paper/d512-E8"]).output)
-    assert whole == from_dict({"preset": "paper/d512-E8", "run": {"output_dir": "runs/NAME"}}).to_dict()
+    given = from_dict({"preset": "paper/d512-E8", "run": {"output_dir": "runs/NAME"}})
+    assert whole == given.with_capacity_group().to_dict()
+    paper = yaml.safe_load(runner.invoke(presets.app, ["show", "paper"]).output)
+    assert paper["model"]["capacity_group_tokens"] == 16_384
     assert runner.invoke(presets.app, ["show", "nothing"]).exit_code == 2
