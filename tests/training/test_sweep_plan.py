@@ -15,7 +15,7 @@ from scaling_law.plan import plan as plan_of_law
 from training.arguments import ConfigurationError
 from training.sweep import cli as sweep_module
 from training.sweep.file import Sweep
-from training.sweep.plan import plan_sweep
+from training.sweep.plan import _caption, plan_sweep
 from training.sweep.state import Attempt, measured_flops_per_second, state, status, trained_tokens
 
 
@@ -151,6 +151,19 @@ def test_dearer_runs_are_those_of_more_flops_not_of_more_width(tmp_path):
 def test_time_is_unknown_without_a_speed(tiny, tmp_path):
     plan = plan_sweep(tiny_sweep(tiny, tmp_path))
     assert (plan.seconds, plan.flops_per_second, plan.speed_source) == (None, None, "unknown")
+
+
+def test_runs_that_count_capacity_over_different_groups_are_pointed_out(tiny, tmp_path):
+    base = {**tiny(schedule__batch_ramp=["0:4"]).to_dict(), "run": {"precision": "fp32"}}
+
+    def caption(**more):
+        runs = [{"run.seed": seed, "run.micro_batch_sequences": micro, **more} for seed, micro in ((0, 1), (1, 4))]
+        return _caption(plan_sweep(Sweep.from_dict({"base": base, "runs": runs}, tmp_path)))
+
+    assert "capacity groups: 32, 128 tokens; set model.capacity_group_tokens" in caption()
+    assert "capacity groups" not in caption(**{"model.capacity_group_tokens": 32})
+    with pytest.raises(ConfigurationError, match="model.capacity_group_tokens: 128; a micro-batch"):
+        caption(**{"model.capacity_group_tokens": 128})
 
 
 def test_a_missing_tokenizer_is_said(tiny, tmp_path):
