@@ -162,7 +162,7 @@ def test_runs_that_count_capacity_over_different_groups_are_pointed_out(tiny, tm
 
     assert "capacity groups: 32, 128 tokens; set model.capacity_group_tokens" in caption()
     assert "capacity groups" not in caption(**{"model.capacity_group_tokens": 32})
-    with pytest.raises(ConfigurationError, match="model.capacity_group_tokens: 128; a micro-batch"):
+    with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 128; a micro-batch"):
         caption(**{"model.capacity_group_tokens": 128})
 
 
