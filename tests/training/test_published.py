@@ -130,7 +130,7 @@ def test_errors_are_one_line_and_leave_nothing(server, command, tmp_path, monkey
         ([*ARGUMENTS, "--to", tmp_path / "full"], "not an empty folder; nothing was fetched"),
     ):
         code, _, err = command("pull-published", *words)
-        assert code == 1
+        assert code == 2
         assert err.startswith("error: ")
         assert reason in err
         assert "Traceback" not in err
@@ -148,9 +148,9 @@ def test_nothing_in_a_file_is_executed(server, command, tmp_path):
             return (Path.touch, (tmp_path / "ran",))
 
     server.state.put("model", REPOSITORY, "main", {"48/4/3/15258.pt": pickle.dumps({"model": Evil()})})
-    assert command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")[0] == 1
+    assert command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")[0] == 2
     server.state.put("model", REPOSITORY, "main", {"48/4/3/15258.pt": checkpoint(logger=Evil())})
-    assert command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")[0] == 1
+    assert command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")[0] == 2
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
 

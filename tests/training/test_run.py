@@ -51,8 +51,8 @@ def test_every_branch_leaves_a_model_and_a_true_record(finished):
     arguments, records = finished
     assert sorted(records) == [1280, 2560]
     record = records[2560]
-    assert record.run_id.startswith("tiny-d64-E4-seed0-tokens")
-    assert (record.parent_run_id, record.status) == ("tiny-d64-E4-seed0", "final")
+    assert record.run_id == "tiny-d64-E4-seed0-lr0.01-tokens002.56K"
+    assert (record.parent_run_id, record.status) == ("tiny-d64-E4-seed0-lr0.01", "final")
     assert record.branch_point_tokens == 2048
     assert record.schedule.decay_tokens == 512
     assert record.n_active == 2 * 64 * 300 + 13 * 64**2
