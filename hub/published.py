@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from .atomic import sha256_of
@@ -73,15 +73,14 @@ class PublishedFile:
     commit: str
 
 
-def installed_converter() -> Convert:
-    """The converter that an installed package offers.
+def installed_converter() -> EntryPoint:
+    """The converter that an installed package offers; its `load()` imports torch, which takes seconds.
 
     Raises:
         FilesError: there is none.
     """
     for found in entry_points(group=CONVERTERS):
-        converter: Convert = found.load()
-        return converter
+        return found
     raise FilesError(
         f"no installed package converts these checkpoints (entry points {CONVERTERS!r}); install "
         "joint-moe-scaling-laws again with its training part"
@@ -113,7 +112,7 @@ def pull_published(
         run: which.
         destination: the folder that `convert` fills.
         convert: called with the `PublishedFile` and the destination; it must read the file as data only
-            (`torch.load(..., weights_only=True)`). Default: `installed_converter()`, which is loaded after the run is
+            (`torch.load(..., weights_only=True)`). Default: that of `installed_converter()`, loaded once the run is
             found, because loading takes long, and before gigabytes are fetched.
         repository: where the files lie.
         revision: a branch or commit; default: the newest commit, which is then pinned for all requests.
@@ -130,19 +129,20 @@ def pull_published(
     """
     from huggingface_hub import hf_hub_download
 
+    chosen = convert or installed_converter()
     transport = _transport(access)
     info = transport.read(lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True))
     files = {item.rfilename: item for item in info.siblings or []}
     if run.path not in files:
         raise NotFoundError(f"{repository} has no {run.path} at {info.sha}; {_nearest(run, list(files))}")
-    convert = convert or installed_converter()
+    converter: Convert = chosen.load() if isinstance(chosen, EntryPoint) else chosen
     local = transport.read(
         lambda: hf_hub_download(repository, run.path, revision=info.sha, cache_dir=cache_dir, **transport.access)
     )
     expected = files[run.path].lfs.sha256 if files[run.path].lfs else None
     if expected is not None and (found := sha256_of(Path(local))) != expected:
         raise IntegrityError(f"{run.path} was received with sha256 {found}, the Hub says {expected}")
-    convert(PublishedFile(run, Path(local), repository, str(info.sha)), Path(destination))
+    converter(PublishedFile(run, Path(local), repository, str(info.sha)), Path(destination))
     return str(info.sha)
 
 
