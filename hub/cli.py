@@ -85,10 +85,10 @@ def push(
             _list(target, sweep, [record for record in pushed if record.sweep == sweep], license, tag, collection)
     for record in pushed:
         out.print(f"{record.repo}@{record.branch} {record.commit}", highlight=False, markup=False, soft_wrap=True)
-    if pushed:
-        _show_loading(target, pushed[-1])
     if text := without_license(folders, license):
         log.print(f"[yellow]no licence:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    if pushed:  # last, so that it can be copied to the end
+        _show_loading(target, pushed[-1])
     if failed:
         raise failed
 

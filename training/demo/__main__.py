@@ -25,7 +25,7 @@ def main(
     workers: Annotated[int, typer.Option(min=1, help="Runs that train at the same time.")] = os.cpu_count() or 1,
 ) -> None:
     """The whole loop, from a corpus to a fitted law, on this machine."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     folder = output_dir or Path("demo-output-fast" if fast else "demo-output")
     demo = Demo(folder, FAST if fast else FULL, workers, console)
     try:

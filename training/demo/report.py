@@ -102,8 +102,8 @@ def extrapolate(runs: Runs) -> Extrapolation | None:
 
 def trust(fitted: Fitted) -> str:
     """A plain statement of how far the demo's fit can be trusted, from its own numbers."""
-    runs, result = fitted.runs, fitted.result
-    low, high = fitted.bootstrap.prediction_interval(1e8, 2e9, 1)
+    runs, result, law = fitted.runs, fitted.result, fitted.bootstrap.law
+    conditions = law.conditions
     parts = [
         f"{len(runs)} runs of {len(set(runs.trunk))} trunks for {len(result.law.coefficients)} coefficients; "
         f"N_act spans {_span(runs.n_active)}, tokens {_span(runs.tokens)}, and the fitted RMSE is "
@@ -117,11 +117,32 @@ def trust(fitted: Fitted) -> str:
             f"Fitted to the {e.fitted} smaller runs only, it misses the {e.predicted} of N_act = "
             f"{format_count(e.n_active)} by {e.rmse:.3f} nats, {verdict} their mean would do ({e.spread:.3f})."
         )
+    beyond = "; ".join(str(excess) for excess in conditions.excesses(1e9, 2e10, 1))
     parts.append(
-        f"For a dense 100M-parameter model on 2B tokens it says {low:.2f} to {high:.2f} nats (95 %, by trunks), "
-        "if the law's form holds that far out at all. It shows that the loop works; do not plan with it."
+        "It shows that the loop works. A dense model of 1B parameters on 20B tokens is too far from its runs to ask: "
+        f"{beyond}."
     )
+    parts.append(f"Asked where its runs lie, with {own_budget(law):.0e} FLOPs: {own_answer(law)}")
     return "\n".join(parts)
+
+
+def own_budget(law: JointLaw) -> float:
+    """FLOPs in the middle of the runs that the law was fitted on, as one digit and a power of ten."""
+    return float(f"{np.sqrt(np.prod(law.conditions.overall.training_flops)):.0e}")
+
+
+def own_answer(law: JointLaw) -> str:
+    """The best model for `own_budget` by the demo's own law, or which questions this law can answer."""
+    try:
+        table = law.optimal(own_budget(law), law.conditions.experts)
+    except ValueError as error:
+        return str(error)
+    best, tied = table.best, f" {table.comparison}." if table.comparison else ""
+    interval = "" if best.loss_interval is None else " ({:.3f} to {:.3f}, 95 %)".format(*best.loss_interval)
+    return (
+        f"E = {best.experts:g}, {format_count(best.n_active)} active parameters, {format_count(best.tokens)} tokens, "
+        f"loss {best.loss:.3f}{interval}.{tied}"
+    )
 
 
 def figures(folder: Path, law: JointLaw, result: FitResult) -> list[Path]:
@@ -178,7 +199,8 @@ def summary(
         f"[bold]Look at[/]  {here}/figures/*.png, {here}/hub (a release as it lies on the Hub)\n"
         "[bold]Load[/]     the Python below\n"
         f"[bold]Refit[/]    scaling-law fit {here}/hub/datasets/{sample.record.sweep}-runs/main\n"
-        "[bold]Ask[/]      scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
+        f"[bold]Ask[/]      scaling-law optimal --law {here}/law --flops {own_budget(fitted.bootstrap.law):.0e}\n"
+        "         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
     )
     return Panel(Group(rows, "", next_steps), title="[bold]The loop, closed[/]", border_style="green", padding=(1, 2))
 
