@@ -13,7 +13,7 @@ import typer
 
 from scaling_law import cli_fitting, cli_reports
 from scaling_law import cli_support as support
-from scaling_law.cli_support import ExpertsOption, ForceOption, JsonOption, LawOption, clear_errors, show
+from scaling_law.cli_support import ExpertsOption, ForceOption, JsonOption, LawOption, VocabOption, clear_errors, show
 from scaling_law.laws import ChinchillaLaw
 from scaling_law.optimal_table import percentile_interval
 from scaling_law.result_table import Stacked
@@ -108,7 +108,7 @@ def optimal(
     bytes_per_parameter: float = typer.Option(2.0, help="2 for bf16, 1 for fp8, 0.5 for 4 bits."),
     bytes_per_kv: float = typer.Option(2.0, help="Bytes of a KV cache element."),
     kv_heads_ratio: float = typer.Option(1.0, help="KV heads / heads (grouped queries)."),
-    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    vocab_size: int | None = VocabOption,
     integral: bool = typer.Option(
         False, "--integral", help="Only architectures that exist (d_model a multiple of 64)."
     ),
@@ -180,7 +180,7 @@ def learning_rate(
     experts: int = typer.Option(1, help="Number of experts."),
     n_blocks: int | None = typer.Option(None, help="Number of blocks."),
     n_heads: int | None = typer.Option(None, help="Number of heads."),
-    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    vocab_size: int | None = VocabOption,
     law: str = LearningRateLawOption,
     as_json: bool = JsonOption,
 ) -> None:
@@ -194,14 +194,15 @@ def learning_rate(
 
         scaling-law learning-rate --d-model 512 --law paper --json
 
-        scaling-law learning-rate --d-model 192 --n-blocks 3 --vocab-size 1024 --law my-learning-rates.json
+        scaling-law learning-rate --d-model 192 --n-blocks 3 --law my-learning-rates.json
     """
     from scaling_law.architecture import Architecture
     from scaling_law.learning_rate import LearningRateLaw
 
     with clear_errors():
         chosen = LearningRateLaw.named(law)
-        architecture = Architecture(d_model, experts, n_blocks, n_heads, vocab_size)
+        vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
+        architecture = Architecture(d_model, experts, n_blocks, n_heads, vocabulary)
         rate, trusted = chosen.learning_rate(architecture), not chosen.beyond_guard(architecture)
         warnings = chosen.warnings(architecture)
     value: dict[str, Any] = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}

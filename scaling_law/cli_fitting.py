@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from scaling_law import cli_support as support
-from scaling_law.cli_support import JsonOption, LawOption, clear_errors, show
+from scaling_law.cli_support import JsonOption, LawOption, VocabOption, clear_errors, show
 from scaling_law.units import parse_bytes, parse_context, parse_count, parse_experts
 
 RunsArgument = typer.Argument(
@@ -197,7 +197,7 @@ def next_runs(
     widths: str | None = typer.Option(None, help="Their d_model: 256,512,768. [default: 256 to 3072]"),
     ratio: str = typer.Option("0.5:80", "--tokens-per-parameter", help="Their tokens per active parameter."),
     largest: str | None = typer.Option(None, "--max-run-flops", help="Budget of one run. [default: a quarter of all]"),
-    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    vocab_size: int | None = VocabOption,
     noise: float | None = typer.Option(None, help="Standard deviation of ln L of one run. [default: from the fit]"),
     memory: str | None = typer.Option(None, help="For advantage: memory for weights and KV cache, 80GB."),
     max_parameters: str | None = typer.Option(None, help="For advantage: limit on total parameters, 7B."),
@@ -231,11 +231,11 @@ def next_runs(
             parse_experts(experts, "--experts"),
             support.optional(widths, _widths, "--widths"),
             _pair(ratio, "--tokens-per-parameter"),
-            vocab_size,
+            chosen.vocab_size if vocab_size is None else vocab_size,
         )
         made = choose(
             chosen,
-            _answer(ask, limits),
+            _answer(ask, limits, vocab_size),
             budget,
             candidates,
             noise,
@@ -308,7 +308,7 @@ def _widths(text: str, field: str) -> list[int]:
     return [int(value) for value in support.count_list(text, field)]
 
 
-def _answer(ask: str, limits: dict[str, Any]) -> Any:
+def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
     """The question of --ask as a function of a law."""
     from scaling_law import design
 
@@ -325,4 +325,4 @@ def _answer(ask: str, limits: dict[str, Any]) -> Any:
     if given and kind != "advantage":
         raise ValueError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
     make: Any = forms[kind][0]
-    return make(*values, **given)
+    return make(*values, **given, **({"vocab_size": vocab_size} if kind == "advantage" else {}))

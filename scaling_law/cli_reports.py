@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from scaling_law import cli_support as support
-from scaling_law.cli_support import ExpertsOption, ForceOption, JsonOption, LawOption, clear_errors, show
+from scaling_law.cli_support import ExpertsOption, ForceOption, JsonOption, LawOption, VocabOption, clear_errors, show
 from scaling_law.units import parse_bytes, parse_context, parse_count, parse_experts
 
 LearningRateLawOption = support.learning_rate_law_option("--learning-rate-law")
@@ -55,7 +55,7 @@ def plan(
     branches: int = typer.Option(1, help="Measurements from one trunk: the full run, half, a quarter, …"),
     gpu_tflops: float = typer.Option(989.0, help="Peak TFLOP/s of one GPU (989: H100, bf16)."),
     mfu: float = typer.Option(0.4, help="Part of the peak that training uses."),
-    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    vocab_size: int | None = VocabOption,
     sweep: str = typer.Option("run", help="Name of the sweep the run belongs to."),
     output: Path | None = PlanOutput,
     force: bool = ForceOption,
@@ -126,7 +126,7 @@ def match(
     flops: str = typer.Option(..., help="Budget of each model: 1e13."),
     experts: str = typer.Option("2,4", help="Experts of the models beside the dense one: 2,4,8."),
     n_blocks: int | None = typer.Option(None, help="Blocks and heads of all models; default d_model / 64."),
-    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    vocab_size: int | None = VocabOption,
     bootstrap: int = typer.Option(1000, help="Resamples for the intervals."),
     output: Path = MatchedOutput,
     force: bool = ForceOption,
@@ -136,7 +136,7 @@ def match(
 
     Examples:
 
-        scaling-law match docs/results/runs.jsonl --flops 1e13 --n-blocks 2 --vocab-size 1024 -o matched-plan.json
+        scaling-law match docs/results/runs.jsonl --flops 1e13 --n-blocks 2 -o matched-plan.json
     """
     from scaling_law.fitting import fit
     from scaling_law.matched import plan_matched
@@ -161,7 +161,7 @@ def reach(
     kv_tokens: str = typer.Option("0", help="Tokens in the KV cache: 16k is 16,384."),
     inference_tokens: str = typer.Option("0", help="Tokens served over the model's life: 100B."),
     experts: str | None = ExpertsOption,
-    vocab_size: int = typer.Option(50257, help="Vocabulary size."),
+    vocab_size: int | None = VocabOption,
     force: bool = ForceOption,
     law: str = LawOption,
     as_json: bool = JsonOption,

@@ -32,6 +32,9 @@ ForceOption = typer.Option(False, "--force", help="Answer even where the law is 
 ExpertsOption = typer.Option(
     None, help="Experts to compare: 1,2,4,8 or 1-32. [default: 1,2,4,8,16,32; a Chinchilla law's own]"
 )
+VocabOption = typer.Option(
+    None, "--vocab-size", help="Vocabulary size. [default: that of the law's runs; where unknown GPT-2's 50257]"
+)
 
 
 def learning_rate_law_option(name: str) -> Any:

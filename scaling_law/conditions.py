@@ -26,6 +26,7 @@ ROUNDING = 1e-9  # a question at the guard itself is inside
 # What a card shows as a link and as code.
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+OPTIONAL = ("dataset", "commit", "vocab_size")  # fields that a file has only where they are known
 
 
 class ExtrapolationError(ValueError):
@@ -74,7 +75,8 @@ class Conditions:
     `draws` says how the draws of the law were made, where that needs saying. `dataset` and `commit` name the index on
     the Hub that the runs were read from, as `load_runs(dataset, revision=commit)` reads it again.
     `trunks` of the runs were resampled as clusters, found as `trunk_source` says; `set_aside` names runs that were
-    left out of the fit as outliers; `warmup_tokens` is the longest warm-up of the runs, in tokens.
+    left out of the fit as outliers; `warmup_tokens` is the longest warm-up of the runs, in tokens; `vocab_size`
+    the vocabulary that all of them share, None if it is unknown or they differ.
     """
 
     provenance: str
@@ -90,6 +92,7 @@ class Conditions:
     trunk_source: str | None = None
     set_aside: tuple[str, ...] = ()
     warmup_tokens: float | None = None
+    vocab_size: int | None = None
 
     @property
     def overall(self) -> FittedRange | None:
@@ -150,7 +153,7 @@ class Conditions:
         """Plain JSON values."""
         data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
         # Versions that do not know these fields read the files of laws that do not need them.
-        return {name: value for name, value in data.items() if value is not None or name not in ("dataset", "commit")}
+        return {name: value for name, value in data.items() if value is not None or name not in OPTIONAL}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
@@ -159,6 +162,9 @@ class Conditions:
             value = data.get(name)
             if value is not None and not (isinstance(value, str) and allowed.fullmatch(value)):
                 raise ValueError(f"conditions: {name}={value!r} must have the form {allowed.pattern}")
+        vocabulary = data.get("vocab_size")
+        if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
+            raise ValueError(f"conditions: vocab_size={vocabulary!r} must be an integer of at least 1")
         try:
             ranges = tuple(FittedRange(**_tuples(r)) for r in data.get("ranges", ()))
             return cls(**{**_tuples(data), "ranges": ranges})

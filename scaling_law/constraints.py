@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,6 +20,9 @@ from scaling_law.architecture import (
     total_parameters,
 )
 from scaling_law.units import parse_bytes, parse_context, parse_count
+
+if TYPE_CHECKING:
+    from scaling_law.laws import Law
 
 Quantity = float | str  # a number, or text such as "80GB", "7B", "16k"; see `scaling_law.units`
 
@@ -42,6 +45,12 @@ class Constraints:
     inference_tokens: float = 0.0
     kv_heads_ratio: float = 1.0
     vocab_size: int = VOCAB_SIZE
+
+    @classmethod
+    def of(cls, law: Law, **limits: Any) -> Constraints:
+        """The constraints of a question to `law`: without a `vocab_size` (or with None) sizes count the law's own."""
+        given = limits.pop("vocab_size", None)
+        return cls(**limits, vocab_size=law.vocab_size if given is None else given)
 
     def __post_init__(self) -> None:
         self._read("max_parameters", parse_count, "positive and finite, or None for no limit", positive=True)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.architecture import HEAD_DIM, VOCAB_SIZE, Architecture
+from scaling_law.conditions import Conditions
 from scaling_law.display import Summarised, literal
 from scaling_law.laws import JointLaw
 from scaling_law.optimum import Constraints, optimal_widths
@@ -49,10 +50,10 @@ def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
 
     Its sign decides which of the two is best.
     """
-    constraints = Constraints(**limits)
+    Constraints(**{name: value for name, value in limits.items() if value is not None})  # bad input ends here
 
     def ask(law: JointLaw) -> float:
-        loss = optimal_widths(law, flops, np.array([one, other], float), constraints).loss
+        loss = optimal_widths(law, flops, np.array([one, other], float), Constraints.of(law, **limits)).loss
         return float(loss[1] - loss[0])
 
     return ask
@@ -188,7 +189,8 @@ def next_runs(
     Args:
         law: a fitted law with draws (`result.bootstrap(...).law`).
         answer: a function of a law, such as `log_optimal_parameters(1e22)`.
-        candidates: runs to choose from; default `candidate_grid(flops / 4)`, so that several fit.
+        candidates: runs to choose from; default `candidate_grid(flops / 4)` with the law's vocabulary, so that
+            several fit.
         noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
         max_runs: at most so many runs; small ones cost next to no FLOPs, but each is work.
         warmup_tokens: tokens of warm-up; default that of the runs the law was fitted on, where their records say it.
@@ -204,7 +206,7 @@ def next_runs(
         raise ValueError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
-    candidates = (candidates or candidate_grid(flops / 4)).past_warmup(warmup_tokens or 0.0)
+    candidates = (candidates or candidate_grid(flops / 4, vocab_size=law.vocab_size)).past_warmup(warmup_tokens or 0.0)
     columns = (candidates.n_active, candidates.tokens, candidates.experts)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:
@@ -226,10 +228,11 @@ def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, 
     A bootstrap's draws have long tails, which would rule a covariance: beyond five robust deviations they are dropped.
     """
     assert law.draws is not None
+    unguarded = Conditions("a draw", vocab_size=law.vocab_size)  # no ranges: a wild draw is dropped below
     kept, answers = [], []
     for i, draw in enumerate(law.draws):
         try:
-            value = answer(JointLaw(*draw))
+            value = answer(JointLaw(*draw, conditions=unguarded))
         except ValueError:
             continue
         if np.isfinite(value):

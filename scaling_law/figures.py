@@ -223,12 +223,14 @@ def models_within_memory(
     The loss of an E for which the law has no optimum is infinite. ValueError if it has one for none of `experts`.
     """
     columns = np.asarray(experts, float)
-    free = optimal_widths(law, flops, columns, Constraints(inference_tokens=inference_tokens))
-    sizes = np.asarray(total_parameters(free.d_model, columns), float)[free.exists]
+    free = optimal_widths(law, flops, columns, Constraints.of(law, inference_tokens=inference_tokens))
+    sizes = np.asarray(total_parameters(free.d_model, columns, vocab_size=law.vocab_size), float)[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     elements: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "bytes_per_parameter": 1.0, "bytes_per_kv": 1.0}
-    limits = np.array([Constraints(max_memory_bytes=float(m), **elements).width_limit(columns) for m in memory])
-    n_active = active_parameters(np.minimum(free.d_model, limits))
+    limits = np.array(
+        [Constraints.of(law, max_memory_bytes=float(m), **elements).width_limit(columns) for m in memory]
+    )
+    n_active = active_parameters(np.minimum(free.d_model, limits), vocab_size=law.vocab_size)
     tokens = affordable_tokens(flops, n_active, inference_tokens)
     losses = law.loss(n_active, tokens, columns)
     losses = np.where(near_the_runs(law, n_active, tokens, columns) & free.exists, losses, np.inf)

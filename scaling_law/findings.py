@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.architecture import VOCAB_SIZE, active_parameters, width_of_total
+from scaling_law.architecture import active_parameters, width_of_total
 from scaling_law.laws import JointLaw
 from scaling_law.learning_rate_grid import LearningRateGrid
 
@@ -103,7 +103,7 @@ def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
 
 
 def better_in_memory(
-    law: JointLaw, flops: float, experts: float, *, vocab_size: int = VOCAB_SIZE, times_tokens: bool = False
+    law: JointLaw, flops: float, experts: float, *, vocab_size: int | None = None, times_tokens: bool = False
 ) -> Finding:
     """Finding 3, or the rule of thumb: an MoE of the same total parameters beats the compute-optimal dense model.
 
@@ -123,18 +123,20 @@ def better_in_memory(
 
 
 def memory_matched_gain(
-    law: JointLaw, flops: float, experts: float, vocab_size: int = VOCAB_SIZE, times_tokens: bool = False
+    law: JointLaw, flops: float, experts: float, vocab_size: int | None = None, times_tokens: bool = False
 ) -> FloatArray:
     """Loss of the compute-optimal dense model minus that of the MoE with its N_total, for every draw, [n_draws].
 
-    Sizes follow the d / 64 rule with fractional widths. Nats per token; NaN for a draw without an optimum.
+    Sizes follow the d / 64 rule with fractional widths, and count the law's own vocabulary unless one is given. Nats
+    per token; NaN for a draw without an optimum.
     """
     dense = drawn_optimum(law, flops, (1.0,))
     n_total = dense.n_active[:, 0]  # of a dense model, the same as N_act
     gain = np.full(len(n_total), np.nan)
     known = np.flatnonzero(np.isfinite(n_total))
-    widths = width_of_total(n_total[known], experts, vocab_size)
-    n_active = active_parameters(widths, vocab_size=vocab_size)
+    vocabulary = law.vocab_size if vocab_size is None else vocab_size
+    widths = width_of_total(n_total[known], experts, vocabulary)
+    n_active = active_parameters(widths, vocab_size=vocabulary)
     tokens = experts * dense.tokens[known, 0] if times_tokens else flops / (6 * n_active)
     assert law.draws is not None  # `drawn_optimum` has checked it
     gain[known] = dense.loss[known, 0] - law._evaluate(law.draws[known].T, n_active, tokens, np.array(float(experts)))

@@ -162,6 +162,7 @@ class FitResult(Summarised, Generic[LawT_co]):
             "runs": int(self.used.sum()),
             "source": self.runs.source,
             "loss": self.runs.loss_name,
+            "vocab_size": self.runs.vocab_size,
             "settings": self.problem.settings.to_dict(),
             "rmse_by_experts": {f"{e:g}": value for e, value in self.rmse_by_experts().items()},
             "status": status,
@@ -199,7 +200,8 @@ class FitResult(Summarised, Generic[LawT_co]):
         head = Text(f"{self.law.formula}\n", style="bold")
         count = f"{int(self.used.sum())} runs of {self.status.n_trunks} trunks ({self.status.trunk_source})"
         aside = f", {len(self.status.set_aside)} set aside" if self.status.set_aside else ""
-        head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}; ", style="not bold")
+        vocabulary = f", vocabulary {self.runs.vocab_size:,}" if self.runs.vocab_size else ""
+        head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}{vocabulary}; ", style="not bold")
         head.append(f"RMSE {self.rmse:.4f} nats, objective {self.objective:.6g}", style="not bold")
         coefficients = Table(title="Coefficients", title_justify="left")
         for name in ("", "value", "standard error", ""):

@@ -194,5 +194,6 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Search, cho
         trunk_source=status.trunk_source,
         set_aside=status.set_aside,
         warmup_tokens=used.warmup_tokens,
+        vocab_size=used.vocab_size,
     )
     return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)

@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.architecture import (
     HEAD_DIM,
-    VOCAB_SIZE,
     active_parameters,
     affordable_tokens,
     total_parameters,
@@ -79,11 +78,11 @@ def cheapest_budget(
 ) -> Reached:
     """Least FLOPs whose best model with E experts reaches `loss`, for each E (None: `law.default_experts()`).
 
-    `limits` are the fields of `constraints.Constraints` (memory, inference). Raises ValueError for bad input;
-    ExtrapolationError where every answer for a loss lies beyond the range guard, unless `force`.
+    `limits` are the fields of `constraints.Constraints` (memory, inference, vocabulary). Raises ValueError for bad
+    input; ExtrapolationError where every answer for a loss lies beyond the range guard, unless `force`.
     """
     target = positive("loss", loss)
-    constraints = Constraints(**limits)
+    constraints = Constraints.of(law, **limits)
     e = asked_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
     shape = np.broadcast_shapes(target.shape, e.shape)
@@ -130,7 +129,7 @@ def smallest_memory(
     if "max_memory_bytes" in limits:
         raise ValueError("max_memory_bytes is what is asked for: leave it out")
     budget, target = float(positive("flops", flops)), float(positive("loss", loss))
-    constraints = Constraints(**limits)
+    constraints = Constraints.of(law, **limits)
     e = np.atleast_1d(asked_experts(law, experts))
     free = optimal_widths(law, budget, e, constraints)
 
@@ -244,12 +243,13 @@ def matched_memory(
     law: ChinchillaForm,
     flops: ArrayLike,
     experts: ArrayLike = (2, 4, 8),
-    vocab_size: int = VOCAB_SIZE,
+    vocab_size: int | None = None,
     *,
     force: bool = False,
 ) -> MatchedMemory:
     """Compare compute-optimal dense models of budgets `flops` with E-expert models of the same total parameters.
 
+    `vocab_size` None is that of the law's runs.
     Raises ExtrapolationError where a dense model, or one on E times its tokens, lies beyond the range guard, unless
     `force`.
     """
@@ -257,7 +257,8 @@ def matched_memory(
     dense = law.compute_optimal(budget, 1.0, force=force)
     expand = budget.shape + (1,) * e.ndim
     n, d, loss = (np.asarray(v).reshape(expand) for v in (dense.n_active, dense.tokens, dense.loss))
-    n_active = active_parameters(width_of_total(n, e, vocab_size), vocab_size=vocab_size)
+    vocabulary = law.vocab_size if vocab_size is None else vocab_size
+    n_active = active_parameters(width_of_total(n, e, vocabulary), vocab_size=vocabulary)
     refuse_extrapolation(law.conditions, n_active, e * d, e, force)
     ratio = tokens_to_reach(law, loss, n_active, e, force=True) / d
     gain = loss - law.loss(n_active, e * d, e)
@@ -274,7 +275,7 @@ def compute_matched(
     """
     budget, e = positive("flops", flops), np.asarray(experts, float)
     dense = law.compute_optimal(budget, 1.0, force=force).n_active
-    base = Constraints(**limits)
+    base = Constraints.of(law, **limits)
     rows = []
     for f, n in zip(np.atleast_1d(budget), np.atleast_1d(dense), strict=True):
         found = optimal_widths(law, f, e, replace(base, max_parameters=float(n)))

@@ -64,6 +64,8 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
         ]
         parts.append(table(("E", "Active parameters", "Tokens", "Tokens per parameter"), rows, right=(0, 1, 2, 3)))
         parts.append("Outside these ranges predictions are extrapolations, and come with a warning.")
+        if conditions.vocab_size is not None:
+            parts.append(f"Sizes count the vocabulary of these runs, {conditions.vocab_size:,} tokens.")
         parts.append(f"```json\n{json.dumps(conditions.objective, indent=1)}\n```")
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
     metadata = _METADATA.format(license=f"license: {license}\n" if license else "")

@@ -97,6 +97,11 @@ class Law:
         """Name → value, in the order of the formula."""
         return {name: getattr(self, name) for name in self.coefficient_names()}
 
+    @property
+    def vocab_size(self) -> int:
+        """The vocabulary that this law's sizes count: that of its runs, GPT-2's 50,257 where it is unknown."""
+        return (self.conditions and self.conditions.vocab_size) or VOCAB_SIZE
+
     def loss(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
         """Predicted loss in nats per token. Arguments broadcast. ValueError for N, D ≤ 0, E < 1 or non-finite.
 
@@ -240,7 +245,7 @@ class ChinchillaForm(Law):
         bytes_per_kv: float = 2.0,
         inference_tokens: Quantity = 0.0,
         kv_heads_ratio: float = 1.0,
-        vocab_size: int = VOCAB_SIZE,
+        vocab_size: int | None = None,
         integral: bool = False,
         learning_rate_law: LearningRateLaw | None = None,
         force: bool = False,
@@ -256,7 +261,7 @@ class ChinchillaForm(Law):
             bytes_per_parameter, bytes_per_kv: 2 for bf16.
             inference_tokens: tokens served over the model's life: 1e11 or "100B".
             kv_heads_ratio: key-value heads / heads.
-            vocab_size: of the tokenizer; it sets the size of a width.
+            vocab_size: of the tokenizer; it sets the size of a width. None for that of the law's runs.
             integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
             learning_rate_law: of the learning rates; None for the published one.
             force: compare and name answers beyond the range guard, too.
@@ -277,7 +282,7 @@ class ChinchillaForm(Law):
             "kv_heads_ratio": kv_heads_ratio,
             "vocab_size": vocab_size,
         }
-        return best_models(self, flops, experts, Constraints(**limits), integral, learning_rate_law, force)
+        return best_models(self, flops, experts, Constraints.of(self, **limits), integral, learning_rate_law, force)
 
 
 @register

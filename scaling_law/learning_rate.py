@@ -26,8 +26,9 @@ from scaling_law.listing import ROWS
 
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")
-FORMAT, VERSION = "learning_rate_law", 2  # version 1 had no ranges
+FORMAT, VERSION = "learning_rate_law", 3
 RANGES = ("n_range", "experts_range")
+LACKING = {1: {*RANGES, "vocab_size"}, 2: {"vocab_size"}, VERSION: set[str]()}  # fields that a version did not have
 UNGUARDED = "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
@@ -38,6 +39,7 @@ class LearningRateLaw:
 
     `source` records where the coefficients come from; `rmse` is that of ln LR for a fitted law. `n_range` and
     `experts_range` are the lowest and highest N (as `reading` counts it) and E that it rests on; None if unknown.
+    `vocab_size` is that of the models it rests on (GPT-2's where unknown): the one meant where none is given.
     """
 
     intercept: float
@@ -48,6 +50,7 @@ class LearningRateLaw:
     rmse: float | None = None
     n_range: tuple[float, float] | None = None
     experts_range: tuple[float, float] | None = None
+    vocab_size: int = VOCAB_SIZE
 
     def __post_init__(self) -> None:
         if self.reading not in READINGS:
@@ -57,6 +60,8 @@ class LearningRateLaw:
                 raise ValueError(f"{name}={value!r} is not a number")
             if not math.isfinite(value):
                 raise ValueError(f"{name}={value!r} must be finite")
+        if type(self.vocab_size) is not int or self.vocab_size < 1:
+            raise ValueError(f"vocab_size={self.vocab_size!r} must be an integer of at least 1")
         for name in RANGES:
             if (ends := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _two_ends(name, ends))
@@ -89,9 +94,9 @@ class LearningRateLaw:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: not valid JSON ({error})") from None
-        if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") not in (1, VERSION):
-            raise ValueError(f"{path}: not a learning-rate law: format must be {FORMAT!r} and version 1 or {VERSION}")
-        fields = {*cls.__dataclass_fields__} - ({*RANGES} if data["version"] == 1 else set())
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") not in (*LACKING,):
+            raise ValueError(f"{path}: not a learning-rate law: format must be {FORMAT!r} and version 1 to {VERSION}")
+        fields = {*cls.__dataclass_fields__} - LACKING[data["version"]]
         names = {"format", "version", *fields}
         if set(data) != names:
             raise ValueError(f"{path}: the fields must be exactly {sorted(names)}, here are {sorted(data)}")
@@ -101,12 +106,13 @@ class LearningRateLaw:
             raise ValueError(f"{path}: {error}") from None
 
     def counted_parameters(
-        self, d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float = VOCAB_SIZE
+        self, d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float | None = None
     ) -> Any:
-        """The N that this law's reading counts, for models of width d_model (broadcasts)."""
+        """The N that this law's reading counts, for models of width d_model (broadcasts); None: its own vocabulary."""
         if self.reading == "paper":
             return non_embedding_parameters(d_model, n_blocks)
-        return active_parameters(d_model, n_blocks, vocab_size) + PHANTOM_POSITIONS * np.asarray(d_model, float)
+        vocabulary = self.vocab_size if vocab_size is None else vocab_size
+        return active_parameters(d_model, n_blocks, vocabulary) + PHANTOM_POSITIONS * np.asarray(d_model, float)
 
     def at(self, counted_parameters: ArrayLike, experts: ArrayLike) -> Any:
         """Peak LR for N as counted by this reading (broadcasts)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -110,13 +110,15 @@ class LearningRateGrid:
                 rates = ", ".join(f"{rate:g}" for rate in model.learning_rates)
                 raise RunsError(f"{_name(model)}: learning rates {rates}; a grid needs three")
         published = LearningRateLaw.published(reading)
-        return fit_learning_rate(
+        law = fit_learning_rate(
             [published.counted(model.architecture) for model in chosen],
             [model.architecture.experts for model in chosen],
             [model.best for model in chosen],
             with_experts=len({model.architecture.experts for model in chosen}) > 1,
             reading=reading,
         )
+        vocabularies = {model.architecture.vocab_size for model in chosen}
+        return replace(law, vocab_size=vocabularies.pop()) if len(vocabularies) == 1 else law
 
     def errors(self, law: LearningRateLaw, experts: Collection[float] | None = None) -> np.ndarray:
         """ln of the law's rate over the best rate, for each grid of these numbers of experts (None: all)."""

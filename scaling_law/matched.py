@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from scaling_law.architecture import HEAD_DIM, VOCAB_SIZE, Architecture
+from scaling_law.architecture import HEAD_DIM, Architecture
 from scaling_law.conditions import refuse_extrapolation
 from scaling_law.display import html
 from scaling_law.laws import JointLaw
@@ -143,7 +143,7 @@ def plan_matched(
     experts: Sequence[int] = (2, 4),
     *,
     n_blocks: int | None = None,
-    vocab_size: int = VOCAB_SIZE,
+    vocab_size: int | None = None,
     force: bool = False,
 ) -> MatchedPlan:
     """The dense model nearest the compute-optimal one for `flops`, and for each E the two MoE models beside it.
@@ -151,6 +151,7 @@ def plan_matched(
     Args:
         fitted: the bootstrap of a joint law; its intervals are those of single new runs.
         n_blocks: blocks and heads of all models; None follows d_model / 64, so only widths that are multiples of 64.
+        vocab_size: of all models; None for that of the law's runs.
 
     Raises ValueError where no model of an E is as small as the dense one; ExtrapolationError where a model lies beyond
     the range guard of the law, unless `force`.
@@ -159,12 +160,13 @@ def plan_matched(
     if not isinstance(law, JointLaw):
         raise ValueError(f"a {law.name} law cannot plan this; a joint law is needed")
     wanted = float(law.compute_optimal(flops, 1.0, force=force).n_active)
-    dense = min(_architectures(1, n_blocks, vocab_size, 4 * wanted), key=lambda a: abs(math.log(a.n_active / wanted)))
+    vocabulary = law.vocab_size if vocab_size is None else vocab_size
+    dense = min(_architectures(1, n_blocks, vocabulary, 4 * wanted), key=lambda a: abs(math.log(a.n_active / wanted)))
     tokens = round(flops / (6 * dense.n_active))
     models = [_predicted(fitted, dense, tokens, "same FLOPs")]
     limit = dense.n_total * (1 + MEMORY_TOLERANCE)
     for e in experts:
-        fitting = _architectures(e, n_blocks, vocab_size, limit)
+        fitting = _architectures(e, n_blocks, vocabulary, limit)
         if not fitting:
             raise ValueError(f"experts={e}: no model has at most the {dense.n_total:,} parameters of the dense one")
         moe = fitting[-1]

@@ -154,17 +154,18 @@ def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: dict[str, f
     """[budgets, E]: the best models within the memory of a dense model of `size` in this scenario."""
     limits: dict[str, Any] = dict(extra)
     if "kv_cache_tokens" in extra:
-        width = width_of_total(size, 1)
-        limits["max_memory_bytes"] = float(_dense_memory(width, extra["kv_cache_tokens"]))
+        width = width_of_total(size, 1, law.vocab_size)
+        limits["max_memory_bytes"] = float(_dense_memory(law, width, extra["kv_cache_tokens"]))
     else:
         limits["max_parameters"] = size
     grid = np.broadcast_to(flops[:, None], (len(flops), len(EXPERTS)))
-    return optimal_widths(law, grid, np.broadcast_to(np.array(EXPERTS, float), grid.shape), Constraints(**limits))
+    experts = np.broadcast_to(np.array(EXPERTS, float), grid.shape)
+    return optimal_widths(law, grid, experts, Constraints.of(law, **limits))
 
 
-def _dense_memory(width: float, kv_tokens: float) -> Any:
+def _dense_memory(law: JointLaw, width: float, kv_tokens: float) -> Any:
     """Bytes of a dense bf16 model of this (fractional) width and its KV cache."""
-    constraints = Constraints(kv_cache_tokens=kv_tokens)
+    constraints = Constraints.of(law, kv_cache_tokens=kv_tokens)
     return constraints.weight_bytes(width, 1) + constraints.kv_bytes(width)
 
 
@@ -199,7 +200,8 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
     draw_curve(left, flops, dense.loss, known, 1, label="dense, compute-optimal")
     right.axhline(0.0, color=colour_of(1), linewidth=1)
     for i, e in enumerate(experts):
-        largest = active_parameters(width_of_total(dense.n_active, e))
+        width = width_of_total(dense.n_active, e, law.vocab_size)
+        largest = active_parameters(width, vocab_size=law.vocab_size)
         n = np.minimum(largest, law.compute_optimal(flops, e, force=True).n_active)
         inside = known & in_fitted_range(law, n, flops / 6 / n, e)
         draw_curve(left, flops, losses[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
@@ -224,7 +226,7 @@ def learning_rates(law: LearningRateLaw | None = None, points: Any = None, ax: A
     widths = np.geomspace(256, 4096, 60)
     for e in (1, 4, 8, 32):
         rates = law.at(law.counted_parameters(widths), e)
-        ax.plot(active_parameters(widths), rates, color=colour_of(e), label=label_of(e))
+        ax.plot(active_parameters(widths, vocab_size=law.vocab_size), rates, color=colour_of(e), label=label_of(e))
     if points is not None:
         for n, e, rate in zip(*points, strict=True):
             ax.plot(n, rate, "o", color=colour_of(e), markeredgecolor="white", markersize=6)

@@ -149,7 +149,7 @@ def plan(
     bytes_per_kv: float = 2.0,
     inference_tokens: Quantity = 0.0,
     kv_heads_ratio: float = 1.0,
-    vocab_size: int = VOCAB_SIZE,
+    vocab_size: int | None = None,
     force: bool = False,
 ) -> Plan:
     """The run of the best architecture that exists for `flops`; experts and limits as in `law.optimal`.
@@ -217,8 +217,15 @@ def plan(
         gpu_hours=architecture.training_flops(total) / (gpu_flops * mfu * 3600.0),
         gpu_flops=gpu_flops,
         mfu=mfu,
-        warnings=(*table.warnings, *rates.warnings(architecture)),
+        warnings=(*table.warnings, *rates.warnings(architecture), *_other_tokenizer(architecture.vocab_size)),
     )
+
+
+def _other_tokenizer(vocab_size: int) -> list[str]:
+    """A warning where `train.py`, whose default is GPT-2's tokenizer, would train another model than the plan's."""
+    if vocab_size == VOCAB_SIZE:
+        return []
+    return [f"sizes count a vocabulary of {vocab_size:,}: give train.py a tokenizer of that size (--data.tokenizer)"]
 
 
 def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from scaling_law.architecture import VOCAB_SIZE
 from scaling_law.conditions import Conditions, fitted_ranges
 from scaling_law.laws import JointLaw
 
@@ -81,6 +82,7 @@ def published_law(rounded: bool = False) -> JointLaw:
         ranges=fitted_ranges(design.n_active, design.tokens, design.experts),
         draws=None if rounded else DRAWS,
         warmup_tokens=WARMUP_TOKENS,
+        vocab_size=VOCAB_SIZE,
     )
     if rounded:
         return JointLaw(**PRINTED, conditions=conditions)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ class Runs:
     says where the runs came from, `loss_name` which loss was taken, and `skipped` what was left out and why.
     `dataset` and `commit` are those of an index on the Hub, from which `load_runs(dataset, revision=commit)` reads the
     same table again; `warmup_tokens` is the longest warm-up of the runs' schedules, in tokens, None if these do not
-    say.
+    say; `vocab_size` is the vocabulary that all runs share, None if they do not say or differ.
     """
 
     n_active: FloatArray
@@ -57,6 +57,7 @@ class Runs:
     commit: str | None = None
     trunk_source: str = "given"
     warmup_tokens: float | None = None
+    vocab_size: int | None = None
 
     @classmethod
     def from_columns(
@@ -214,6 +215,7 @@ def load_runs(
     ids = [clusters[i] for i, _ in kept]
     runs = Runs.from_columns(n, d, e, losses, trunk=ids, run_id=names, source=origin, loss_name=loss)
     warmup = [tokens for _, row in kept if (tokens := _warmup(row)) is not None]
+    vocabularies = [row.get("vocab_size") for _, row in kept if not _is_missing(row.get("vocab_size"))]
     return replace(
         runs,
         skipped=tuple(problems),
@@ -221,6 +223,7 @@ def load_runs(
         commit=table.commit,
         trunk_source=trunk_source,
         warmup_tokens=max(warmup, default=None),
+        vocab_size=_vocabulary(vocabularies),
     )
 
 
@@ -327,6 +330,14 @@ def _warmup(row: Row) -> float | None:
     value = schedule.get("warmup_tokens") if isinstance(schedule, Mapping) else row.get("warmup_tokens")
     number = _number(value)
     return number if number is not None and np.isfinite(number) and number >= 0 else None
+
+
+def _vocabulary(found: Iterable[Any]) -> int | None:
+    """The one vocabulary among the values of a column; None if there is none, or more than one."""
+    numbers = {_number(value) for value in found}
+    (number,) = numbers if len(numbers) == 1 else (None,)
+    whole = number is not None and np.isfinite(number) and number >= 1 and number == int(number)
+    return int(number) if whole and number is not None else None
 
 
 def _name(i: int, row: Row) -> str:

@@ -187,7 +187,7 @@ def optimum_uncertainty(
 
     if law.draws is None:
         raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
-    columns, constraints = np.atleast_1d(np.asarray(experts, float)), Constraints(**limits)
+    columns, constraints = np.atleast_1d(np.asarray(experts, float)), Constraints.of(law, **limits)
     shape = (len(law.draws), len(columns))
     n_active, tokens, loss = (np.full(shape, np.nan) for _ in range(3))
     for i, draw in enumerate(law.draws):

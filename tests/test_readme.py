@@ -1,5 +1,6 @@
 """What the README shows must work as it stands: its Python blocks are run, and its commands exist."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -69,6 +70,12 @@ def test_the_python_blocks_run_in_their_order(demo_output, capsys):
     assert namespace["best"].experts == 16  # the paper's answer for 80 GB at 1e22 FLOPs
     assert Path("my-law").exists()
     assert namespace["result"].status.converged
+    (question,) = re.findall(r"^# scaling-law (.+)", README, flags=re.MULTILINE)
+    answer = scaling_law(*shlex.split(question), "--json")
+    assert answer.returncode == 0, answer.stderr
+    found, (low, high) = json.loads(answer.stdout), namespace["result"].law.conditions.overall.n_active
+    assert found["constraints"]["vocab_size"] == 1024  # the runs', not GPT-2's
+    assert low <= found["best"]["n_active"] <= high
 
 
 def test_the_planned_run_is_a_configuration_that_train_py_takes(tmp_path, monkeypatch):

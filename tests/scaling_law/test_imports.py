@@ -1,33 +1,28 @@
-"""A query must start quickly and import none of the heavy libraries."""
+"""A query imports none of the heavy libraries (how quickly it answers: benchmarks/query_speed.py)."""
 
 import subprocess
 import sys
 
 QUERY = """
-import sys, time
-began = time.perf_counter()
+import sys
 import scaling_law
 law = scaling_law.JointLaw.published()
 table = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384, integral=True)
 law.loss(1e9, 2e10, 8), law.compute_optimal(1e21)
-took = time.perf_counter() - began
 heavy = {"torch", "transformers", "pydantic", "pandas", "matplotlib", "scipy", "rich", "typer", "hub", "datasets"}
-print(took, table.best.experts, sorted(heavy & set(sys.modules)))
+print(table.best.experts, sorted(heavy & set(sys.modules)))
 """
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split(
-        maxsplit=2
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split(maxsplit=1)
 
 
-def test_query_imports_numpy_only_and_is_quick():
-    results = [run(QUERY) for _ in range(3)]
-    for _, best, heavy in results:
-        assert float(best) == 16
-        assert heavy.strip() == "[]"
-    assert min(float(took) for took, _, _ in results) < 0.5
+def test_query_imports_numpy_only():
+    best, heavy = run(QUERY)
+    assert float(best) == 16
+    assert heavy.strip() == "[]"
 
 
 def test_fit_imports_no_learning_library():

@@ -58,7 +58,7 @@ def test_a_saved_law_is_the_same_law(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 3}, "version 1 or 2"),
+        ({"version": 4}, "version 1 to 3"),
         ({"version": 1}, "the fields must be exactly"),
         ({"n_range": [2.0, 1.0]}, r"n_range=\[2.0, 1.0\] must be two positive numbers"),
         ({"format": "scaling_law"}, "not a learning-rate law"),
@@ -66,6 +66,7 @@ def test_a_saved_law_is_the_same_law(tmp_path):
         ({"slope_e": True}, "slope_e=True is not a number"),
         ({"intercept": float("nan")}, "intercept=nan must be finite"),
         ({"reading": "text"}, "reading='text'"),
+        ({"vocab_size": 0}, "vocab_size=0 must be an integer of at least 1"),
         ({"slope": 1}, "the fields must be exactly"),
     ],
 )
@@ -79,7 +80,8 @@ def test_what_is_no_law_is_refused_by_file_and_field(tmp_path, change, message):
 
 def test_a_file_without_ranges_is_read(tmp_path):
     path = LearningRateLaw.published().save(tmp_path / "law.json")
-    data = {k: v for k, v in json.loads(path.read_text()).items() if k not in ("n_range", "experts_range")}
+    without = ("n_range", "experts_range", "vocab_size")
+    data = {k: v for k, v in json.loads(path.read_text()).items() if k not in without}
     path.write_text(json.dumps(data | {"version": 1}))
     law = LearningRateLaw.load(path)
     assert (law.n_range, law.intercept) == (None, LearningRateLaw.published().intercept)
@@ -122,3 +124,10 @@ def test_fit_on_one_and_eight_experts_carries_to_four_and_thirty_two():
             assert max(np.abs(e).max() for e in errors.values()) < 0.15
         else:
             assert errors[32].mean() > 0.4  # half of ln 32 / 4 and more: far too high a rate
+
+
+def test_a_file_without_a_vocabulary_is_read_and_means_gpt2s(tmp_path):
+    path = LearningRateLaw.published().save(tmp_path / "law.json")
+    data = {k: v for k, v in json.loads(path.read_text()).items() if k != "vocab_size"}
+    path.write_text(json.dumps(data | {"version": 2}))
+    assert LearningRateLaw.load(path) == LearningRateLaw.published()

@@ -93,7 +93,7 @@ def test_the_shell_fits_writes_and_uses_the_law(tmp_path):
     shown = shell.invoke(app, ["fit-learning-rate", str(path), "--experts", "1,8", "-o", str(law)])
     assert shown.exit_code == 0
     assert "d128-E4" in shown.output
-    asked = ["--d-model", "128", "--experts", "4", "--n-blocks", "2", "--vocab-size", "1024", "--json"]
+    asked = ["--d-model", "128", "--experts", "4", "--n-blocks", "2", "--json"]  # the grid's vocabulary is meant
     answer = json.loads(shell.invoke(app, ["learning-rate", "--law", str(law), *asked]).output)
     assert answer["learning_rate"] == pytest.approx(LAW.learning_rate(Architecture(128, 4, 2, 2, 1024)))
     as_json = json.loads(shell.invoke(app, ["fit-learning-rate", str(path), "--json"]).output)
