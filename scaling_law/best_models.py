@@ -109,6 +109,8 @@ def _row(
     d, n, tokens = float(found.d_model[i]), float(found.n_active[i]), float(found.tokens[i])
     vocab = constraints.vocab_size
     unguarded = law.conditions is None or law.conditions.overall is None  # said once, for the table
+    counted = float(rates.counted_parameters(d, vocab_size=vocab))
+    warnings = [*([] if unguarded else law.warnings(n, tokens, experts)), *rates.warnings_at(counted, experts)]
     return OptimalRow(
         experts=experts,
         d_model=d,
@@ -122,9 +124,9 @@ def _row(
         inference_flops=float(inference_flops(n, constraints.inference_tokens)),
         loss=float(found.loss[i]),
         loss_interval=interval,
-        learning_rate=float(rates.at(rates.counted_parameters(d, vocab_size=vocab), experts)),
+        learning_rate=float(rates.at(counted, experts)),
         limited_by="memory" if found.truncated[i] else ("compute" if found.free[i] >= HEAD_DIM else "smallest"),
-        warnings=() if unguarded else tuple(law.warnings(n, tokens, experts)),
+        warnings=tuple(dict.fromkeys(warnings)),
         trusted=trusted,
         architecture=Architecture(round(d), int(experts), vocab_size=vocab) if integral else None,
     )

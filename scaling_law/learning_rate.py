@@ -133,20 +133,24 @@ class LearningRateLaw:
 
     def warnings(self, architecture: Architecture) -> list[str]:
         """How far an architecture lies outside of what this law rests on; empty inside."""
+        return self.warnings_at(self.counted(architecture), architecture.experts)
+
+    def warnings_at(self, counted_parameters: float, experts: float) -> list[str]:
+        """As `warnings`, for N as counted by this reading."""
         if self.n_range is None and self.experts_range is None:
             return [UNGUARDED]
-        found = self._excesses(architecture)
+        found = self._excesses(counted_parameters, experts)
         return [f"learning rate: {text}" for text in (*map(str, found), *advice(found))]
 
     def beyond_guard(self, architecture: Architecture) -> bool:
         """Whether no one should train at this rate: N or E too far outside (`conditions.GUARD`); False if unknown."""
-        return any(excess.beyond for excess in self._excesses(architecture))
+        return any(excess.beyond for excess in self._excesses(self.counted(architecture), architecture.experts))
 
-    def _excesses(self, architecture: Architecture) -> list[Excess]:
+    def _excesses(self, counted_parameters: float, experts: float) -> list[Excess]:
         limits = {"N": self.n_range, "E": self.experts_range}
         known = {name: ends for name, ends in limits.items() if ends is not None}
-        quantities = {"N": self.counted(architecture), "E": float(architecture.experts)}
-        return list(excesses(quantities, known, quantities["E"], slack=1e-3))
+        quantities = {"N": counted_parameters, "E": float(experts)}
+        return list(excesses(quantities, known, float(experts), slack=1e-3))
 
 
 @lru_cache(maxsize=2)

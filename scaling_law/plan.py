@@ -217,7 +217,7 @@ def plan(
         gpu_hours=architecture.training_flops(total) / (gpu_flops * mfu * 3600.0),
         gpu_flops=gpu_flops,
         mfu=mfu,
-        warnings=(*table.warnings, *rates.warnings(architecture), *_other_tokenizer(architecture.vocab_size)),
+        warnings=(*table.warnings, *_other_tokenizer(architecture.vocab_size)),
     )
 
 

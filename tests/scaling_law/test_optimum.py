@@ -364,3 +364,9 @@ def test_results_are_frames_and_html(published):
     for result in (table, found):
         assert "<pre" in result._repr_html_()
         assert "N_act" in result._repr_html_()
+
+
+def test_a_rate_outside_the_range_of_its_law_is_warned_of(published):
+    table = published.optimal(1e24, experts=[1], force=True)
+    assert any(text.startswith("best row: learning rate: N") for text in table.warnings)
+    assert not any("learning rate" in text for text in published.optimal(1e20, experts=[1]).warnings)
