@@ -16,6 +16,8 @@ VENV ?= .venv
 CLIENTS ?= .venv-clients
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
+# A file of tests to each core; every worker holds torch, about 1 GB.
+PARALLEL := -n logical --maxprocesses 8 --dist loadfile
 PIP = -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
 BENCHMARKS := query_speed fit_speed clark_routing model_speed checkpoints data_pipeline hub_releases
@@ -44,10 +46,10 @@ demo: setup
 	@$(BIN)/python -m training.demo $(if $(FAST),--fast)
 
 test: setup
-	$(BIN)/python -m pytest --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m slow
 
 test-clients: setup $(CLIENTS)/.ready
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/test_other_tools.py
