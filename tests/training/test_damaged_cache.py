@@ -1,6 +1,7 @@
 """Damage in a token cache is found before a token of it is trained on: exit status 3, the file, and what to do."""
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -55,12 +56,15 @@ def test_a_shard_that_comes_later_is_compared_before_it_is_read(corpus, tokenize
 
 
 def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_path, monkeypatch, small_shards):
+    started, check = threading.Event(), TokenCache.check_shard
     monkeypatch.setattr(token_builder, "_CHECK_SECONDS", 0)
+    monkeypatch.setattr(TokenCache, "check_shard", lambda cache, number: started.wait(10) and check(cache, number))
     arguments = tiny(data__cache_dir=str(tmp_path / "cache"))
     cache = prepare(text_sources(arguments)[0], tokenizer, tmp_path / "cache")
     flip_a_bit(cache.folder / cache.shards[-1]["file"])
     one = GrowingCache(cache, text_sources(arguments)[0], None)
     one.start()
+    started.set()
     one._checks._thread.join(10)
     with pytest.raises(CorruptCacheError, match="another sha256"):
         one.check()

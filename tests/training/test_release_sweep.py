@@ -128,10 +128,10 @@ def test_what_cannot_be_released_is_one_line(runs, tmp_path):
 
 
 def test_a_malicious_status_of_a_law_is_no_markup():
-    judgement = judged(sweep_records(), JointLaw.published())
-    law = judgement.law
+    published = JointLaw.published()
     evil = "<script>x</script> <!-- /law --> | ](javascript:x)"
-    object.__setattr__(law, "conditions", type(law.conditions)(provenance=evil, status=evil))
+    law = published.replace(conditions=type(published.conditions)(provenance=evil, status=evil))
+    judgement = judged(sweep_records(), law)
     text = law_section(judgement, "org/demo-law")
     assert "<" not in text
     assert "](javascript" not in text.replace("\\]", "")
