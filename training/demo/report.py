@@ -145,6 +145,21 @@ def own_answer(law: JointLaw) -> str:
     )
 
 
+def own_question(law: JointLaw, folder: str) -> str:
+    """The command that asks the demo's own law, saved in `folder`, what it can answer."""
+    try:
+        law.optimal(own_budget(law), law.conditions.experts)
+    except ValueError:
+        runs = law.conditions.overall
+        n_active, tokens = (float(np.sqrt(np.prod(ends))) for ends in (runs.n_active, runs.tokens))
+        experts = ",".join(f"{e:g}" for e in law.conditions.experts)
+        return (
+            f"scaling-law loss --law {folder} --n-active {format_count(n_active)} --tokens {format_count(tokens)} "
+            f"--experts {experts}"
+        )
+    return f"scaling-law optimal --law {folder} --flops {own_budget(law):.0e}"
+
+
 def figures(folder: Path, law: JointLaw, result: FitResult) -> list[Path]:
     """Write the demo's PNGs; returns their paths."""
     drawn = {
@@ -199,7 +214,7 @@ def summary(
         f"[bold]Look at[/]  {here}/figures/*.png, {here}/hub (a release as it lies on the Hub)\n"
         "[bold]Load[/]     the Python below\n"
         f"[bold]Refit[/]    scaling-law fit {here}/hub/datasets/{sample.record.sweep}-runs/main\n"
-        f"[bold]Ask[/]      scaling-law optimal --law {here}/law --flops {own_budget(fitted.bootstrap.law):.0e}\n"
+        f"[bold]Ask[/]      {own_question(fitted.bootstrap.law, f'{here}/law')}\n"
         "         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
     )
     return Panel(Group(rows, "", next_steps), title="[bold]The loop, closed[/]", border_style="green", padding=(1, 2))
