@@ -16,8 +16,8 @@ VENV ?= .venv
 CLIENTS ?= .venv-clients
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
-# A file of tests to each core; every worker holds torch, about 1 GB.
-PARALLEL := -n logical --maxprocesses 8 --dist loadfile
+# A worker for each core, which takes tests over when it has none left; each holds torch, about 1 GB.
+PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 PIP = -m pip install --disable-pip-version-check $(PIP_FLAGS)
 
 BENCHMARKS := query_speed fit_speed clark_routing model_speed checkpoints data_pipeline hub_releases
