@@ -49,6 +49,7 @@ from training.tokens.writer import build, lock_of
 LENGTH = 512
 BATCH = 32
 LENGTH_OF_RUN = 128  # of the sequences of the runs that may wait
+BATCH_OF_RUN = 2  # sequences: small, so that many steps are made while the cache grows
 
 
 def text_megabytes(texts: list[str]) -> float:
@@ -240,7 +241,7 @@ def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
             raise SystemExit(f"wait: the cache did not grow while it was read: {first.tokens:,} tokens all the time")
         note = (
             f"{steps - 1} steps in {last.seconds - first.seconds:.1f} s; tokens there at the first and the last: "
-            f"{first.tokens:,}, {last.tokens:,}; read: {steps * 8 * LENGTH_OF_RUN:,}"
+            f"{first.tokens:,}, {last.tokens:,}; read: {steps * BATCH_OF_RUN * LENGTH_OF_RUN:,}"
         )
         report.add(f"waiting for data, {name} cache", share, "%", bound=("nothing", 0.0), note=note)
 
@@ -250,7 +251,7 @@ def run_arguments(report: Report, dataset: str, tokenizer: str, folder: Path, na
     return from_dict(
         {
             "run": {
-                **{"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": 8},
+                **{"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": BATCH_OF_RUN},
                 **{"eval_sequences": 16, "progress": False},
             },
             "model": {"d_model": 64, "experts": 2},
@@ -259,7 +260,7 @@ def run_arguments(report: Report, dataset: str, tokenizer: str, folder: Path, na
                 **{"sequence_length": LENGTH_OF_RUN, "cache_dir": str(folder / "tokens")},
                 **{"shuffle_window": 64, "held_out_per_mille": 20},
             },
-            "schedule": {"tokens": ["1B"], "warmup_tokens": 4096, "batch_ramp": ["0:8"]},
+            "schedule": {"tokens": ["1B"], "warmup_tokens": 4096, "batch_ramp": [f"0:{BATCH_OF_RUN}"]},
             "optimizer": {"learning_rate": 0.003},
         }
     )
