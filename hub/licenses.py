@@ -41,7 +41,7 @@ def checked_license(identifier: str) -> str:
 
 
 def without_license(folders: Iterable[Path], given: str | None) -> str:
-    """What to tell whoever releases these runs' folders where nothing says under which licence; empty if all is said.
+    """A message for whoever releases these folders on how many runs name no licence; empty if all do.
 
     Args:
         folders: with the card of each run, if it has one.

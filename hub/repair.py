@@ -1,8 +1,8 @@
 """Rebuilding a sweep's index from what its branches hold, for an index that was damaged or that lacks runs.
 
-The branches are the truth: a run is where its checkpoint and `run.json` lie. What cannot be judged from here stays and
-is said: rows that were never released, rows of repositories that this token does not see, and rows that a later
-version of the schema wrote.
+The branches are the truth: a run is where its checkpoint and `run.json` lie. Rows that cannot be checked stay and are
+listed: rows that were never released, rows of repositories that this token cannot see, and rows written by a later
+version of the schema.
 """
 
 from __future__ import annotations

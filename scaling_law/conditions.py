@@ -30,7 +30,7 @@ OPTIONAL = ("dataset", "commit", "vocab_size")  # fields that a file has only wh
 
 
 class ExtrapolationError(ValueError):
-    """The answer lies beyond the range guard (`GUARD`) of the law; `force=True` (`--force`) gives it all the same."""
+    """The answer lies beyond the range guard (`GUARD`) of the law; `force=True` (`--force`) answers anyway."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def refuse_extrapolation(
         where = "" if excess.name == "E" else f" at E = {excess.experts:g}"
         what.append(f"{excess}{where}, beyond the guard of {GUARD[excess.name]:g} times")
     raise ExtrapolationError(
-        f"too far from the runs of this law to answer: {'; '.join(what)}; force=True (--force) answers all the same"
+        f"too far from the runs of this law to answer: {'; '.join(what)}; force=True (--force) answers anyway"
     )
 
 

@@ -196,7 +196,7 @@ class OptimalTable:
             found.append(str(self.comparison))
         untrusted = ", ".join(f"{row.experts:g}" for row in self.rows if not row.trusted)
         if untrusted:
-            what = "compared all the same, do not act on it" if self.forced else "not compared"
+            what = "compared anyway, do not act on it" if self.forced else "not compared"
             found.append(f"E = {untrusted} {what}: too far outside the fitted range")
         found += [f"E = {e:g} is left out: {reason}" for e, reason in self.experts_without_optimum.items()]
         if self.experts_that_do_not_fit:

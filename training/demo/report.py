@@ -131,10 +131,15 @@ def own_budget(law: JointLaw) -> float:
     return float(f"{np.sqrt(np.prod(law.conditions.overall.training_flops)):.0e}")
 
 
+def own_optimum(law: JointLaw) -> OptimalTable:
+    """The best models for `own_budget` by the demo's own law. ValueError, which says what it can answer, for none."""
+    return law.optimal(own_budget(law), law.conditions.experts)
+
+
 def own_answer(law: JointLaw) -> str:
-    """The best model for `own_budget` by the demo's own law, or which questions this law can answer."""
+    """The best model of `own_optimum`, or which questions this law can answer."""
     try:
-        table = law.optimal(own_budget(law), law.conditions.experts)
+        table = own_optimum(law)
     except ValueError as error:
         return str(error)
     best, tied = table.best, f" {table.comparison}." if table.comparison else ""
@@ -148,7 +153,7 @@ def own_answer(law: JointLaw) -> str:
 def own_question(law: JointLaw, folder: str) -> str:
     """The command that asks the demo's own law, saved in `folder`, what it can answer."""
     try:
-        law.optimal(own_budget(law), law.conditions.experts)
+        own_optimum(law)
     except ValueError:
         runs = law.conditions.overall
         n_active, tokens = (float(np.sqrt(np.prod(ends))) for ends in (runs.n_active, runs.tokens))
