@@ -52,7 +52,7 @@ test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m slow
 
 test-clients: setup $(CLIENTS)/.ready
-	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/test_other_tools.py
+	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/release/test_other_tools.py
 
 # explorer: gradio[mcp] and plotly, for an extra that is planned.
 resolve: setup

@@ -20,11 +20,11 @@ from accelerate import Accelerator
 
 from benchmarks.report import Report, in_turns, parse
 from modeling_switch_moe import SwitchMoeConfig
-from training import checkpoint
-from training.arguments import OptimizerArguments, RunArguments
-from training.checkpoint import Progress
-from training.checkpoint_writer import CheckpointWriter
-from training.model import build_model, build_optimizer
+from training.configuration.arguments import OptimizerArguments, RunArguments
+from training.run import checkpoint
+from training.run.checkpoint import Progress
+from training.run.checkpoint_writer import CheckpointWriter
+from training.run.model import build_model, build_optimizer
 
 
 def make_session(d_model: int, experts: int) -> SimpleNamespace:

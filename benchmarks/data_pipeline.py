@@ -36,15 +36,15 @@ import torch
 
 from benchmarks.report import Report, parse
 from benchmarks.report import seconds as wall_seconds
-from training.batches.order import SequenceOrder
-from training.configuration import from_dict
-from training.run import Run
-from training.tokens import cache as tokens
-from training.tokens.cache import TokenCache, open_cache
-from training.tokens.encoding import _ASCII_WORDS, _WORDS, DocumentEncoder
-from training.tokens.text import TextSource
-from training.tokens.tokenizer import description, load_tokenizer, train_tokenizer
-from training.tokens.writer import build, lock_of
+from training.configuration.reading import from_dict
+from training.data import cache as tokens
+from training.data.cache import TokenCache, open_cache
+from training.data.encoding import _ASCII_WORDS, _WORDS, DocumentEncoder
+from training.data.order import SequenceOrder
+from training.data.text import TextSource
+from training.data.tokenizer import description, load_tokenizer, train_tokenizer
+from training.data.writer import build, lock_of
+from training.run.main import Run
 
 LENGTH = 512
 BATCH = 32

@@ -28,11 +28,11 @@ from scipy.optimize import minimize
 
 from benchmarks.report import Report, in_turns, parse
 from scaling_law import JointLaw, Runs, fit
-from scaling_law.fit_result import FitResult
-from scaling_law.grid_search import CHUNK, chunks_of, solve_chunk
-from scaling_law.listing import published_design
-from scaling_law.problem import Problem, make_problem, start_points
-from scaling_law.workers import available_cores
+from scaling_law.fitting.fit_result import FitResult
+from scaling_law.fitting.grid_search import CHUNK, chunks_of, solve_chunk
+from scaling_law.fitting.problem import Problem, make_problem, start_points
+from scaling_law.fitting.workers import available_cores
+from scaling_law.size.listing import published_design
 
 
 def synthetic_runs(sigma: float, seed: int) -> Runs:

@@ -9,7 +9,7 @@ latency to every request. A run has 15 files, as training leaves them. Counted a
 limits: 1,000 in five minutes for a free account), all requests, and seconds. The obvious way checks nothing that was
 sent, fills no `main`, and has no index that a fit could read; ours does all three.
 
-The pace that keeps below the limit (`hub.pace`) waits on a clock that skips what is slept: the seconds are those of
+The pace that keeps below the limit (`store.pace`) waits on a clock that skips what is slept: the seconds are those of
 the work, the waiting is a row of its own, and the busiest five minutes are counted with it.
 
 Bounds: one call for each commit, to push again one look at each repository, to load one call in all; for the seconds
@@ -38,10 +38,10 @@ from huggingface_hub import HfApi, hf_hub_download, logging
 
 from benchmarks.report import Report, parse, seconds
 from hub import HubStore, RunRecord, load_index, push_index, push_repo_cards, push_runs
-from hub.atomic import copy_file
-from hub.cards import model_card
-from hub.names import branch_name, repo_name
-from hub.pace import WINDOW_SECONDS, Pace
+from hub.plain.atomic import copy_file
+from hub.record.names import branch_name, repo_name
+from hub.release.cards import model_card
+from hub.store.pace import WINDOW_SECONDS, Pace
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
 

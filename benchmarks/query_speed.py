@@ -35,7 +35,7 @@ ASK = (
     "from scaling_law import JointLaw; "
     "JointLaw.published().optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384)"
 )
-SHELL = "scaling_law.cli optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
+SHELL = "scaling_law.commands.cli optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
 
 
 def agree(what: str, ours, theirs, tolerance: float) -> None:

@@ -212,7 +212,7 @@ def machine() -> dict[str, Any]:
     """CPU, cores that this process may use, memory and GPUs; no name of the machine."""
     import torch
 
-    from training import hardware
+    from training.run import hardware
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = hardware.total_memory(torch.device("cpu"))

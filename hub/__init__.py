@@ -7,8 +7,8 @@
     push_index(store, record.sweep, [pushed])
     records = load_index(store, record.sweep)
 
-The package imports none of the project's other packages, and no name is imported before it is used: `hub.records`
-needs pydantic only, and huggingface_hub is imported when a Hub is talked to.
+The package imports none of the project's other packages, and no name is imported before it is used:
+`hub.record` needs pydantic only, and huggingface_hub is imported when a Hub is talked to.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .background import BackgroundPusher
-    from .cards import model_card, sweep_card
-    from .discovery import collect, tag_index
-    from .errors import (
+    from hub.plain.errors import (
         AccessError,
         ConflictError,
         FilesError,
@@ -31,25 +28,28 @@ if TYPE_CHECKING:
         RecordError,
         UnavailableError,
     )
-    from .files import run_folders
-    from .hub_store import HubStore
-    from .index import describe_index, list_runs, load_index, push_index, push_repo_cards
-    from .local_store import LocalStore
-    from .names import branch_name, index_name, repo_name
-    from .published import PublishedRun, list_published, pull_published
-    from .pull import check_parameters, pull_run, pull_runs, select
-    from .push import push_run, push_runs
-    from .records import RunRecord
-    from .repair import repair_index
-    from .sources import load_records, publish_files, read_file
-    from .store import Publication, Store, open_store
-    from .tables import read_records, write_records
+    from hub.record.names import branch_name, index_name, repo_name
+    from hub.record.run_record import RunRecord
+    from hub.record.table import read_records, write_records
+    from hub.release.background import BackgroundPusher
+    from hub.release.cards import model_card, sweep_card
+    from hub.release.discovery import collect, tag_index
+    from hub.release.index import describe_index, list_runs, load_index, push_index, push_repo_cards
+    from hub.release.published import PublishedRun, list_published, pull_published
+    from hub.release.pull import check_parameters, pull_run, pull_runs, select
+    from hub.release.push import push_run, push_runs
+    from hub.release.repair import repair_index
+    from hub.release.sources import load_records, publish_files, read_file
+    from hub.store.base import Publication, Store, open_store
+    from hub.store.files import run_folders
+    from hub.store.folder import LocalStore
+    from hub.store.hub import HubStore
 
 _HOME = {
-    "background": ("BackgroundPusher",),
-    "cards": ("model_card", "sweep_card"),
-    "discovery": ("collect", "tag_index"),
-    "errors": (
+    "release.background": ("BackgroundPusher",),
+    "release.cards": ("model_card", "sweep_card"),
+    "release.discovery": ("collect", "tag_index"),
+    "plain.errors": (
         "AccessError",
         "ConflictError",
         "FilesError",
@@ -60,19 +60,19 @@ _HOME = {
         "RecordError",
         "UnavailableError",
     ),
-    "files": ("run_folders",),
-    "hub_store": ("HubStore",),
-    "index": ("describe_index", "list_runs", "load_index", "push_index", "push_repo_cards"),
-    "local_store": ("LocalStore",),
-    "names": ("branch_name", "index_name", "repo_name"),
-    "published": ("PublishedRun", "list_published", "pull_published"),
-    "pull": ("check_parameters", "pull_run", "pull_runs", "select"),
-    "push": ("push_run", "push_runs"),
-    "records": ("RunRecord",),
-    "repair": ("repair_index",),
-    "sources": ("load_records", "publish_files", "read_file"),
-    "store": ("Publication", "Store", "open_store"),
-    "tables": ("read_records", "write_records"),
+    "store.files": ("run_folders",),
+    "store.hub": ("HubStore",),
+    "release.index": ("describe_index", "list_runs", "load_index", "push_index", "push_repo_cards"),
+    "store.folder": ("LocalStore",),
+    "record.names": ("branch_name", "index_name", "repo_name"),
+    "release.published": ("PublishedRun", "list_published", "pull_published"),
+    "release.pull": ("check_parameters", "pull_run", "pull_runs", "select"),
+    "release.push": ("push_run", "push_runs"),
+    "record.run_record": ("RunRecord",),
+    "release.repair": ("repair_index",),
+    "release.sources": ("load_records", "publish_files", "read_file"),
+    "store.base": ("Publication", "Store", "open_store"),
+    "record.table": ("read_records", "write_records"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -1,6 +1,6 @@
 """`python -m hub push|pull|runs|repair|published|pull-published`: releases from the shell."""
 
-from .cli import main
+from hub.cli import main
 
 if __name__ == "__main__":
     main()

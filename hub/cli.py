@@ -16,18 +16,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .discovery import announce, check_announcement
-from .errors import FilesError, HubError, PushErrors, exit_status, redacted
-from .files import release_of, run_folders, size_of
-from .index import load_index, push_index, push_repo_cards
-from .licenses import checked_license, without_license
-from .markdown import count, decimal
-from .published import REPOSITORY, PublishedRun, list_published, pull_published
-from .pull import pull_runs, select
-from .push import MAX_WORKERS, prepare, push_runs
-from .records import RunRecord
-from .repair import repair_index
-from .store import Store, open_store
+from hub.plain.errors import FilesError, HubError, PushErrors, exit_status, redacted
+from hub.plain.markdown import count, decimal
+from hub.record.run_record import RunRecord
+from hub.release.discovery import announce, check_announcement
+from hub.release.index import load_index, push_index, push_repo_cards
+from hub.release.licenses import checked_license, without_license
+from hub.release.published import REPOSITORY, PublishedRun, list_published, pull_published
+from hub.release.pull import pull_runs, select
+from hub.release.push import MAX_WORKERS, prepare, push_runs
+from hub.release.repair import repair_index
+from hub.store.base import Store, open_store
+from hub.store.files import release_of, run_folders, size_of
 
 app = typer.Typer(
     name="hub",
@@ -212,8 +212,8 @@ def pull_published_command(
 
 def _show_loading(store: Store, record: RunRecord) -> None:
     """How to load one of the runs, unbroken, so that it can be pasted."""
-    from .cards import loading_code, tokenizer_name
-    from .local_store import LocalStore
+    from hub.release.cards import loading_code, tokenizer_name
+    from hub.store.folder import LocalStore
 
     repo, tokenizer = record.repo or "", tokenizer_name(record)
     if isinstance(store, LocalStore):
@@ -256,7 +256,7 @@ def _progress() -> Progress:
 
 
 def main() -> None:
-    """Entry point: an error is one line on standard error, with the exit status of `hub.errors.exit_status`."""
+    """Entry point: an error is one line on standard error, with the exit status of `hub.plain.errors.exit_status`."""
     try:
         app()
     except (HubError, OSError) as error:

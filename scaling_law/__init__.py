@@ -14,39 +14,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scaling_law.architecture import Architecture
-    from scaling_law.conditions import Conditions, ExtrapolationError
-    from scaling_law.design import next_runs
-    from scaling_law.fit_result import FitResult
-    from scaling_law.fitting import fit
-    from scaling_law.laws import ChinchillaLaw, JointLaw, Law, RoutedLaw
-    from scaling_law.learning_rate import LearningRateLaw, fit_learning_rate
-    from scaling_law.optimal_table import OptimalRow, OptimalTable
-    from scaling_law.profiles import profile_interval
-    from scaling_law.runs import Runs, load_runs
-    from scaling_law.splits import split
-    from scaling_law.uncertainty import Bootstrap
+    from scaling_law.fitting.fit_result import FitResult
+    from scaling_law.fitting.fitting import fit
+    from scaling_law.fitting.learning_rate import LearningRateLaw, fit_learning_rate
+    from scaling_law.fitting.profiles import profile_interval
+    from scaling_law.fitting.splits import split
+    from scaling_law.fitting.uncertainty import Bootstrap
+    from scaling_law.laws.conditions import Conditions, ExtrapolationError
+    from scaling_law.laws.law import ChinchillaLaw, JointLaw, Law, RoutedLaw
+    from scaling_law.planning.design import next_runs
+    from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
+    from scaling_law.runs.table import Runs, load_runs
+    from scaling_law.size.architecture import Architecture
 
 _HOME = {
-    "Architecture": "architecture",
-    "Bootstrap": "uncertainty",
-    "ChinchillaLaw": "laws",
-    "Conditions": "conditions",
-    "ExtrapolationError": "conditions",
-    "FitResult": "fit_result",
-    "JointLaw": "laws",
-    "Law": "laws",
-    "LearningRateLaw": "learning_rate",
-    "OptimalRow": "optimal_table",
-    "OptimalTable": "optimal_table",
-    "RoutedLaw": "laws",
-    "Runs": "runs",
-    "fit": "fitting",
-    "fit_learning_rate": "learning_rate",
-    "load_runs": "runs",
-    "next_runs": "design",
-    "profile_interval": "profiles",
-    "split": "splits",
+    "Architecture": "size.architecture",
+    "Bootstrap": "fitting.uncertainty",
+    "ChinchillaLaw": "laws.law",
+    "Conditions": "laws.conditions",
+    "ExtrapolationError": "laws.conditions",
+    "FitResult": "fitting.fit_result",
+    "JointLaw": "laws.law",
+    "Law": "laws.law",
+    "LearningRateLaw": "fitting.learning_rate",
+    "OptimalRow": "planning.optimal_table",
+    "OptimalTable": "planning.optimal_table",
+    "RoutedLaw": "laws.law",
+    "Runs": "runs.table",
+    "fit": "fitting.fitting",
+    "fit_learning_rate": "fitting.learning_rate",
+    "load_runs": "runs.table",
+    "next_runs": "planning.design",
+    "profile_interval": "fitting.profiles",
+    "split": "fitting.splits",
 }
 
 __all__ = [

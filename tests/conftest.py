@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
 
-from training.configuration import from_dict
-from training.tokens.text import TextSource
-from training.tokens.tokenizer import train_tokenizer
+from training.configuration.reading import from_dict
+from training.data.text import TextSource
+from training.data.tokenizer import train_tokenizer
 
 settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
 settings.load_profile("untimed")

@@ -12,22 +12,22 @@ import pytest
 import typer
 from accelerate.commands.launch import launch_command_parser
 
-from training.arguments import SECTIONS
+from training.configuration.arguments import SECTIONS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 APPS = {
-    "scaling-law": "scaling_law.cli",
-    "python -m scaling_law.published_draws": "scaling_law.published_draws",
+    "scaling-law": "scaling_law.commands.cli",
+    "python -m scaling_law.paper.published_draws": "scaling_law.paper.published_draws",
     "python -m hub": "hub.cli",
     "python -m training.sweep": "training.sweep.cli",
     "python -m training.prepare": "training.prepare",
-    "python -m training.presets": "training.presets",
-    "python -m training.release": "training.release.sweep",
+    "python -m training.configuration.presets": "training.configuration.presets",
+    "python -m training.release": "scaling_law.commands.release",
 }
-LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
+LAUNCH = ("accelerate launch", "train.py", "python -m training.run.main")
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -97,7 +97,7 @@ def test_python_blocks_run(guide, tmp_path, monkeypatch):
 )
 def test_shell_commands_answer(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "scaling_law.cli", *shlex.split(command)[1:]]
+    words = [sys.executable, "-m", "scaling_law.commands.cli", *shlex.split(command)[1:]]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
@@ -113,7 +113,7 @@ def test_command_lines_are_those_of_the_programs(page):
                 parsed(line)
         elif line.startswith("accelerate launch"):
             before, script, after = re.fullmatch(r"accelerate launch(.*?)(train\.py|-m \S+)(.*)", line).groups()
-            assert script in ("train.py", "-m training.run"), line
+            assert script in ("train.py", "-m training.run.main"), line
             assert words_with_dashes(before) <= launch_options(), line
             assert words_with_dashes(after) <= train_options(), line
         else:
@@ -167,7 +167,9 @@ def test_a_wrong_command_line_would_be_found(line, message):
 
 HELP_EXAMPLES = [
     (name, " ".join(line.split()))
-    for name, command in typer.main.get_command(importlib.import_module("scaling_law.cli").app).commands.items()
+    for name, command in typer.main.get_command(
+        importlib.import_module("scaling_law.commands.cli").app
+    ).commands.items()
     for line in (command.help or "").splitlines()
     if line.strip().startswith("scaling-law ")
 ]

@@ -12,8 +12,8 @@ import pytest
 
 from hub import RunRecord, open_store, push_index, push_run
 from scaling_law import Architecture, JointLaw
-from training.configuration import parse_command_line
-from training.run import Run
+from training.configuration.reading import parse_command_line
+from training.run.main import Run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def demo_output(tiny, tmp_path, monkeypatch):
 
 
 def scaling_law(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "scaling_law.cli", *words]
+    command = [sys.executable, "-m", "scaling_law.commands.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from hub import load_index, open_store
-from hub.published import PublishedRun
-from training.configuration import parse_command_line
-from training.run import Run, main
+from hub.release.published import PublishedRun
+from training.configuration.reading import parse_command_line
+from training.run.main import Run, main
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "releasing.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, flags=re.DOTALL)
-# Those for other tools run in an environment of their own: tests/hub/test_other_tools.py.
+# Those for other tools run in an environment of their own: tests/hub/release/test_other_tools.py.
 COMMANDS = [
     line
     for language, code in BLOCKS

@@ -16,14 +16,15 @@ import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from typer.testing import CliRunner
 
-from hub.records import RunRecord
-from training import prepare, presets
-from training.arguments import SECTIONS
-from training.configuration import parse_command_line
-from training.model import build_model, model_config
-from training.release.releaser import RELEASE_INCOMPLETE
+from hub.record.run_record import RunRecord
+from training import prepare
+from training.configuration import presets
+from training.configuration.arguments import SECTIONS
+from training.configuration.reading import parse_command_line
+from training.data.tokenizer import load_tokenizer
+from training.run.model import build_model, model_config
+from training.run.releaser import RELEASE_INCOMPLETE
 from training.sweep import cli as sweep_module
-from training.tokens.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -167,7 +168,7 @@ def test_what_the_text_names_exists():
     assert all(f"`{name}`" in GUIDE for name in presets.recipes())
     for path in re.findall(r"training/configs/[\w/.]+", GUIDE):
         assert (ROOT / path).exists(), path
-    for command in re.findall(r"`python -m training.presets (show .+?)`", GUIDE):
+    for command in re.findall(r"`python -m training.configuration.presets (show .+?)`", GUIDE):
         assert CliRunner().invoke(presets.app, shlex.split(command)).exit_code == 0
 
 

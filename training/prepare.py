@@ -19,13 +19,13 @@ from filelock import Timeout
 from rich.console import Console
 from rich.table import Table
 
-from .arguments import ConfigurationError, TrainingArguments
-from .configuration import parse_command_line, read_yaml
-from .inputs import held_out_source, text_sources, tokens_needed
-from .pins import pinned
-from .tokens.cache import CorruptCacheError, TokenCache, open_cache
-from .tokens.text import TextSource
-from .tokens.tokenizer import load_tokenizer
+from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.configuration.reading import parse_command_line, read_yaml
+from training.data.cache import CorruptCacheError, TokenCache, open_cache
+from training.data.pins import pinned
+from training.data.text import TextSource
+from training.data.tokenizer import load_tokenizer
+from training.run.inputs import held_out_source, text_sources, tokens_needed
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 _SECTION_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -72,7 +72,7 @@ def fill(part: Part, processes: int | None, progress: bool) -> None:
     """
     from tqdm.auto import tqdm
 
-    from .tokens.writer import build, lock_of
+    from training.data.writer import build, lock_of
 
     bar = tqdm(desc=f"{part.name} tokens", total=part.until_tokens, unit="tok", unit_scale=True, disable=not progress)
     with bar:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from hub.hub_store import HubStore
-from hub.records import RunRecord
-from hub.store import Store, open_store
-
-from .loopback import TOKEN, LoopbackHub
-from .samples import make_record, write_safetensors
+from hub.record.run_record import RunRecord
+from hub.store.base import Store, open_store
+from hub.store.hub import HubStore
+from tests.hub.loopback import TOKEN, LoopbackHub
+from tests.hub.samples import make_record, write_safetensors
 
 Checkpoint = Callable[..., Path]
 
@@ -50,7 +49,7 @@ def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     from huggingface_hub import close_session, constants, set_client_factory
     from huggingface_hub.utils import _http
 
-    from hub import transport
+    from hub.store import transport
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

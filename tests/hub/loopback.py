@@ -21,8 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from .loopback_api import route
-from .loopback_state import Refused, State
+from tests.hub.loopback_api import route
+from tests.hub.loopback_state import Refused, State
 
 TOKEN = "hf_" + "LoopbackWriteToken0123456789abcdef"
 

@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 import yaml
 
-from .loopback_state import LFS_BYTES, LFS_SUFFIXES, Commit, Entry, Refused, Repository
+from tests.hub.loopback_state import LFS_BYTES, LFS_SUFFIXES, Commit, Entry, Refused, Repository
 
 if TYPE_CHECKING:
-    from .loopback import LoopbackHub, Request, Response
+    from tests.hub.loopback import LoopbackHub, Request, Response
 
 _KINDS = {"models": "model", "datasets": "dataset"}
 _PAGE = 50  # entries of one page of a listing
@@ -46,7 +46,7 @@ class _Call:
         raise Refused(404, f"no endpoint {self.request.method} {self.request.path}")
 
     def json(self, value: Any, status: int = 200, **headers: str) -> Response:
-        from .loopback import Response
+        from tests.hub.loopback import Response
 
         return Response.of_json(value, status, **headers)
 
@@ -307,7 +307,7 @@ class _Call:
         return self.json({"transfer": "basic", "objects": objects})
 
     def resolve(self, kind: str, repo_id: str, revision: str, path: str) -> Response:
-        from .loopback import Response
+        from tests.hub.loopback import Response
 
         repo = self.repository(kind, repo_id)
         commit = repo.resolve(revision)
@@ -321,7 +321,7 @@ class _Call:
         return self._ranged(self.state.content(entry), headers)
 
     def storage(self, path: list[str]) -> Response:
-        from .loopback import Response
+        from tests.hub.loopback import Response
 
         action, oid = path[0], path[1]
         if action == "upload":
@@ -340,7 +340,7 @@ class _Call:
     # -- helpers
 
     def _ranged(self, content: bytes, headers: dict[str, str]) -> Response:
-        from .loopback import Response
+        from tests.hub.loopback import Response
 
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.request.headers.get("range", ""))
         if match is None:

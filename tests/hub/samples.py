@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from hub.records import RunRecord
+from hub.record.run_record import RunRecord
 
 
 def record_fields(**changes: Any) -> dict[str, Any]:

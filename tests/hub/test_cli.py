@@ -9,11 +9,10 @@ import pytest
 
 from hub import load_index, open_store
 from hub.cli import main
-from hub.metadata import license_of
-from hub.records import RunRecord
-
-from .conftest import Checkpoint
-from .samples import make_record
+from hub.plain.metadata import license_of
+from hub.record.run_record import RunRecord
+from tests.hub.conftest import Checkpoint
+from tests.hub.samples import make_record
 
 
 def run(

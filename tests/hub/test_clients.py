@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from hub import load_index, push_index, push_repo_cards, push_run
-from hub.tables import to_jsonl
-
-from .conftest import hub_store
-from .loopback import LoopbackHub
-from .samples import make_record
+from hub.record.table import to_jsonl
+from tests.hub.conftest import hub_store
+from tests.hub.loopback import LoopbackHub
+from tests.hub.samples import make_record
 
 SCRIPT = """
 import json, sys

@@ -77,7 +77,7 @@ def test_helper_errors_arrive():
 
     import pytest
 
-    from scaling_law.workers import map_in_processes
+    from scaling_law.fitting.workers import map_in_processes
 
     assert sorted(map_in_processes(operator.truediv, 6.0, [1.0, 2.0, 3.0], 2)) == [(0, 6.0), (1, 3.0), (2, 2.0)]
     with pytest.raises(ZeroDivisionError):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from training.tokens import cache as tokens
-from training.tokens.tokenizer import load_tokenizer
+from training.data import cache as tokens
+from training.data.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

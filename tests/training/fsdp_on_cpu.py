@@ -8,7 +8,7 @@ import sys
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from training.run import main
+from training.run.main import main
 
 if __name__ == "__main__":
     PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU

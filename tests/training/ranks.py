@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from tests.test_training_guide import free_port
-from training.run import main
+from training.run.main import main
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__])

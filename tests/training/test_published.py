@@ -14,11 +14,11 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 from hub import RunRecord, cli, load_index, open_store, push_index, push_run
-from hub import published as hub_published
-from hub.published import CONVERTERS, REPOSITORY, STEP_TOKENS
+from hub.release import published as hub_published
+from hub.release.published import CONVERTERS, REPOSITORY, STEP_TOKENS
 from tests.hub.conftest import loopback, online  # noqa: F401
 from tests.modeling_switch_moe.test_convert import theirs
-from training.release import published
+from training import published
 
 ROOT = Path(__file__).parent.parent.parent
 ARGUMENTS = ["48", "4", "3", "15258"]
@@ -38,7 +38,7 @@ def server(loopback, monkeypatch):
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, loopback.endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", loopback.endpoint)
-    point = EntryPoint("switch_moe", "training.release.published:convert", CONVERTERS)
+    point = EntryPoint("switch_moe", "training.published:convert", CONVERTERS)
     monkeypatch.setattr(hub_published, "entry_points", lambda group: [point] if group == CONVERTERS else [])
     files = {"48/4/3/15258.pt": checkpoint(), "48/4/3/9000.pt": checkpoint(), "48/8/3/15258.pt": checkpoint()}
     loopback.state.put("model", REPOSITORY, "main", files)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from training.tokens.cache import TokenCache, open_cache
-from training.tokens.text import TextSource
-from training.tokens.writer import build, lock_of
+from training.data.cache import TokenCache, open_cache
+from training.data.text import TextSource
+from training.data.writer import build, lock_of
 
 
 def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=None, **options) -> TokenCache:

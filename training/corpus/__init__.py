@@ -14,7 +14,7 @@ the file system or on the number of workers, and a build of `max_bytes` need not
     python -m training.corpus FOLDER [--max-bytes N]
 """
 
-from .builder import build, recount_tokens
-from .report import MANIFEST, CorpusReport
+from training.corpus.builder import build, recount_tokens
+from training.corpus.report import MANIFEST, CorpusReport
 
 __all__ = ["MANIFEST", "CorpusReport", "build", "recount_tokens"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from . import build
+from training.corpus import build
 
 
 def main(folder: Path, max_bytes: int | None = None, workers: int | None = None, quiet: bool = False) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .. import files
-from .documents import Document, fingerprint, read_documents, split
-from .report import MANIFEST, CorpusReport, readme, sum_of
-from .sources import Source, installed_sources
-from .writer import source_of, write
+from hub.plain import folders as files
+from training.corpus.documents import Document, fingerprint, read_documents, split
+from training.corpus.report import MANIFEST, CorpusReport, readme, sum_of
+from training.corpus.sources import Source, installed_sources
+from training.corpus.writer import source_of, write
 
 WORDS = "whitespace-separated words"
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from .cleaning import keep_unrepeated
-from .sources import Docstring, Extract, Source, extract
+from training.corpus.cleaning import keep_unrepeated
+from training.corpus.sources import Docstring, Extract, Source, extract
 
 MAX_DOCUMENT_CHARACTERS = 20_000
 MIN_DOCUMENT_CHARACTERS = 250

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from .. import files
+from hub.plain import folders as files
 
 MANIFEST = "corpus.json"  # written last; a folder without it is not a complete corpus
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .cleaning import is_prose, readable_lines
+from training.corpus.cleaning import is_prose, readable_lines
 
 MAX_FILE_BYTES = 4_000_000
 

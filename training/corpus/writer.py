@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .documents import Document
-from .report import Amount, sum_of
-from .sources import Source
+from training.corpus.documents import Document
+from training.corpus.report import Amount, sum_of
+from training.corpus.sources import Source
 
 SHARD_BYTES = 8_000_000  # of text
 

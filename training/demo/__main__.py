@@ -13,7 +13,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISAB
 import typer
 from rich.console import Console
 
-from .steps import FAST, FULL, Demo, DemoError
+from training.demo.steps import FAST, FULL, Demo, DemoError
 
 app = typer.Typer(add_completion=False)
 

@@ -13,12 +13,11 @@ from rich.panel import Panel
 from rich.table import Table
 
 from hub import RunRecord
-from hub.cards import loading_code
+from hub.plain.units import format_bytes, format_count
+from hub.release.cards import loading_code
 from scaling_law import Bootstrap, FitResult, JointLaw, OptimalTable, Runs, fit
-from scaling_law import figures as scaling_figures
-from scaling_law.units import format_bytes, format_count
-
-from ..corpus import CorpusReport
+from scaling_law.figures import law_figures as scaling_figures
+from training.corpus import CorpusReport
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,17 @@ from rich.console import Console
 from rich.panel import Panel
 
 from hub import RunRecord, open_store, push_index, push_repo_cards, push_runs
+from hub.plain import folders as files
 from scaling_law import JointLaw, OptimalTable, fit, load_runs
-
-from .. import corpus as documentation
-from .. import files
-from ..corpus import CorpusReport
-from ..release.sweep import JudgedLaw, release_law
-from ..sweep.file import Sweep
-from ..sweep.plan import plan_table
-from ..sweep.runner import run_sweep, sweep_progress
-from ..tokens.text import TextSource
-from ..tokens.tokenizer import load_tokenizer, token_counter, train_tokenizer
-from . import report as demo_report
+from scaling_law.commands.release import JudgedLaw, release_law
+from training import corpus as documentation
+from training.corpus import CorpusReport
+from training.data.text import TextSource
+from training.data.tokenizer import load_tokenizer, token_counter, train_tokenizer
+from training.demo import report as demo_report
+from training.sweep.file import Sweep
+from training.sweep.plan import plan_table
+from training.sweep.runner import run_sweep, sweep_progress
 
 # The question of step 6: an answer for one H100 that serves 16k tokens of context in bf16.
 QUESTION = {"flops": 1e22, "max_memory_bytes": 80e9, "kv_cache_tokens": 16384}
@@ -208,9 +207,8 @@ class Demo:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         import modeling_switch_moe  # noqa: F401 (registers the architecture; else its code in the release is needed)
-
-        from ..evaluation import evaluate
-        from ..inputs import held_out
+        from training.run.evaluation import evaluate
+        from training.run.inputs import held_out
 
         best = min(released, key=lambda record: record.eval_loss)
         folder = self.folder / "hub" / "models" / best.repo / best.branch

@@ -1,4 +1,4 @@
-from .sweep import app
+from scaling_law.commands.release import app
 
 if __name__ == "__main__":
     app()

@@ -13,16 +13,15 @@ from typing import Annotated
 
 import typer
 
-from scaling_law.cli_support import print_table
-
-from ..arguments import ConfigurationError
-from .file import Sweep
-from .plan import plan_sweep, plan_table
-from .runner import run_sweep, sweep_progress, write_configuration
-from .slurm import Job, script
-from .state import records as run_records
-from .state import status as run_status
-from .state import status_table
+from scaling_law.commands.support import print_table
+from training.configuration.arguments import ConfigurationError
+from training.sweep.file import Sweep
+from training.sweep.plan import plan_sweep, plan_table
+from training.sweep.runner import run_sweep, sweep_progress, write_configuration
+from training.sweep.slurm import Job, script
+from training.sweep.state import records as run_records
+from training.sweep.state import status as run_status
+from training.sweep.state import status_table
 
 app = typer.Typer(help="Plan, run and look at a sweep of training runs.", no_args_is_help=True)
 
@@ -107,8 +106,8 @@ def records(
     output: Annotated[Path, typer.Option("--output", "-o", help="The .jsonl file to write.")],
 ) -> None:
     """Write the records of the runs that are through, one JSON line each, as `scaling-law fit` reads them."""
-    from hub.atomic import write_bytes
-    from hub.tables import to_jsonl
+    from hub.plain.atomic import write_bytes
+    from hub.record.table import to_jsonl
 
     if output.suffix != ".jsonl":
         _fail(f"--output: {str(output)!r}; it must end in .jsonl")

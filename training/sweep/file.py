@@ -33,19 +33,18 @@ from pathlib import Path
 
 import yaml
 
-from hub.names import final_branch_name
-from scaling_law import matched
-from scaling_law.architecture import VOCAB_SIZE, Architecture
-from scaling_law.matched import MatchedPlan
-
-from .. import presets
-from ..arguments import SECTIONS, ConfigurationError, TrainingArguments
-from ..configuration import from_dict
-from ..inputs import settled
-from ..model import architecture
-from ..schedule import Branch, total_tokens
-from ..tokens.tokenizer import load_tokenizer
-from . import filter as sweep_filter
+from hub.record.names import final_branch_name
+from scaling_law.planning import matched
+from scaling_law.planning.matched import MatchedPlan
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture
+from training.configuration import presets
+from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
+from training.configuration.reading import from_dict
+from training.configuration.schedule import Branch, total_tokens
+from training.data.tokenizer import load_tokenizer
+from training.run.inputs import settled
+from training.run.model import architecture
+from training.sweep import filter as sweep_filter
 
 _KEYS = {"sweep", "output_dir", "base", "grid", "runs", "from", "where", "overrides"}
 

@@ -6,10 +6,9 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from scaling_law.units import parse_count
-
-from ..arguments import ConfigurationError
-from ..presets import Listed
+from hub.plain.units import parse_count
+from training.configuration.arguments import ConfigurationError
+from training.configuration.presets import Listed
 
 _NAMES = {"E": "experts", "d": "d_model", "N_act": "n_active", "N_total": "n_total", "D": "tokens"}
 _FIELDS = ("d_model", "experts", "n_blocks", "n_heads", "n_active", "n_total", "tokens")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from ..arguments import ConfigurationError
+from training.configuration.arguments import ConfigurationError
 
 STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and goes on from the one before
 

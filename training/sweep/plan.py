@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from scaling_law.plan import ADAM_BYTES, GRADIENT_BYTES
-from scaling_law.units import format_bytes, format_count
-
-from .file import Sweep, SweepRun
-from .state import format_seconds, measured_flops_per_second, state, trained_tokens
+from hub.plain.units import format_bytes, format_count
+from scaling_law.planning.plan import ADAM_BYTES, GRADIENT_BYTES
+from training.sweep.file import Sweep, SweepRun
+from training.sweep.state import format_seconds, measured_flops_per_second, state, trained_tokens
 
 MODEL_BYTES = 4.0  # per parameter of a finished model: fp32
 LEFT_OUT = "activations, logits, 16-bit copies under autocast, buffers of communication, and the allocator's reserve"

@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..pins import pinned_with_sweep
-from . import launch
-from .file import Sweep, SweepRun
-from .state import Attempt, held, is_through, records, state, trained_tokens
+from training.data.pins import pinned_with_sweep
+from training.sweep import launch
+from training.sweep.file import Sweep, SweepRun
+from training.sweep.state import Attempt, held, is_through, records, state, trained_tokens
 
 
 @dataclass

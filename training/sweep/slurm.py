@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..arguments import ConfigurationError
-from .file import Sweep
-from .launch import STOP_SECONDS
+from training.configuration.arguments import ConfigurationError
+from training.sweep.file import Sweep
+from training.sweep.launch import STOP_SECONDS
 
 MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
 WARNING_SECONDS = STOP_SECONDS + 60  # between the signal and the end: to write a checkpoint, and to requeue
@@ -102,7 +102,7 @@ def _body(sweep_file: Path, job: Job) -> list[str]:
         '  exec "$PYTHON" -m accelerate.commands.accelerate_cli launch \\',
         f"    --config_file {settings} --num_machines $SLURM_NNODES --num_processes $((SLURM_NNODES * GPUS)) \\",
         "    --machine_rank $SLURM_NODEID --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT \\",
-        '    -m training.run --config "$CONFIG" --run.progress false',
+        '    -m training.run.main --config "$CONFIG" --run.progress false',
         "' &",
     ]
 

@@ -13,9 +13,8 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from hub import RunRecord
-
-from .. import files
-from .file import Sweep, SweepRun
+from hub.plain import folders as files
+from training.sweep.file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
 _FRESH_SECONDS = 120  # a run that is not started by `sweep run` runs if its log is no older

@@ -1,0 +1,107 @@
+"""The errors of `hub`: every failure a user can meet has one class here and one clear message.
+
+The library's own exceptions (of the HTTP client, of pydantic, of pyarrow) are turned into these where they arise, so
+that a caller catches `HubError` and a person reads what to do. No message ever holds a token: `redacted` is applied to
+every text that comes from a server or from a lower layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hub.record.run_record import RunRecord
+
+# Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
+# none, because an underscore follows within a few letters.
+_TOKEN = re.compile(r"\b(?:hf_(?:oauth_|jwt_|app_)?|api_org_)[A-Za-z0-9]{16,}")
+# Of a path that a user named; an AccessError is a PermissionError, too.
+_WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+_BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
+
+
+class HubError(Exception):
+    """Base class of what `hub` raises on purpose."""
+
+
+class RecordError(HubError, ValueError):
+    """A run record, or a file of them, that breaks the schema. The message names field, value and what is allowed."""
+
+
+class FilesError(HubError, ValueError):
+    """A folder that cannot be released as it is: a file is missing, too large, unreadable, or holds a secret."""
+
+
+class ConflictError(HubError):
+    """What is already in the store contradicts what is to be pushed, e.g. a branch that exists with other weights."""
+
+
+class IntegrityError(HubError):
+    """What was read back is not what was sent."""
+
+
+class NotFoundError(HubError, LookupError):
+    """A repository, revision or file that the store does not have."""
+
+
+class AccessError(HubError, PermissionError):
+    """No token, a token that the Hub does not accept, no permission, or a quota that is used up."""
+
+
+class UnavailableError(HubError, ConnectionError):
+    """The store cannot be reached: offline, timed out, or still failing after all retries.
+
+    `retry_after` are the seconds that the server asks to wait, if it does; `passing`: trying again may help;
+    `connected`: a connection could be opened; `full`: the repository whose commits of this hour are used up.
+    """
+
+    retry_after: float | None = None
+    passing: bool = True
+    connected: bool = True
+    full: str | None = None
+
+
+class PushErrors(HubError):
+    """Some of several pushes failed; pushing again goes on where they stopped.
+
+    `failures` has (run id, error) of each, `pushed` the records of those that succeeded.
+    """
+
+    def __init__(self, failures: Sequence[tuple[str, BaseException]], pushed: list[RunRecord]) -> None:
+        self.failures, self.pushed = list(failures), pushed
+        runs_of: dict[str, list[str]] = {}  # a reason that holds for many is given once
+        for run_id, error in failures:
+            runs_of.setdefault(redacted(str(error)), []).append(run_id)
+        lines = [f"{_named(run_ids)}: {reason}" for reason, run_ids in runs_of.items()]
+        super().__init__(f"{len(failures)} of the pushes failed: " + "; ".join(lines))
+
+
+def _named(run_ids: Sequence[str]) -> str:
+    more = f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else ""
+    return ", ".join(run_ids[:3]) + more
+
+
+def exit_status(error: BaseException) -> int:
+    """The exit status of a command that ended with this error.
+
+    2: the question is wrong (what is asked for is not there, a record or file is not valid, no token or not the right
+    one, a path that cannot be); 3: the disk fails; 4: not all was pushed; 1: the store cannot be reached, or what it
+    has contradicts what was sent.
+    """
+    if isinstance(error, PushErrors):
+        return 4
+    if isinstance(error, (RecordError, FilesError, NotFoundError, *_WRONG_PATH)):
+        return 2
+    return 3 if isinstance(error, OSError) and not isinstance(error, (HubError, ConnectionError, TimeoutError)) else 1
+
+
+def contains_token(text: str) -> bool:
+    """Whether `text` holds something that looks like an access token of the Hub."""
+    return _TOKEN.search(text) is not None
+
+
+def redacted(text: str) -> str:
+    """`text` with everything that looks like an access token replaced by `<token>`."""
+    return _BEARER.sub("Bearer <token>", _TOKEN.sub("<token>", text))

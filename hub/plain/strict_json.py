@@ -1,0 +1,101 @@
+"""JSON from elsewhere, read as data with bounds.
+
+Python's `json` accepts `NaN`, `Infinity`, repeated keys, numbers that overflow to infinity, and any size. A run record
+comes from a hub and may be malicious or broken, so none of that is accepted here; the reason is always stated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from hub.plain.errors import RecordError
+
+SCHEMA_VERSION = 1  # of run records; here, where it is read without loading the schema
+MAX_RECORD_BYTES = 256 * 1024  # one record as JSON; real ones take about 3 KiB
+MAX_DEPTH = 16  # nesting of objects and lists
+_MAX_INTEGER_DIGITS = 30  # far beyond any count of tokens or FLOPs
+
+
+def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES) -> Any:
+    """Parse `text` as strict JSON.
+
+    Args:
+        text: the JSON text; bytes must be UTF-8.
+        what: names the source in the error, e.g. "runs.jsonl line 3".
+        max_bytes: the largest size that is looked at.
+
+    Raises:
+        RecordError: not UTF-8, too large, malformed, a NaN or Infinity token, a number outside the double range, a
+            repeated key, or nesting deeper than `MAX_DEPTH`.
+    """
+    if len(text) > max_bytes:
+        raise RecordError(f"{what}: {len(text):,} bytes, allowed are at most {max_bytes:,}")
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RecordError(f"{what}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    try:
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+            parse_int=_bounded_int,
+            object_pairs_hook=_unique_keys,
+        )
+    except json.JSONDecodeError as error:
+        raise RecordError(
+            f"{what}: not valid JSON ({error.msg} at line {error.lineno} column {error.colno})"
+        ) from None
+    except RecursionError:
+        raise RecordError(f"{what}: nested deeper than {MAX_DEPTH} levels") from None
+    except _RefusedError as error:
+        raise RecordError(f"{what}: {error}") from None
+    if _deeper_than(value, MAX_DEPTH):
+        raise RecordError(f"{what}: nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Write `value` as JSON that `loads` accepts (no NaN, no Infinity), characters outside ASCII as they are."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+class _RefusedError(Exception):
+    """Something that valid Python JSON may hold and a record may not."""
+
+
+def _refuse_constant(token: str) -> NoReturn:
+    raise _RefusedError(f"{token} is not a JSON number; write null for a value that is missing or not finite")
+
+
+def _finite_float(token: str) -> float:
+    value = float(token)
+    if not math.isfinite(value):
+        raise _RefusedError(f"the number {token[:40]} is outside the range of a double")
+    return value
+
+
+def _bounded_int(token: str) -> int:
+    if len(token) > _MAX_INTEGER_DIGITS:
+        raise _RefusedError(f"an integer of {len(token)} digits, allowed are {_MAX_INTEGER_DIGITS}")
+    return int(token)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise _RefusedError(f"the field {repeated[:80]!r} occurs twice")
+    return result
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    if isinstance(value, dict):
+        return depth == 0 or any(_deeper_than(item, depth - 1) for item in value.values())
+    if isinstance(value, list):
+        return depth == 0 or any(_deeper_than(item, depth - 1) for item in value)
+    return False

@@ -1,0 +1,161 @@
+"""How releases are named, so that a person finds a run and a program never guesses.
+
+One model repository per (sweep, size, number of experts): `demo-d256-E8`. One branch per run, named by its trained
+tokens and seed: `tokens002.0B-seed0`; an intermediate checkpoint has its step in front:
+`step0001000-tokens002.0B-seed0`. Where a run departs from the recipe, the name says how (`recipe_suffix`):
+`tokens002.0B-seed0-lr0.004`. The index of a sweep is the data set repository `demo-runs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+
+from hub.plain.errors import RecordError
+from hub.record.run_record import RunRecord
+
+_UNITS = (("B", 10**9, 10**8), ("M", 10**6, 10**5), ("K", 10**3, 0))  # letter, tokens, used from this many tokens on
+_MAX_RELATIVE_ROUNDING = 1e-3
+MAX_BRANCH_LENGTH, MAX_ID_LENGTH = 120, 64
+GIVEN_RATE = "given"  # what a record has as its learning-rate law when there was none
+
+
+def repo_name(record: RunRecord) -> str:
+    """The name of the run's model repository, without organisation."""
+    return f"{record.sweep}-{size_name(record.d_model, record.experts, record.n_blocks, record.n_heads)}"
+
+
+def size_name(d_model: int, experts: int, n_blocks: int, n_heads: int) -> str:
+    """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64."""
+    on_rule = 64 * n_blocks == 64 * n_heads == d_model
+    return f"d{d_model}{'' if on_rule else f'-b{n_blocks}-h{n_heads}'}-E{experts}"
+
+
+def index_name(sweep: str) -> str:
+    """The name of the data set repository with the index of a sweep."""
+    return f"{sweep}-runs"
+
+
+def branch_name(record: RunRecord) -> str:
+    """The name of the run's branch, a function of the record alone, and at most 120 characters long.
+
+    Tokens are written in billions from 0.1B on, in millions from 0.1M on, else in thousands, with three digits before
+    the point and at least one after it, so that names with one unit sort by size (up to 999.9B). When one decimal
+    would change the number by 0.1 % or more, it gets as many decimals as it needs (`tokens002.04B`): runs of one size
+    and seed share a name only if their token counts agree within about 0.1 %.
+
+    A run that diverged has its horizon at the end, as all branches of a trunk may end at one step. What departs from
+    the recipe comes last: see `recipe_suffix`, and `-decay0.1` for the share of the horizon in which the learning rate
+    decays, where it is not a fifth.
+    """
+    name = final_branch_name(record.tokens, record.seed)
+    if record.status == "intermediate":
+        name = f"step{record.steps:07d}-{name}"
+    if record.status == "diverged" and record.tokens < record.schedule.horizon_tokens:
+        name += f"-horizon{formatted_tokens(record.schedule.horizon_tokens)}"
+    return shortened(name + recipe_suffix(record) + _decay_suffix(record), MAX_BRANCH_LENGTH)
+
+
+def recipe_suffix(record: RunRecord) -> str:
+    """What of a run departs from the recipe of the paper's runs, e.g. `-lr0.004-wd0.2`; empty if nothing does.
+
+    * `-lr0.004`: the peak learning rate was given, and not computed by a law (with whatever factor the sweep has). A
+      sweep whose own name ends so, as those of a grid of rates do, says it already.
+    * `-wd0.2`, `-wdmatrices`, `-beta0.9-0.95`, `-eps1e-06`, `-clip1` (or `-noclip`): where it is not weight decay 0.1
+      on all parameters, betas 0.9 and 0.999, epsilon 1e-8 and clipping at 0.1.
+    * `-finalnorm`, `-normalinit`: a norm before the head, another initialization; and with several experts `-cf2` (or
+      `-dropless`), `-balance0.1`, `-z0.01`: where it is not capacity factor 1 and coefficients 0.01 and 0.001.
+
+    What a record does not say (null, in records of older versions) departs from nothing.
+    """
+    rate = f"lr{_number(record.schedule.peak_learning_rate)}"
+    given = record.schedule.learning_rate_law == GIVEN_RATE and not record.sweep.endswith(f"-{rate}")
+    parts = [*([rate] if given else []), *_optimizer_parts(record), *_model_parts(record)]
+    return "".join(f"-{part}" for part in parts)
+
+
+def _optimizer_parts(record: RunRecord) -> list[str]:
+    optimizer, parts = record.optimizer, []
+    if _departs(optimizer.weight_decay, 0.1):
+        parts.append(f"wd{_number(optimizer.weight_decay)}")
+    if optimizer.weight_decay_on not in (None, "all"):
+        parts.append(f"wd{optimizer.weight_decay_on}")
+    if _departs(optimizer.beta1, 0.9) or _departs(optimizer.beta2, 0.999):
+        parts.append(f"beta{_number(optimizer.beta1)}-{_number(optimizer.beta2)}")
+    if _departs(optimizer.epsilon, 1e-8):
+        parts.append(f"eps{_number(optimizer.epsilon)}")
+    if optimizer.gradient_clip_norm is None:
+        parts.append("noclip")
+    elif _departs(optimizer.gradient_clip_norm, 0.1):
+        parts.append(f"clip{_number(optimizer.gradient_clip_norm)}")
+    return parts
+
+
+def _model_parts(record: RunRecord) -> list[str]:
+    words = {
+        "finalnorm": bool(record.final_norm),
+        f"{record.initialization}init": record.initialization not in (None, "paper"),
+    }
+    parts = [re.sub(r"[^A-Za-z0-9]+", "", word) for word, departs in words.items() if departs]
+    if record.experts == 1:
+        return parts
+    if record.capacity_factor == 0:
+        parts.append("dropless")
+    elif _departs(record.capacity_factor, 1.0):
+        parts.append(f"cf{_number(record.capacity_factor)}")
+    for name, value, usual in (
+        ("balance", record.balance_loss_coefficient, 0.01),
+        ("z", record.z_loss_coefficient, 0.001),
+    ):
+        if _departs(value, usual):
+            parts.append(f"{name}{_number(value)}")
+    return parts
+
+
+def _departs(value: float | None, usual: float) -> bool:
+    return value is not None and not math.isclose(value, usual)
+
+
+def _decay_suffix(record: RunRecord) -> str:
+    """The decay's share of the horizon, unless it is a fifth but for whole steps; an intermediate model has none."""
+    schedule = record.schedule
+    if record.status == "intermediate" or not schedule.decay_tokens:
+        return ""
+    sequences = max((stage.sequences for stage in schedule.batch_ramp), default=0)
+    whole_steps = 2 * sequences * record.sequence_length
+    off = abs(schedule.decay_tokens - 0.2 * schedule.horizon_tokens)
+    share = round(schedule.decay_tokens / schedule.horizon_tokens, 2)
+    return "" if off <= max(whole_steps, 0.005 * schedule.horizon_tokens) else f"-decay{_number(share)}"
+
+
+def _number(value: float | None) -> str:
+    """In letters that a branch name may have: 0.004, 1e-06, 1e20."""
+    return f"{value:g}".replace("+", "")
+
+
+def shortened(name: str, length: int) -> str:
+    """A name of at most so many characters: a longer one keeps its beginning, and a hash tells it from others."""
+    if len(name) <= length:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: length - 9].rstrip('-._')}-{digest}"
+
+
+def final_branch_name(tokens: int, seed: int | None) -> str:
+    """The branch name of a final run of that many tokens, for a caller that has no record yet."""
+    if seed is None:
+        return f"tokens{formatted_tokens(tokens)}"
+    if seed < 0:
+        raise RecordError(f"seed is {seed}, allowed in a branch name is a number from 0 on")
+    return f"tokens{formatted_tokens(tokens)}-seed{seed}"
+
+
+def formatted_tokens(tokens: int) -> str:
+    """A token count as in branch names: 2_000_000_000 -> "002.0B", 1_500_000 -> "001.5M", 12_288 -> "012.288K"."""
+    letter, size, _ = next(unit for unit in _UNITS if tokens >= unit[2])
+    value = tokens / size
+    decimals = 1
+    while decimals < 9 and abs(round(value, decimals) - value) >= _MAX_RELATIVE_ROUNDING * value and tokens:
+        decimals += 1
+    return f"{value:0{4 + decimals}.{decimals}f}{letter}"

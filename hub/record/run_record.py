@@ -1,0 +1,310 @@
+"""The run record: everything that a fit, a card or a curious reader needs to know of one training run.
+
+One JSON object per run. It lies as `run.json` in each released revision and is one row of a sweep's `runs.jsonl` and
+`runs.parquet` (`hub.record.table`). This file is the only definition of the schema; its names are those of the paper
+(Ludziejewski et al. 2025, arXiv 2502.05172): N_act is `n_active`, N is `n_total`, E is `experts`, D is `tokens`.
+
+A record is validated when it is made, read and written. It may come from a stranger's hub, so sizes are bounded,
+numbers are finite, and texts that name a path of a machine, an e-mail address or an access token are refused. Fields
+that this version does not know are kept, so that a later version's records survive a round trip.
+
+Importing this module needs pydantic only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from hub.plain import atomic, strict_json
+from hub.plain.errors import FilesError, RecordError, redacted
+from hub.plain.strict_json import SCHEMA_VERSION
+from hub.record.checks import check_texts, number, plain
+
+Status = Literal["final", "intermediate", "diverged"]
+
+# A name goes into repository and branch names, so it takes their alphabet; 64 leaves room for "-d4096-E32".
+NAME_PATTERN = r"^[A-Za-z0-9]+(?:(?:[.-]|_+)[A-Za-z0-9]+)*$"
+REPO_PATTERN = r"^(?:[A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$"
+Name = Annotated[str, Field(max_length=64, pattern=NAME_PATTERN)]
+Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+CommitId = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+WeightsFile = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors$")]
+
+Count = Annotated[int, BeforeValidator(number), Field(ge=0, le=10**18)]
+PositiveCount = Annotated[int, BeforeValidator(number), Field(ge=1, le=10**18)]
+Width = Annotated[int, BeforeValidator(number), Field(ge=1, le=1 << 24)]
+Real = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False, ge=0.0, le=1e40)]
+Loss = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False, ge=0.0, le=1e4)]
+Fraction = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False, ge=0.0, le=1.0)]
+Integer = Annotated[int, BeforeValidator(number), Field(ge=-(1 << 63), lt=1 << 63)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow", str_strip_whitespace=False)
+
+
+class BatchRampStage(_Part):
+    """From `from_tokens` trained tokens on, a global batch has `sequences` sequences."""
+
+    from_tokens: Count
+    sequences: PositiveCount
+
+
+class Schedule(_Part):
+    """The learning-rate and batch schedule; lengths in tokens, rates as multipliers of the gradient step."""
+
+    horizon_tokens: PositiveCount
+    warmup_tokens: Count
+    decay_tokens: Count
+    batch_ramp: tuple[BatchRampStage, ...] = Field(max_length=256)
+    peak_learning_rate: Real
+    learning_rate_law: Line
+
+
+class OptimizerSettings(_Part):
+    """The optimizer by name and its numbers; `gradient_clip_norm` null means no clipping.
+
+    `weight_decay_on`: "all" parameters, or only "matrices" (no norms, biases and router); null is not known.
+    """
+
+    name: Line
+    beta1: Fraction
+    beta2: Fraction
+    epsilon: Real
+    weight_decay: Real
+    weight_decay_on: Literal["all", "matrices"] | None = None
+    gradient_clip_norm: Real | None
+
+
+class DatasetReference(_Part):
+    """A data set by its id (of the Hub, or a plain name), commit and content fingerprint (null: not known)."""
+
+    id: Line
+    revision: Line | None = None
+    fingerprint: Line | None
+
+
+class TokenizerReference(_Part):
+    """A tokenizer by its id (of the Hub, or a plain name) and content fingerprint (null: not known)."""
+
+    id: Line
+    fingerprint: Line | None
+
+
+class RunRecord(_Part):
+    """One training run, or one intermediate checkpoint of it. Frozen; unknown fields are kept.
+
+    Units: `n_active`, `n_total` in parameters (embedding and head counted, router and norms not, as in the paper);
+    `tokens`, `unique_tokens`, `branch_point_tokens`, `eval_tokens`, `train_loss_window_tokens` and `sequence_length`
+    in tokens; losses in nats per token, without auxiliary losses; `training_flops` in FLOPs; `wall_time_seconds` in
+    seconds; `drop_rate` and `mfu` as fractions; `expert_load_max_over_mean` is 1 when experts are evenly loaded.
+    `training_flops` are the paper's 6 N_act D; `mfu` leaves out the embedding, which is looked up and not multiplied.
+
+    `train_loss` is the mean over the last `train_loss_window_tokens`; `eval_loss` is held-out and dropless, its
+    standard error is that of a mean over documents like the `eval_documents` that `eval_data` describes, and
+    `data_order` says in which order the training text was drawn from its files and shuffled. A run with
+    `status="diverged"` may have no losses: values that are not finite are stored as null. A run of somebody else, of
+    which not all is known, has null for the rest; a `train_loss_window_tokens` of 0 says that its loss is not known.
+
+    In training an expert takes `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive
+    tokens (a factor of 0: no limit, dropless); the balance loss is counted over the same groups. Both coefficients are
+    those of the training loss. `micro_batch_sequences` (on one device at a time) decides speed and memory. Records
+    written before these fields were have null there.
+
+    Raises:
+        RecordError: one line per offending field, with the value and what is allowed.
+    """
+
+    schema_version: Annotated[int, BeforeValidator(number), Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    run_id: Name
+    sweep: Name
+    parent_run_id: Name | None = None
+    branch_point_tokens: Count | None = None
+    status: Status
+
+    d_model: Width
+    n_blocks: Width
+    n_heads: Width
+    experts: Annotated[int, BeforeValidator(number), Field(ge=1, le=1 << 16)]
+    vocab_size: Width
+    sequence_length: Width
+    n_active: PositiveCount
+    n_total: PositiveCount
+
+    tokens: Count
+    unique_tokens: Count | None = None
+    epochs: Real | None = None
+    steps: Count
+
+    train_loss: Loss | None
+    train_loss_window_tokens: Count
+    eval_loss: Loss | None = None
+    eval_loss_standard_error: Loss | None = None
+    eval_tokens: Count | None = None
+    eval_documents: Count | None = None
+    eval_data: Line | None = None
+    drop_rate: Fraction | None = None
+    expert_load_max_over_mean: Real | None = None
+
+    schedule: Schedule
+    optimizer: OptimizerSettings
+    micro_batch_sequences: PositiveCount | None = None
+    capacity_factor: Real | None = None
+    capacity_group_tokens: PositiveCount | None = None
+    balance_loss_coefficient: Real | None = None
+    z_loss_coefficient: Real | None = None
+    initialization: Line | None = None
+    final_norm: Annotated[bool, Field(strict=True)] | None = None
+    seed: Integer | None
+    precision: Line
+    attention_precision: Line | None = None
+    dataset: DatasetReference
+    data_order: Line | None = None
+    tokenizer: TokenizerReference
+
+    training_flops: Real
+    tokens_per_second: Real | None
+    mfu: Real | None = None
+    hardware: Line | None
+    wall_time_seconds: Real | None
+
+    versions: Annotated[dict[Line, Line], Field(max_length=64)]
+    code_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,64}(?:[-+]dirty)?$")] | None = None
+    weights_sha256: Annotated[dict[WeightsFile, Sha256], Field(max_length=1000)] | None = None
+    repo: Annotated[str, Field(max_length=160, pattern=REPO_PATTERN)] | None = None
+    branch: Annotated[str, Field(max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    commit: CommitId | None = None
+
+    def __init__(self, /, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise RecordError(_explained(error, fields)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_plain_values(cls, data: Any) -> Any:
+        data = plain(data)
+        if isinstance(data, dict) and data.get("status") == "diverged":
+            losses = ("train_loss", "eval_loss", "eval_loss_standard_error")
+            data = {**data, **{name: None for name in losses if _not_finite(data.get(name))}}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunRecord:
+        problems = list(_contradictions(self))
+        if problems:
+            raise ValueError("; ".join(problems))
+        check_texts(self.model_dump())
+        if len(self.to_json().encode()) > strict_json.MAX_RECORD_BYTES:
+            raise ValueError(f"the record is larger than {strict_json.MAX_RECORD_BYTES:,} bytes as JSON")
+        return self
+
+    @classmethod
+    def from_dict(cls, fields: Any, *, what: str = "run record") -> RunRecord:
+        """Validate a mapping, e.g. a parsed JSON object; `what` names the source in the error."""
+        if not isinstance(fields, dict):
+            raise RecordError(
+                f"{what}: a {type(fields).__name__}, allowed is an object with the fields of a run record"
+            )
+        try:
+            return cls(**fields)
+        except RecordError as error:
+            raise RecordError(f"{what}: {error}") from None
+        except TypeError:
+            raise RecordError(f"{what}: field names must be texts") from None
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, what: str = "run record") -> RunRecord:
+        """Parse and validate JSON text (strict: no NaN, no repeated keys, bounded)."""
+        return cls.from_dict(strict_json.loads(text, what=what), what=what)
+
+    @classmethod
+    def load(cls, path: str | Path) -> RunRecord:
+        """Read a `run.json`, or the one in the folder `path`.
+
+        Raises:
+            RecordError: the content breaks the schema.
+            FilesError: there is no such file.
+        """
+        file = Path(path)
+        file = file / "run.json" if file.is_dir() else file
+        try:
+            with file.open("rb") as reader:
+                content = reader.read(strict_json.MAX_RECORD_BYTES + 1)
+        except OSError as error:
+            raise FilesError(f"cannot read the run record {file}: {error.strerror}") from None
+        return cls.from_json(content, what=file.name)
+
+    def save(self, path: str | Path) -> Path:
+        """Write `run.json` into the folder `path` (or to `path` itself if it ends in .json), atomically."""
+        file = Path(path)
+        file = file if file.suffix == ".json" else file / "run.json"
+        atomic.write_bytes(file, self.to_json(indent=2).encode() + b"\n")
+        return file
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON values, unknown fields included, in the schema's order."""
+        return self.model_dump(mode="json")
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The record as one JSON object."""
+        return strict_json.dumps(self.to_dict(), indent=indent)
+
+    def replaced(self, **changes: Any) -> RunRecord:
+        """A validated copy with some fields changed."""
+        return type(self)(**{**self.to_dict(), **changes})
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not -1e300 < value < 1e300
+
+
+def _contradictions(record: RunRecord) -> list[str]:
+    """What no single field shows: fields that cannot be true together."""
+    problems = []
+    if record.d_model % record.n_heads:
+        problems.append(f"n_heads is {record.n_heads}, allowed are divisors of d_model {record.d_model}")
+    if record.n_total < record.n_active:
+        problems.append(f"n_total is {record.n_total}, allowed is at least n_active {record.n_active}")
+    if record.experts == 1 and record.n_total != record.n_active:
+        problems.append(f"n_total is {record.n_total}, allowed with experts 1 is n_active {record.n_active}")
+    if record.status != "diverged" and record.train_loss is None and record.train_loss_window_tokens:
+        problems.append('train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0')
+    if record.branch_point_tokens is not None and record.parent_run_id is None:
+        problems.append("branch_point_tokens is set, allowed only with a parent_run_id")
+    if record.branch_point_tokens is not None and record.branch_point_tokens > record.tokens:
+        problems.append(f"branch_point_tokens is {record.branch_point_tokens}, allowed is at most {record.tokens}")
+    stages = [stage.from_tokens for stage in record.schedule.batch_ramp]
+    if stages != sorted(set(stages)):
+        problems.append("schedule.batch_ramp is not in increasing order of from_tokens")
+    return problems
+
+
+def _explained(error: ValidationError, fields: dict[str, Any]) -> str:
+    """One line per problem: the field, what was allowed, the value (shortened)."""
+    lines = []
+    for problem in error.errors(include_url=False, include_context=False)[:20]:
+        name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "missing":
+            lines.append(f"{name}: missing, every record must have it")
+        elif not name:
+            lines.append(message)
+        else:
+            shown = repr(problem["input"])
+            lines.append(
+                f"{name}: {message[:1].lower()}{message[1:]}, not {shown[:80]}{'…' if len(shown) > 80 else ''}"
+            )
+        if name == "schema_version" and problem["type"] == "less_than_equal":
+            lines[-1] += " (written by a newer version of this package: update it to read the record)"
+    more = error.error_count() - len(lines)
+    identity = fields.get("run_id")
+    head = (
+        f"the record of run {identity[:64]!r} is not valid" if isinstance(identity, str) else "the record is not valid"
+    )
+    return redacted(f"{head}: " + "; ".join(lines) + (f"; and {more} more" if more > 0 else ""))

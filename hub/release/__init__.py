@@ -1,0 +1,1 @@
+"""Pushing and pulling runs, the index and the cards of a sweep."""

@@ -1,0 +1,1 @@
+"""Where releases lie: a local folder or the Hub, behind one interface."""

@@ -1,0 +1,302 @@
+"""Calls to the Hub with what `huggingface_hub` leaves out: a timeout, retries that honour Retry-After, clear errors.
+
+`call` repeats what may be repeated without harm (reading, and making what may exist already); `call_once` does not,
+for commits, whose caller must look at what happened before sending again. Both turn the library's exceptions into
+those of `hub.plain.errors`, whose texts hold no token.
+
+There is one retry layer, this one. The library tries some requests six times itself, and six times six is a hammer: so
+a request that fails inside a call of ours is made to fail at once (`store.client`), and requests of anyone else in the
+process keep the library's retries.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from hub.plain.errors import (
+    AccessError,
+    ConflictError,
+    FilesError,
+    HubError,
+    NotFoundError,
+    UnavailableError,
+    redacted,
+)
+from hub.store import client
+
+DEFAULT_TIMEOUT_SECONDS = 120.0
+_ATTEMPTS_TO_CONNECT = 3  # of reading: a machine without a network is told so within seconds
+_REFUSED_SECONDS = 60.0  # a token that was refused is not sent again for so long
+_COMMIT_LIMIT_SECONDS = 3600.0  # the Hub counts commits by the hour
+_RATE_LIMIT_RESET = re.compile(r"\br=0;\s*t=(\d+)")
+_SENDING = re.compile(r"/api/((?:models|datasets|spaces)/[^/]+/[^/]+)/(?:commit|preupload)/")
+_ADVICE = re.compile(
+    r"For more information check: https://developer\.mozilla\.org/\S+|Please make sure you specified the correct "
+    r"`repo_id`.*?(?=\(Request ID|$)"
+)
+_NO_XET = re.compile(r"\b404\b.*/xet-(?:read|write)-token/")
+
+Result = TypeVar("Result")
+
+
+class Transport:
+    """An `HfApi` and the manner of calling it. Safe to use from several threads.
+
+    When the Hub asks one of them to come back later, all of them wait: the limit is one for all.
+
+    Args:
+        endpoint: the server; default `HF_ENDPOINT`, else huggingface.co.
+        token: an access token; default: the saved one.
+        timeout: seconds that the server may stay silent.
+        attempts: how often a call is tried.
+        longest_wait: seconds between two attempts at most.
+    """
+
+    def __init__(
+        self, endpoint: str | None, token: str | None, *, timeout: float, attempts: int, longest_wait: float
+    ) -> None:
+        if attempts < 1:
+            raise ValueError(f"attempts is {attempts}, allowed is at least 1")
+        self.api = _api_class()(endpoint=endpoint, token=token)
+        self.attempts = attempts
+        self.longest_wait = longest_wait
+        self._timeout = timeout
+        self._resume_at = 0.0  # on the monotonic clock
+        self._pause_lock = threading.Lock()
+        self._refused: tuple[str, float, AccessError] | None = None  # the header, until when, and what was said
+        self._full: dict[str, tuple[float, UnavailableError]] = {}  # repository -> until when it takes no commits
+        client.prepare(timeout)
+
+    @property
+    def access(self) -> dict[str, Any]:
+        """Endpoint and token for the functions that are not methods of `HfApi`."""
+        return {"endpoint": self.api.endpoint, "token": self.api.token}
+
+    def require_token(self) -> None:
+        """Raise AccessError before anything is sent, if there is no token to write with."""
+        from huggingface_hub import get_token
+
+        if not self.api.token and not get_token():
+            raise AccessError("no access token: run `hf auth login` or set HF_TOKEN to one that may write")
+
+    def read(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
+        """As `call`, for reading: where not even a connection can be opened, the answer is there within seconds."""
+        return self.call(function, attempts, to_connect=_ATTEMPTS_TO_CONNECT)
+
+    def call(
+        self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int | None = None
+    ) -> Result:
+        """The result of `function`, tried again after transient failures.
+
+        Args:
+            function: what calls the library.
+            attempts: how often it is tried in all; default: the transport's.
+            to_connect: the same where no connection could be opened, if that is less.
+
+        Raises:
+            HubError: the kind says what happened; UnavailableError after the last attempt.
+        """
+        import tenacity
+
+        allowed = attempts or self.attempts
+
+        def over(state: tenacity.RetryCallState) -> bool:
+            error = state.outcome.exception() if state.outcome else None
+            down = to_connect is not None and not getattr(error, "connected", True)
+            return state.attempt_number >= (min(allowed, to_connect or allowed) if down else allowed)
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, UnavailableError) and error.passing),
+            stop=over,
+            wait=lambda state: self.wait(
+                state.attempt_number - 1, state.outcome.exception() if state.outcome else None
+            ),
+            sleep=_sleep,
+            reraise=True,
+        )
+        return retrying(lambda: self.call_once(function))
+
+    def call_once(self, function: Callable[[], Result]) -> Result:
+        """The result of `function`, with the library's exceptions turned into those of `hub.plain.errors`."""
+        client.prepare(self._timeout)
+        if (remaining := self._resume_at - time.monotonic()) > 0:
+            _sleep(remaining + random.uniform(0.0, 0.25))
+        # What the caller is dealing with already is the context of whatever is raised here, and not its cause.
+        handled = sys.exc_info()[1]
+        try:
+            with client.single_attempts(self._check):
+                return function()
+        except HubError:
+            raise
+        except Exception as error:
+            chain = list(_chain(error, until=handled))
+            translated = _translated(chain)
+            if translated is None:
+                raise
+            self._remember(translated, _response(chain))
+            raise translated from None
+
+    def _check(self, request: Any) -> None:
+        """Raise before a request is sent that would be refused: by its token, or by the limit of commits."""
+        now = time.monotonic()
+        if self._refused and self._refused[0] == request.headers.get("authorization") and now < self._refused[1]:
+            raise self._refused[2]
+        sending = _SENDING.search(str(request.url.path))
+        until, error = self._full.get(sending[1], (now, None)) if sending else (now, None)
+        if error is not None and now < until:
+            raise error
+
+    def _remember(self, error: HubError, response: Any) -> None:
+        """What holds for later requests, too: a refused token, and a repository that takes no more commits."""
+        if response is None:
+            return
+        now, authorization = time.monotonic(), response.request.headers.get("authorization")
+        if isinstance(error, AccessError) and response.status_code == 401 and authorization:
+            self._refused = authorization, now + _REFUSED_SECONDS, error
+        if isinstance(error, UnavailableError) and error.full:
+            self._full[error.full] = now + _COMMIT_LIMIT_SECONDS, error
+
+    def pause(self, attempt: int, error: BaseException | None) -> None:
+        """Wait before the next attempt, of which `attempt` (from 0) have failed."""
+        _sleep(self.wait(attempt, error))
+
+    def wait(self, attempt: int, error: BaseException | None) -> float:
+        """Seconds to wait: what the server asks for, else growing with jitter, so that parallel writers spread out.
+
+        Raises:
+            UnavailableError: the server asks for longer than `longest_wait`, or a new attempt does not help.
+        """
+        if isinstance(error, UnavailableError) and not error.passing:
+            raise error
+        asked = getattr(error, "retry_after", None)
+        if asked is not None and asked > self.longest_wait:
+            raise UnavailableError(f"{error}; the Hub asks to come back in {asked:.0f} s")
+        if asked is not None:
+            with self._pause_lock:
+                self._resume_at = max(self._resume_at, time.monotonic() + asked)
+        base = 0.1 if isinstance(error, ConflictError) else 0.5
+        backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), 30.0)
+        return float(max(backoff, asked + random.uniform(0.0, 0.25) if asked is not None else 0.0))
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@lru_cache(maxsize=1)
+def _api_class() -> Any:
+    from huggingface_hub import HfApi
+
+    class Api(HfApi):
+        """`HfApi` without the extra request that has a card's metadata checked before each commit.
+
+        Cards are checked here before they are sent, and by the Hub when they are committed. Should the library rename
+        this method, the cost is one request per commit.
+        """
+
+        def _validate_yaml(self, content: str, **_: Any) -> None:
+            return None
+
+    return Api
+
+
+def _chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
+    """An exception and what it came from, without `until` and what that came from."""
+    seen = {id(until)}
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _response(chain: Sequence[BaseException]) -> Any:
+    """The server's answer behind an error, if there was one."""
+    responses = (getattr(link, "response", None) for link in chain)
+    return next((found for found in responses if hasattr(found, "status_code")), None)
+
+
+def _translated(chain: Sequence[BaseException]) -> HubError | None:
+    """Our error for the library's, given with what it came from; None if it is none of the Hub's."""
+    ours = next((link for link in chain if isinstance(link, HubError)), None)
+    if ours is not None:  # raised inside the library by what `call` had asked it to do
+        return ours
+    response = _response(chain)
+    names = {name for link in chain for name in client.kinds(link)}
+    text = _said(chain[0])
+    if _NO_XET.search(text):
+        return FilesError(f"the server has no Xet storage; set HF_HUB_DISABLE_XET=1 and start again: {text}")
+    if "UnsupportedProtocol" in names or "InvalidURL" in names:
+        return FilesError(f"HF_ENDPOINT is not the address of a Hub, allowed is https://HOST: {text}")
+    if response is None:
+        if names & client.NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
+            return _unreachable(chain, names)
+        if "NotASafetensorsRepoError" in names or "RepositoryNotFoundError" in names or "EntryNotFoundError" in names:
+            return NotFoundError(text)
+        return FilesError(text) if "HFValidationError" in names else None
+    status = int(response.status_code)
+    if status in client.TRANSIENT:
+        return _unavailable(response, text)
+    if status == 404 or names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}:
+        return NotFoundError(f"not found, or not visible with this token: {text}")
+    if status == 401:
+        sent = response.request.headers.get("authorization")
+        reason = "the Hub does not accept the token" if sent else "the Hub asks for a token"
+        return AccessError(f"{reason}; run `hf auth login` or set HF_TOKEN: {text}")
+    if status in (402, 403, 413):
+        return AccessError(f"not allowed with this token, or a quota is used up: {text}")
+    if status in (409, 412):
+        return ConflictError(text)
+    return FilesError(f"the Hub refused the request ({status}): {text}")
+
+
+def _said(error: BaseException) -> str:
+    """An error's text as one line, without a token and the library's general advice."""
+    return _ADVICE.sub("", redacted(" ".join(str(error).split())))[:600].strip()
+
+
+def _unreachable(chain: Sequence[BaseException], names: set[str]) -> UnavailableError:
+    """No answer came, or none was asked for."""
+    ours = next((link for link in chain if "UnreachedError" in client.kinds(link)), None)
+    shown = ours or chain[0]
+    text = _said(shown) or type(shown).__name__
+    error = UnavailableError(f"the Hub cannot be reached: {text}")
+    # What is none of ours was tried again by the library: in its threads, or while it resumed a download.
+    repeated = bool(names & {"ConnectError", "TimeoutException", "RemoteProtocolError"})
+    error.passing = ours is not None or not (repeated or "OfflineModeIsEnabled" in names)
+    error.connected = not names & {"ConnectError", "ConnectTimeout"}
+    return error
+
+
+def _unavailable(response: Any, text: str) -> UnavailableError:
+    """The server answered that it cannot for now."""
+    error = UnavailableError(f"the Hub answered {response.status_code}: {text}")
+    error.retry_after = _retry_after(response)
+    sending = _SENDING.search(str(response.request.url.path))
+    if response.status_code == 429 and error.retry_after is None and sending:
+        repository = sending[1].partition("/")[2]
+        limited = UnavailableError(
+            f"{repository} takes no more commits for now (the Hub allows 128 per hour); start the same command again "
+            f"in an hour, it goes on: {text}"
+        )
+        limited.passing, limited.full = False, sending[1]
+        return limited
+    # Uploads of several shards run in the library's threads, which tried again themselves.
+    in_threads = not client.was_single(response) and response.request.method in ("PUT", "POST")
+    error.passing = not in_threads
+    return error
+
+
+def _retry_after(response: Any) -> float | None:
+    """Seconds that the server asks to wait: Retry-After, else the reset time of an exhausted rate limit."""
+    value = response.headers.get("Retry-After", "").strip()
+    if value.isdigit():
+        return float(value)
+    limit = _RATE_LIMIT_RESET.search(response.headers.get("RateLimit", ""))
+    return float(limit[1]) if limit else None

@@ -1,0 +1,253 @@
+"""Release a sweep with its law: `python -m training.release RUNS STORE [--law LAW]`.
+
+What `python -m hub push` does, and beside it what `hub` knows nothing of: a joint law is fitted to the runs (or the
+one given is taken), each run's card says what it predicts for the run, the law becomes a model repository
+`<sweep>-law`, and the card of the sweep's index shows it with its figure. `--tag` names the commit of the index that
+has all this, and `--collection` puts the repositories together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from hub import (
+    HubError,
+    Publication,
+    PushErrors,
+    RunRecord,
+    Store,
+    describe_index,
+    open_store,
+    publish_files,
+    push_index,
+    push_repo_cards,
+    push_runs,
+    run_folders,
+)
+from hub.plain.errors import FilesError, exit_status
+from hub.plain.markdown import escaped, table
+from hub.release.discovery import announce, check_announcement
+from hub.release.licenses import checked_license, without_license
+from hub.release.push import MAX_WORKERS
+from scaling_law import Runs, fit, load_runs
+from scaling_law.figures.drawing import png
+from scaling_law.figures.law_figures import predicted_against_observed
+from scaling_law.law_files.card import law_card, loading_code
+from scaling_law.law_files.serialization import FILE_NAME, law_to_json, load_law
+from scaling_law.laws.law import Law
+
+logger = logging.getLogger(__name__)
+
+FIGURE = "law_fit.png"
+_REPO_SUFFIX = "-law"
+
+
+@dataclass(frozen=True)
+class JudgedLaw:
+    """A law and the runs it is judged by: those it was fitted to, or others.
+
+    Attributes:
+        law: with `loss(n_active, tokens, experts)` in nats per token.
+        runs: the final runs with a held-out loss.
+        fitted: whether the law was fitted to these very runs.
+    """
+
+    law: Law
+    runs: Runs
+    fitted: bool
+
+    @property
+    def residuals(self) -> np.ndarray:
+        """Predicted minus observed loss [n], nats per token."""
+        predicted = self.law.loss(self.runs.n_active, self.runs.tokens, self.runs.experts)
+        return np.asarray(predicted) - self.runs.loss
+
+    @property
+    def rmse(self) -> float:
+        """Over all runs, nats per token."""
+        return float(np.sqrt(np.mean(self.residuals**2)))
+
+    def predictions(self) -> dict[str, float]:
+        """Run id -> predicted loss, nats per token."""
+        predicted = self.runs.loss + self.residuals
+        return dict(zip(self.runs.run_id, map(float, predicted), strict=True))
+
+
+def judged(records: Sequence[RunRecord], law: Law | None = None) -> JudgedLaw | None:
+    """The given law, or a joint law fitted to the final runs; None where they cannot determine one, with a warning."""
+    try:
+        runs = load_runs([record for record in records if record.eval_loss is not None])
+        if law is not None:
+            return JudgedLaw(law, runs, fitted=False)
+        result = fit(runs, law="joint")
+    except ValueError as error:
+        logger.warning("released without a law: %s", error)
+        return None
+    if not result.status.converged:
+        logger.warning("released without a law: %s", result.status)
+        return None
+    return JudgedLaw(result.law, runs, fitted=True)
+
+
+def release_law(store: Store, sweep: str, judgement: JudgedLaw, license: str | None = None) -> tuple[str, Publication]:
+    """Publish the law as `<sweep>-law`, then show it in the card of the sweep's index.
+
+    Returns:
+        The law's repository, and the index as it is then.
+
+    Raises:
+        HubError: e.g. the sweep has no index yet.
+    """
+    repo = store.repo_id(sweep + _REPO_SUFFIX)
+    figure = png(predicted_against_observed(judgement))
+    files = {
+        FILE_NAME: law_to_json(judgement.law),
+        "README.md": law_card(judgement.law, repo, (FIGURE,), license=license).encode(),
+        FIGURE: figure,
+    }
+    publish_files(store, sweep + _REPO_SUFFIX, files, message=f"The law of the sweep {sweep}")
+    return repo, describe_index(store, sweep, law_section(judgement, repo), {FIGURE: figure})
+
+
+def law_section(judgement: JudgedLaw, repo: str) -> str:
+    """The Markdown of a law in the card of an index."""
+    law, count = judgement.law, len(judgement.runs)
+    how = f"Fitted to {count} of these runs" if judgement.fitted else f"Fitted elsewhere; compared with {count} runs"
+    place = repo if "/" in repo else f"models/{repo}/main"  # in a local store: the folder below its root
+    rows = [(name, f"{value:.6g}") for name, value in law.coefficients.items()]
+    status = law.conditions.status if law.conditions and law.conditions.status else ""
+    return "\n\n".join(
+        [
+            "## The law",
+            f"`{law.formula}`",
+            f"{how}: root mean square error {judgement.rmse:.4f} nats per token. {escaped(status, 400)}".strip(),
+            f"![Predicted against observed loss]({FIGURE})",
+            table(("Coefficient", "Value"), rows, right=(1,)),
+            loading_code(law, place),
+        ]
+    )
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_out, _log = Console(), Console(stderr=True)
+_PLAIN = {"highlight": False, "markup": False, "soft_wrap": True}
+
+
+@app.command()
+def main(
+    runs: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
+    store: Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")],
+    law: Annotated[str | None, typer.Option(help="A law's folder or repository; default: fitted to the runs.")] = None,
+    license: Annotated[
+        str | None, typer.Option(help="Licence of the release, e.g. apache-2.0; default: what a run's card names.")
+    ] = None,
+    tag: Annotated[str, typer.Option(help="Name for this state of the index on the Hub, e.g. v1.")] = "",
+    collection: Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Repositories that are made are private.")] = False,
+    workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="Runs that are pushed at the same time.")] = 4,
+) -> None:
+    """Release every finished run of a sweep, its index, and its law; started again, it goes on where it stopped.
+
+    Exit status: 2 bad input, nothing was written; 4 not all of it is pushed.
+    """
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    try:
+        target = open_store(store, private=private)
+        check_announcement(target, tag, collection)
+        released = _Release(runs, target, checked_license(license) if license else None)
+        given = load_law(law) if law else None
+    except (HubError, OSError, ValueError) as error:
+        _stop(error, exit_status(error) if isinstance(error, HubError | OSError) else 2)
+    try:
+        released.push(given, workers)
+        released.announce(tag, collection)
+    except (HubError, OSError) as error:
+        _stop(error, exit_status(error))
+
+
+def _stop(error: Exception, status: int) -> NoReturn:
+    _log.print(f"[bold red]error:[/] {escape(' '.join(str(error).split()))}", highlight=False, soft_wrap=True)
+    raise typer.Exit(status) from None
+
+
+class _Release:
+    """The runs of one sweep on their way into a store.
+
+    Raises:
+        FilesError: there are no runs, or those of several sweeps.
+        RecordError: a record breaks the schema.
+    """
+
+    def __init__(self, source: Path, store: Store, license: str | None) -> None:
+        self.store, self.license = store, license
+        self.folders = run_folders(source)
+        self.records = [RunRecord.load(folder) for folder in self.folders]
+        sweeps = {record.sweep for record in self.records}
+        if len(sweeps) > 1:
+            raise FilesError(
+                f"{source} holds runs of several sweeps, {', '.join(sorted(sweeps))}; release one at a time"
+            )
+        (self.sweep,) = sweeps
+        self._index: Publication | None = None
+        self._laws: list[str] = []
+
+    def push(self, given: Law | None, workers: int) -> None:
+        """The runs, the index, `main` of the repositories, and the law.
+
+        Raises:
+            FilesError: the runs cannot lie there; nothing was written.
+            PushErrors: not all of it was pushed.
+        """
+        with _log.status("fitting the law"):
+            judgement = judged(self.records, given)
+        runs = list(zip(self.folders, self.records, strict=True))
+        predictions = judgement.predictions() if judgement else {}
+        failed: PushErrors | None = None
+        try:
+            with _log.status(f"pushing {len(runs)} runs"):
+                options = {"predicted_losses": predictions, "license": self.license}
+                pushed = push_runs(self.store, runs, workers=workers, **options)
+        except PushErrors as errors:
+            pushed, failed = errors.pushed, errors
+        if text := without_license(self.folders, self.license):
+            _log.print(f"[yellow]no licence:[/] {escape(text)}", highlight=False, soft_wrap=True)
+        with self._after(pushed):
+            if pushed:
+                self._index = push_index(self.store, self.sweep, pushed, license=self.license)
+                repos = [record.repo or "" for record in pushed]
+                push_repo_cards(self.store, self.sweep, repos, license=self.license)
+                _out.print(f"index {self._index.repo} {self._index.commit}", **_PLAIN)
+            if failed:
+                raise failed
+            if judgement:
+                repo, self._index = release_law(self.store, self.sweep, judgement, self.license)
+                self._laws.append(repo)
+                _out.print(f"law {repo}, RMSE {judgement.rmse:.4f} nats", **_PLAIN)
+
+    def announce(self, tag: str, collection: bool) -> None:
+        """Tag the index as it is with the law in its card, and collect the repositories."""
+        assert self._index is not None
+        with self._after(self.records):
+            what = {"tag": tag, "collection": collection, "others": self._laws}
+            for line in announce(self.store, self.sweep, self.records, commit=self._index.commit, **what):
+                _out.print(line, **_PLAIN)
+
+    @contextmanager
+    def _after(self, pushed: list[RunRecord]) -> Iterator[None]:
+        """What fails from here on leaves a release that is not complete."""
+        try:
+            yield
+        except PushErrors:
+            raise
+        except HubError as error:
+            raise PushErrors([(f"the index of {self.sweep}", error)], pushed) from None

@@ -1,0 +1,134 @@
+"""What the commands of `scaling-law` share: choosing a law, reading quantities, printing, exit codes.
+
+Exit statuses: 0 answered; 1 answered, but not to be trusted (a fit that did not converge, a loss beyond the range
+guard), or the work failed (no network, anything unexpected); 2 the question is wrong or refused (a bad option, a file
+that is not there, constraints nothing meets, an answer beyond the range guard without --force); 3 the machine gave out
+(a full disk); 130 interrupted. What is refused prints one line on standard error and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import typer
+
+from hub.plain import units
+from scaling_law.laws.law import ChinchillaForm, JointLaw, Law
+
+NOT_TRUSTED = FAILED = 1
+WRONG_QUESTION, MACHINE_GAVE_OUT = 2, 3
+T = TypeVar("T")
+
+LawOption = typer.Option(
+    "published", "--law", help="published, printed (the paper's rounded table), a folder, or a Hub repo."
+)
+JsonOption = typer.Option(False, "--json", help="Print JSON instead of tables.")
+ForceOption = typer.Option(False, "--force", help="Answer even where the law is far outside of its runs.")
+ExpertsOption = typer.Option(
+    None, help="Experts to compare: 1,2,4,8 or 1-32. [default: 1,2,4,8,16,32; a Chinchilla law's own]"
+)
+VocabOption = typer.Option(
+    None, "--vocab-size", help="Vocabulary size. [default: that of the law's runs; where unknown GPT-2's 50257]"
+)
+
+
+def learning_rate_law_option(name: str) -> Any:
+    """The option that names a law of the peak learning rate."""
+    return typer.Option(
+        "code", name, help="code (what the paper's runs used), paper (as its text says), or the file of a fitted law."
+    )
+
+
+def choose_law(name: str) -> Law:
+    """The law that `--law` names: published, printed, a folder with scaling_law.json, or a Hub repo."""
+    from scaling_law.law_files.serialization import load_law
+
+    if name in ("published", "recovered"):
+        return JointLaw.published()
+    if name == "printed":
+        return JointLaw.published(rounded=True)
+    return load_law(name)
+
+
+def choose_joint_law(name: str) -> JointLaw:
+    """As `choose_law`, for questions that only the joint law answers."""
+    law = choose_law(name)
+    if not isinstance(law, JointLaw):
+        raise ValueError(f"--law {name}: a {law.name} law cannot answer this; a joint law is needed")
+    return law
+
+
+def choose_planning_law(name: str) -> ChinchillaForm:
+    """As `choose_law`, for questions about optima: a joint law, or a Chinchilla law for its one E."""
+    law = choose_law(name)
+    if not isinstance(law, ChinchillaForm):
+        raise ValueError(f"--law {name}: a {law.name} law has no optima; a joint or a Chinchilla law is needed")
+    return law
+
+
+def optional(text: str | None, parse: Callable[[str, str], T], field: str) -> T | None:
+    """Parse an option that may have been left out."""
+    return None if text is None else parse(text, field)
+
+
+def count_list(text: str, field: str) -> list[float]:
+    """Comma-separated counts, such as 1e20,1e21."""
+    return [units.parse_count(part.strip(), field) for part in text.split(",")]
+
+
+def show(value: Any, as_json: bool, renderable: Any) -> None:
+    """Print `value` as JSON on stdout, or the renderable for a reader."""
+    if as_json:
+        sys.stdout.write(json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
+    else:
+        print_table(renderable)
+
+
+def print_table(renderable: Any) -> None:
+    """Print what rich renders on stdout; a file or a pipe has no width that a table must be cut to."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+    console.print(renderable)
+
+
+def _plain(value: Any) -> Any:
+    """JSON values: arrays as lists, non-finite numbers as null."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turn errors into one line on stderr: exit status 2 about the question, 1 of the network, 3 of the machine."""
+    from hub.plain.errors import HubError, exit_status
+
+    try:
+        yield
+    except HubError as error:
+        _stop(error, exit_status(error))
+    except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        _stop(error, WRONG_QUESTION)
+    except (ConnectionError, TimeoutError) as error:
+        _stop(error, FAILED)
+    except OSError as error:
+        _stop(error, MACHINE_GAVE_OUT)
+
+
+def _stop(error: Exception, status: int) -> NoReturn:
+    typer.secho(f"error: {error}", err=True, fg="red")
+    raise typer.Exit(status) from None

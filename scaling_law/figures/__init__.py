@@ -1,0 +1,1 @@
+"""Figures of laws, fits and runs; each draws on given axes."""

@@ -1,0 +1,226 @@
+"""What all figures share: one colour for each E, loss curves with their range and interval, axes, legends, files.
+
+Every figure function draws on the axes it is given, or on a new figure, and returns them; `save` writes the file.
+matplotlib is imported when something is drawn, and needs no display.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hub.plain.units import format_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from scaling_law.laws.law import Law
+
+FloatArray = NDArray[np.float64]
+SUFFIXES = (".png", ".svg", ".pdf")
+DARK, DASHED = "0.25", (0, (4, 2))
+OUTSIDE, INTERVAL, BOUNDARY = "outside the fitted range", "95 % interval", "95 % interval of the boundary"
+LOSS = "loss (nats per token)"
+TOKENS, ACTIVE, FLOPS = "training tokens D", "active parameters N_act", "training FLOPs"
+# log2 E → colour: those of Okabe and Ito, from cold to warm, and wine. Any two stay apart for the three kinds of
+# colour blindness; an E between takes a colour between, and from 128 on they darken to brown.
+_COLOURS = {
+    0: "#1f1f1f",
+    1: "#0072B2",
+    2: "#56B4E9",
+    3: "#009E73",
+    4: "#E69F00",
+    5: "#D55E00",
+    6: "#CC79A7",
+    7: "#882255",
+    10: "#4D3000",
+}
+
+
+def colour_of(experts: float) -> tuple[float, float, float]:
+    """The colour (red, green, blue) of E in every figure, for any E ≥ 1: near-black for dense, then blue to red."""
+    from matplotlib.colors import to_rgb
+
+    power, channels = np.log2(max(experts, 1.0)), zip(*map(to_rgb, _COLOURS.values()), strict=True)
+    red, green, blue = (float(np.interp(power, list(_COLOURS), values)) for values in channels)
+    return red, green, blue
+
+
+def label_of(experts: float) -> str:
+    """E in a legend."""
+    return "dense" if experts == 1 else f"E = {experts:g}"
+
+
+def new_figure(
+    width: float = 6.4, height: float = 4.4, columns: int = 1, rows: int = 1, dpi: float = 150, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure and its axes without any global state of pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, **options)
+    for ax in np.atleast_1d(axes).flat:
+        ax.grid(True, alpha=0.25, linewidth=0.6)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def axes_or_new(ax: Any, width: float = 6.4, height: float = 4.4, **options: Any) -> Axes:
+    """The axes given, or those of a new figure."""
+    return new_figure(width, height, **options)[1] if ax is None else ax
+
+
+def panels_or_new(axes: Any, count: int, width: float, height: float, **options: Any) -> NDArray[Any]:
+    """`count` axes in a row, [count]: those given, or those of a new figure. ValueError for another number of them."""
+    if axes is None:
+        return np.asarray(new_figure(width, height, columns=count, squeeze=False, **options)[1][0])
+    given = np.atleast_1d(np.asarray(axes, object)).ravel()
+    if len(given) != count:
+        raise ValueError(f"axes: {len(given)} given, {count} are needed")
+    return given
+
+
+def save(drawn: Any, path: str | Path) -> Path:
+    """Write what a figure function returned (axes, several axes, or a figure); the suffix decides the format.
+
+    ValueError for a suffix other than .png, .svg, .pdf.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"path={str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _figure_of(drawn).savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
+    return target
+
+
+def png(drawn: Any) -> bytes:
+    """What a figure function returned, as the bytes of a PNG; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    _figure_of(drawn).savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _figure_of(drawn: Any) -> Figure:
+    if hasattr(drawn, "savefig"):
+        return drawn
+    return np.atleast_1d(np.asarray(drawn, object)).flat[0].figure
+
+
+# ------------------------------------------------------------------ loss curves
+
+
+def draw_loss(
+    ax: Axes, law: Law, x: ArrayLike, n_active: ArrayLike, tokens: ArrayLike, experts: float, **style: Any
+) -> None:
+    """The predicted loss along `x` [k] for N_act and D [k] (or numbers): a line in the colour of E.
+
+    Solid where the law has runs, dashed outside its fitted range (if it is known), and a band for the 95 % interval if
+    the law has draws. `style` goes to the line.
+    """
+    x, n, d = np.broadcast_arrays(*(np.asarray(v, float) for v in (x, n_active, tokens)))
+    loss, inside = np.asarray(law.loss(n, d, experts)), in_fitted_range(law, n, d, experts)
+    draw_curve(ax, x, loss, inside, experts, **style)
+    if law.draws is not None:
+        draw_band(ax, x, law.loss_draws(n, d, experts), color=colour_of(experts))
+
+
+def draw_curve(
+    ax: Axes, x: FloatArray, y: FloatArray, inside: NDArray[np.bool_], experts: float, **style: Any
+) -> None:
+    """A line in the colour of E: solid where `inside` [k], dashed elsewhere."""
+    style = {"color": colour_of(experts), "linewidth": 1.4, **style}
+    label = style.pop("label", label_of(experts))
+    ax.plot([], [], label=label, **style)
+    if not inside.all():
+        ax.plot(x, y, linestyle=DASHED, label="_" + OUTSIDE, **style)
+    if inside.any():
+        ax.plot(x, np.where(inside, y, np.nan), **style)
+
+
+def draw_band(ax: Axes, x: FloatArray, values: FloatArray, **style: Any) -> None:
+    """The 95 % interval of `values` [draws, k] along `x`, as a band; draws without a value are left out."""
+    finite = values[np.isfinite(values).all(axis=1)]
+    if len(finite) > 1:
+        low, high = np.quantile(finite, [0.025, 0.975], axis=0)
+        ax.fill_between(x, low, high, **{"alpha": 0.18, "linewidth": 0, "label": "_" + INTERVAL, **style})
+
+
+def in_fitted_range(law: Law, n_active: ArrayLike, tokens: ArrayLike, experts: float) -> NDArray[np.bool_]:
+    """Where N_act and D lie among the runs of this E (of all runs, if there were none of it) and D/N among all runs.
+
+    True everywhere if the law does not know its range; False for an E beyond those fitted.
+    """
+    n, d = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(tokens, float))
+    overall = law.conditions.overall if law.conditions else None
+    if law.conditions is None or overall is None:
+        return np.ones(n.shape, bool)
+    fitted = [r.experts for r in law.conditions.ranges if r.experts is not None]
+    if fitted and not min(fitted) <= experts <= max(fitted):
+        return np.zeros(n.shape, bool)
+    own = next((r for r in law.conditions.ranges if r.experts == experts), overall)
+    limits = ((n, own.n_active), (d, own.tokens), (d / n, overall.tokens_per_parameter))
+    return np.all([(low * 0.999 <= v) & (v <= high * 1.001) for v, (low, high) in limits], axis=0)
+
+
+# ------------------------------------------------------------------ axes and legends
+
+
+def legend(ax: Axes, **options: Any) -> None:
+    """The legend of `ax`, with notes on what dashed lines and bands mean where there are such."""
+    shown = _entries(ax)
+    ax.legend(list(shown.values()), list(shown), **{"frameon": False, **options})
+
+
+def shared_legend(ax: Axes, loc: str = "outside lower center") -> None:
+    """As `legend`, for all panels of the figure: below or above them, in as many rows as its width needs."""
+    shown, figure = _entries(ax), ax.figure
+    inches = sum(0.65 + 0.085 * len(text) for text in shown)  # at this size of the letters
+    rows = int(np.ceil(inches * figure.dpi / figure.bbox.width))
+    columns = -(-len(shown) // rows)
+    figure.legend(list(shown.values()), list(shown), loc=loc, ncols=columns, frameon=False, fontsize=9)
+
+
+def _entries(ax: Axes) -> dict[str, Any]:
+    """Text → handle: the labelled artists of `ax`, then the notes that its hidden labels ask for."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles, labels = ax.get_legend_handles_labels()
+    hidden = {artist.get_label() for artist in ax.get_children()}
+    notes = {
+        OUTSIDE: Line2D([], [], color="0.4", linestyle=DASHED, linewidth=1.4),
+        INTERVAL: Patch(color="0.4", alpha=0.25, linewidth=0),
+        BOUNDARY: Line2D([], [], color=DARK, marker="|", markersize=5, linewidth=1.2),
+    }
+    shown = dict(zip(labels, handles, strict=True))
+    return shown | {text: handle for text, handle in notes.items() if "_" + text in hidden}
+
+
+def log_axis(ax: Axes, label: str, which: str = "x") -> None:
+    """A logarithmic axis with ticks as counts (2M, 10B), as many as there is room for."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+    ax.set(**{f"{which}scale": "log", f"{which}label": label})
+    axis, (low, high) = getattr(ax, f"{which}axis"), getattr(ax, f"get_{which}lim")()
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    extent = ax.get_window_extent()
+    inches = (extent.width if which == "x" else extent.height) / ax.figure.dpi
+    for digits in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        ticks = [tick for power in powers for digit in digits if low <= (tick := digit * 10.0**power) <= high]
+        if len(ticks) <= max(2, inches / 0.45):
+            break
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: format_count(x) if x >= 1 else f"{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def in_flops(flops: float) -> str:
+    """A budget in a title: 1e22 FLOPs."""
+    return f"{flops:.3g} FLOPs".replace("e+", "e")

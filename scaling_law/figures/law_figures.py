@@ -1,0 +1,251 @@
+"""The figures of a fit and of a law.
+
+After Ludziejewski et al. 2025: isoFLOP profiles (Fig. 2a), loss under a memory limit with shaded optimal regions
+(Fig. 1a, Fig. 3), quality of a fit (Fig. 5). Each function draws on the axes it is given, or on a new figure, and
+returns them; `save(memory_optimal(law), "figure.png")` writes a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hub.plain.units import format_count
+from scaling_law.figures.drawing import (
+    BOUNDARY,
+    DARK,
+    LOSS,
+    TOKENS,
+    axes_or_new,
+    colour_of,
+    draw_band,
+    draw_curve,
+    draw_loss,
+    in_fitted_range,
+    in_flops,
+    label_of,
+    legend,
+    log_axis,
+    new_figure,
+    panels_or_new,
+    save,
+    shared_legend,
+)
+from scaling_law.laws.law import JointLaw
+from scaling_law.planning.optimum import Constraints, has_optimum, no_optimum, optimal_widths
+from scaling_law.size.architecture import active_parameters, affordable_tokens, total_parameters
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from scaling_law.fitting.fit_result import FitResult
+
+__all__ = ["EXPERTS", "isoflop", "memory_curves", "memory_optimal", "predicted_against_observed", "save"]
+
+FloatArray = NDArray[np.float64]
+EXPERTS = (1, 2, 4, 8, 16, 32)
+
+
+def predicted_against_observed(result: FitResult, axes: Any = None) -> NDArray[Any]:
+    """Predicted against observed loss of every run, coloured by E, and the residuals below: two axes that share x."""
+    if axes is None:
+        axes = new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])[1]
+    top, bottom = axes
+    observed, residuals = result.runs.loss, result.residuals
+    for e in np.unique(result.runs.experts):
+        mask = result.runs.experts == e
+        style = {"s": 18, "color": colour_of(e), "edgecolors": "white", "linewidths": 0.3}
+        top.scatter(observed[mask], (observed + residuals)[mask], label=label_of(e), **style)
+        bottom.scatter(observed[mask], residuals[mask], **style)
+    both = np.concatenate([observed, observed + residuals])
+    ends = np.array([both.min(), both.max()]) + np.array([-0.03, 0.03]) * max(np.ptp(both), 1e-3)
+    top.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
+    bottom.axhline(0.0, color="0.4", linewidth=0.9, zorder=0)
+    limit = 1.15 * max(float(np.abs(residuals).max()), 1e-6)
+    bottom.set(xlabel=f"observed {LOSS}", ylabel="error (nats)", ylim=(-limit, limit), xlim=ends)
+    top.set(ylabel=f"predicted {LOSS}", title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats")
+    legend(top)
+    return np.array([top, bottom])
+
+
+def with_optimum(law: JointLaw, experts: Sequence[float]) -> list[float]:
+    """Those of `experts` that the law has an optimum for, of which a figure is drawn; ValueError if there is none."""
+    columns = np.asarray(experts, float)
+    exists = has_optimum(law.chinchilla_coefficients(columns))
+    if not exists.any():
+        raise ValueError(no_optimum(law, columns))
+    return [e for e, drawn in zip(experts, exists, strict=True) if drawn]
+
+
+def near_the_runs(law: JointLaw, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> NDArray[np.bool_]:
+    """Which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
+    shape = np.broadcast_shapes(np.shape(n_active), np.shape(tokens), np.shape(experts))
+    inside = np.broadcast_to(~np.asarray(law.beyond_guard(n_active, tokens, experts), bool), shape)
+    return inside if inside.any() else np.ones(shape, bool)
+
+
+def isoflop(
+    law: JointLaw,
+    flops: ArrayLike = (1e19, 1e20, 1e21, 1e22),
+    experts: Sequence[float] = (1, 4, 16),
+    axes: Any = None,
+) -> NDArray[Any]:
+    """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget."""
+    experts = with_optimum(law, experts)
+    budgets = np.atleast_1d(np.asarray(flops, float))
+    axes = panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
+    for ax, budget in zip(axes, budgets, strict=True):
+        best = law.compute_optimal(budget, experts, force=True)
+        span = np.geomspace(best.tokens.min() / 12, best.tokens.max() * 12, 200)
+        for i, e in enumerate(experts):
+            draw_loss(ax, law, span, budget / 6 / span, span, e)
+            ax.plot(best.tokens[i], best.loss[i], "o", color=colour_of(e), markersize=5, markeredgecolor="white")
+        low, high = float(best.loss.min()), float(best.loss.max())
+        ax.set(title=in_flops(budget), xlim=(span[0], span[-1]))
+        ax.set_ylim(low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05)
+        log_axis(ax, TOKENS)
+    axes[0].set_ylabel(LOSS)
+    shared_legend(axes[0])
+    return axes
+
+
+def memory_optimal(
+    law: JointLaw,
+    flops: float = 1e22,
+    experts: Sequence[float] = EXPERTS,
+    kv_cache_tokens: float = 0.0,
+    inference_tokens: float = 0.0,
+    ax: Axes | None = None,
+) -> Axes:
+    """Loss under a memory limit, a curve for each E up to its compute optimum, shaded where each E is best."""
+    ax = axes_or_new(ax, 7.0, 4.6)
+    draw_memory_optimal(ax, law, flops, experts, kv_cache_tokens, inference_tokens)
+    legend(ax, fontsize=9)
+    return ax
+
+
+def draw_memory_optimal(
+    ax: Axes, law: JointLaw, flops: float, experts: Sequence[float], kv_cache_tokens: float, inference_tokens: float
+) -> FloatArray:
+    """Draw one panel of `memory_optimal`; returns the boundaries between the shaded regions, in parameters."""
+    within = models_within_memory(law, flops, experts, kv_cache_tokens, inference_tokens)
+    memory, losses = within.memory, within.loss
+    best = np.argmin(losses, axis=1)
+    edges = np.flatnonzero(np.diff(best)) + 1
+    for first, last in zip([0, *edges], [*edges, len(best)], strict=True):
+        right = memory[min(last, len(memory) - 1)]
+        ax.axvspan(memory[first], right, color=colour_of(experts[best[first]]), alpha=0.12, linewidth=0)
+        _draw_best(ax, law, within, slice(first, last + 1), int(best[first]), experts)
+    for i, e in enumerate(experts):
+        if not np.isfinite(losses[:, i]).any():
+            continue  # no optimum, or all of it beyond the range guard
+        # a curve ends where the compute optimum fits: larger models would be worse
+        end = int(np.argmin(losses[:, i])) + 1
+        inside = in_fitted_range(law, within.n_active[:end, i], within.tokens[:end, i], e)
+        draw_curve(ax, memory[:end], np.where(np.isfinite(losses[:end, i]), losses[:end, i], np.nan), inside, e)
+        ax.plot(memory[end - 1], losses[end - 1, i], "o", color=colour_of(e), markersize=4)
+    _draw_boundaries(ax, law, within, best, experts)
+    reached = losses[np.arange(len(best)), best]
+    ax.set(xlim=(memory[0], memory[-1]), ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
+    log_axis(ax, "memory limit (parameters)")
+    cache = f", KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else ""
+    served = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
+    ax.set_title(f"{in_flops(flops)}{served}{cache}", fontsize=10 if not (cache and served) else 8.5)
+    return memory[edges]
+
+
+def _draw_best(ax: Axes, law: JointLaw, within: WithinMemory, part: slice, i: int, experts: Sequence[float]) -> None:
+    """The 95 % interval of the loss where the E numbered `i` is the best."""
+    if law.draws is not None:
+        losses = law.loss_draws(within.n_active[part, i], within.tokens[part, i], experts[i])
+        draw_band(ax, within.memory[part], losses, color=colour_of(experts[i]), alpha=0.25)
+
+
+def _draw_boundaries(
+    ax: Axes, law: JointLaw, within: WithinMemory, best: NDArray[np.int64], experts: Sequence[float]
+) -> None:
+    """A bar at the bottom for each boundary between shaded regions, at two heights, for neighbours may overlap."""
+    if law.draws is None:
+        return
+    for k, edge in enumerate(np.flatnonzero(np.diff(best)) + 1):
+        ends = boundary_interval(law, within, experts, int(best[edge - 1]), int(best[edge]))
+        height = 0.03 + 0.03 * (k % 2)  # of the axes
+        style: dict[str, Any] = {"marker": "|", "markersize": 5, "linewidth": 1.2, "label": "_" + BOUNDARY}
+        ax.plot(ends, [height, height], color=DARK, transform=ax.get_xaxis_transform(), **style)
+
+
+def boundary_interval(
+    law: JointLaw, within: WithinMemory, experts: Sequence[float], left: int, right: int
+) -> tuple[float, float]:
+    """95 % interval of the memory limit from which the E numbered `right` beats the one numbered `left`.
+
+    Each draw judges the same models, those that are best under the law itself, so that errors which both E share
+    cancel. A boundary outside the limits shown counts as lying at their end.
+    """
+    shown = np.isfinite(within.loss[:, [left, right]]).all(axis=1)
+    memory = within.memory[shown]
+    of_left, of_right = (
+        law.loss_draws(within.n_active[shown, i], within.tokens[shown, i], experts[i]) for i in (left, right)
+    )
+    wins = of_right < of_left
+    first = np.where(wins.any(axis=1), wins.argmax(axis=1), len(memory) - 1)
+    low, high = np.quantile(memory[first], [0.025, 0.975])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class WithinMemory:
+    """The best model of each E within each memory limit, counted in parameters (KV cache elements count as such).
+
+    `memory` [points]; `n_active`, `tokens`, `loss` [points, E], the loss infinite beyond the law's range guard.
+    """
+
+    memory: FloatArray
+    n_active: FloatArray
+    tokens: FloatArray
+    loss: FloatArray
+
+
+def models_within_memory(
+    law: JointLaw,
+    flops: float,
+    experts: Sequence[float],
+    kv_cache_tokens: float = 0.0,
+    inference_tokens: float = 0.0,
+    points: int = 300,
+) -> WithinMemory:
+    """From the smallest limit inside the range guard for the dense model to past the last compute optimum.
+
+    The loss of an E for which the law has no optimum is infinite. ValueError if it has one for none of `experts`.
+    """
+    columns = np.asarray(experts, float)
+    free = optimal_widths(law, flops, columns, Constraints.of(law, inference_tokens=inference_tokens))
+    sizes = np.asarray(total_parameters(free.d_model, columns, vocab_size=law.vocab_size), float)[free.exists]
+    memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
+    elements: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "bytes_per_parameter": 1.0, "bytes_per_kv": 1.0}
+    limits = np.array(
+        [Constraints.of(law, max_memory_bytes=float(m), **elements).width_limit(columns) for m in memory]
+    )
+    n_active = active_parameters(np.minimum(free.d_model, limits), vocab_size=law.vocab_size)
+    tokens = affordable_tokens(flops, n_active, inference_tokens)
+    losses = law.loss(n_active, tokens, columns)
+    losses = np.where(near_the_runs(law, n_active, tokens, columns) & free.exists, losses, np.inf)
+    kept = np.isfinite(losses).any(axis=1)
+    return WithinMemory(memory[kept], n_active[kept], tokens[kept], losses[kept])
+
+
+def memory_curves(
+    law: JointLaw,
+    flops: float,
+    experts: Sequence[float],
+    kv_cache_tokens: float = 0.0,
+    inference_tokens: float = 0.0,
+    points: int = 300,
+) -> tuple[FloatArray, FloatArray]:
+    """Memory limits [points] in parameters, and the loss [points, E] of the best model within each limit."""
+    within = models_within_memory(law, flops, experts, kv_cache_tokens, inference_tokens, points)
+    return within.memory, within.loss

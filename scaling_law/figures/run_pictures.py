@@ -1,0 +1,99 @@
+"""The pictures of a run's card, drawn from its step logs: the training curve, and how evenly the experts were loaded.
+
+The same logs give the same bytes. matplotlib is imported when a picture is drawn, and needs no display.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hub.record.run_record import RunRecord
+from scaling_law.figures.drawing import LOSS, TOKENS, axes_or_new, legend, log_axis, new_figure, png
+
+CURVE, LOAD = "training_curve.png", "expert_load.png"
+CAPTIONS = {
+    CURVE: "Training loss against tokens: the trunk up to the branch point, and the decay",
+    LOAD: "Tokens routed to each expert in each layer at the end of training, relative to an even load",
+}
+_POINTS = 300  # of a curve; a longer log is averaged over equal shares of its steps
+_COLOURS = {"trunk": "#4c78a8", "decay": "#e45756"}
+
+
+def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[str, bytes]:
+    """PNGs by file name; those that the logs have nothing for (one expert, no lines) are left out."""
+    split = record.tokens if record.branch_point_tokens is None else record.branch_point_tokens
+    trunk = [line for line in _lines(trunk_log) if line["tokens"] <= split]
+    branch = [line for line in _lines(branch_log) if line["tokens"] <= record.tokens]
+    pictures = {}
+    curves = {"trunk": _curve(trunk), "decay": _curve(branch)}
+    if any(len(tokens) for tokens, _ in curves.values()):
+        pictures[CURVE] = png(training_curve(curves, record))
+    last = branch or trunk[-max(1, len(trunk) // 10) :]  # an intermediate model lies on the trunk
+    routed = [line["tokens_per_expert"] for line in last if line["tokens_per_expert"]]
+    if record.experts > 1 and routed:
+        pictures[LOAD] = png(expert_load(np.sum(routed, axis=0, dtype=float)))
+    return pictures
+
+
+def _lines(log: Path) -> Iterator[dict]:
+    if not log.exists():
+        return
+    with open(log, encoding="utf-8") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # cut short when a process was killed
+            yield {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
+
+
+def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, loss), each [points], without the steps whose loss was not finite."""
+    finite = [(line["tokens"], line["loss"]) for line in lines if line["loss"] is not None]
+    tokens, loss = np.array(finite, float).reshape(-1, 2).T
+    pieces = np.array_split(np.arange(len(tokens)), max(1, min(_POINTS, len(tokens))))
+    means = [(tokens[piece].mean(), loss[piece].mean()) for piece in pieces if len(piece)]
+    averaged = np.array(means, float).reshape(-1, 2)
+    return averaged[:, 0], averaged[:, 1]
+
+
+def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord, ax: Any = None) -> Any:
+    """Training loss against tokens on `ax`, which is returned; `curves`: (tokens, loss) of "trunk" and "decay"."""
+    ax = axes_or_new(ax, 6.4, 3.8, dpi=100)
+    for name, (tokens, loss) in curves.items():
+        # A single point is no line; and the decay shall begin where the trunk ends.
+        ax.plot(tokens, loss, color=_COLOURS[name], label=name, linewidth=1.2, marker="." if len(tokens) < 3 else "")
+    if record.eval_loss is not None:
+        ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=f"held out: {record.eval_loss:.4f}")
+    every = np.concatenate([loss for _, loss in curves.values()])
+    low, high = every.min(), np.quantile(every, 0.98)
+    if record.eval_loss is not None:
+        low, high = min(low, record.eval_loss), max(high, record.eval_loss)
+    ax.set(ylabel=LOSS)
+    log_axis(ax, TOKENS)
+    ax.set_ylim(low - 0.04 * max(high - low, 1e-3), high + 0.1 * max(high - low, 1e-3))
+    legend(ax)
+    return ax
+
+
+def expert_load(routed: np.ndarray, ax: Any = None) -> Any:
+    """Load of each expert in each layer on `ax`, which is returned; `routed` [layers, experts]: before dropping."""
+    from matplotlib.ticker import MaxNLocator
+
+    layers, experts = routed.shape
+    relative = routed / np.maximum(routed.mean(axis=1, keepdims=True), 1.0)
+    if ax is None:
+        width, height = 2.6 + 0.22 * max(experts, 8), 1.4 + 0.18 * max(layers, 4)
+        ax = new_figure(min(width, 11.0), min(height, 9.0), dpi=100)[1]
+    ax.grid(False)
+    image = ax.imshow(relative, cmap="viridis", vmin=0.0, vmax=max(2.0, float(relative.max())), aspect="auto")
+    ax.set(xlabel="expert", ylabel="layer")
+    for axis in (ax.xaxis, ax.yaxis):  # at least one whole number, also where there is one layer only
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.figure.colorbar(image, ax=ax, label="load / even load")
+    return ax

@@ -1,0 +1,1 @@
+"""Fits: objective, solver, result, uncertainty, splits, and learning rates."""

@@ -1,0 +1,199 @@
+"""Fit a law to runs: all starts at once, the best of them finished to the optimum, and an honest status.
+
+The objective is that of Ludziejewski et al. 2025, Appendix "Fit Details" (`fitting.objective`), as a sum over
+runs: the mean with usual tolerances stops early. Two stages, because E_start and E_max make the surface rough:
+every start first runs with both held where it starts; then the best are released. The result is deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scaling_law.fitting.fit_result import FitResult, FitStatus
+from scaling_law.fitting.grid_search import run_starts
+from scaling_law.fitting.identifiability import design_problems, examine
+from scaling_law.fitting.outliers import MOST, Outliers, find_outliers
+from scaling_law.fitting.problem import Problem, make_problem, start_points
+from scaling_law.fitting.solver import Solutions
+from scaling_law.laws.conditions import Conditions
+from scaling_law.laws.law import Law
+from scaling_law.runs.table import Runs, load_runs
+
+FloatArray = NDArray[np.float64]
+AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
+
+
+def fit(
+    runs: Any,
+    law: str = "joint",
+    *,
+    huber_delta: float = 0.01,
+    weights: Literal["inverse_loss"] | ArrayLike | None = None,
+    l2: float = 0.0,
+    fixed: Mapping[str, float] | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    starts: Literal["scaled", "paper"] | Sequence[Law] = "scaled",
+    release: int | None = None,
+    outliers: Literal["keep", "set_aside"] = "keep",
+    loss: str | None = None,
+    trunks: str = "auto",
+    workers: int | None = 1,
+    progress: bool = False,
+    allow_unidentifiable: bool = False,
+) -> FitResult:
+    """Fit `law` to `runs` (a Runs, or anything `load_runs` reads).
+
+    Args:
+        law: "joint", "chinchilla", "routed", or the name of another registered law.
+        huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
+        weights: row weights [n]; "inverse_loss" is the paper's underweighting of underperforming runs, read as weights
+            proportional to 1 / loss (lowest loss: weight 1); None for equal weights.
+        l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper states
+            1e-5, which moves the answer far along its flat directions; 0 is the default.
+        fixed: coefficients held at given values, such as {"e_max": 256.0}.
+        bounds: closed intervals for coefficients, such as {"c": (1.0, 1.8), "e_max": (64, None)}; None leaves an end
+            as it is without bounds: 0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the
+            rest far outside anything sensible. Where E_max is bounded, E_start stays below its lower end.
+        starts: "scaled" (a few hundred, laid around the data), "paper" (its full grid), or laws to start from.
+        release: how many of the best starts go on to the second stage, where E_start and E_max move (None: 256 of
+            the paper's grid, 64 of the scaled one).
+        outliers: runs that lie far from the law the others follow (`fitting.outliers`) are named in the status.
+            "keep" fits them like all others; "set_aside" fits without them, and the law's conditions say so. More
+            than 30 % of such runs are a matter of the law or the table: all are kept, with a warning.
+        loss: the column of losses, as in `load_runs`.
+        trunks: which runs share a trunk: "auto", "run" or the name of a column, as in `load_runs`.
+        workers: processes for the first stage (None: one per core). More than one pays for the paper's grid only.
+        progress: show a progress bar.
+        allow_unidentifiable: fit although the design cannot determine all coefficients (the status then names them).
+
+    Raises ValueError for settings that are out of range and for runs that cannot determine the law, RunsError (a
+    ValueError) for a table that cannot be read.
+    """
+    if outliers not in ("keep", "set_aside"):
+        raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
+    for name, value in (("release", release), ("workers", workers)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None")
+    table = _table(runs, loss, trunks)
+    problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts)
+    warnings = _design_warnings(table, problem, allow_unidentifiable)
+    theta = start_points(problem, starts)
+    n_starts = len(theta)
+    release = (256 if starts == "paper" else 64) if release is None else release
+    if isinstance(starts, str):
+        theta = run_starts(problem, theta, workers=workers, progress=progress).theta[:release]
+    final = problem.solve(theta, max_iterations=1000, tolerance=1e-12).sorted()
+    found = find_outliers(problem, final.theta[0])
+    if found.too_many:
+        warnings.append(_too_many(found, int(np.sum(problem.objective.weight > 0))))
+    elif outliers == "set_aside":
+        problem = problem.without(found.suspicious)
+        theta = np.vstack([found.theta, final.theta[1:]])
+        final = problem.solve(theta, max_iterations=1000, tolerance=1e-12).sorted()
+    search = Search.of(table, found, n_starts, warnings, set_aside=outliers == "set_aside")
+    return describe(table, problem, final, search)
+
+
+def _table(runs: Any, loss: str | None, trunks: str) -> Runs:
+    """The table of runs; what `load_runs` asks can also be asked of a Runs that can answer it."""
+    if not isinstance(trunks, str):
+        raise ValueError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
+    if not isinstance(runs, Runs):
+        return load_runs(runs, loss, trunks=trunks)
+    if loss not in (None, runs.loss_name):
+        raise ValueError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
+    if trunks not in ("auto", "run"):
+        raise ValueError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
+    return runs.each_its_own_trunk() if trunks == "run" else runs
+
+
+def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -> list[str]:
+    """What this design cannot determine; ValueError unless that is allowed."""
+    settings = problem.settings
+    free = {name for name in problem.objective.names if name not in settings.fixed}
+    problems = design_problems(settings.law, problem.columns, free)
+    if problems and not allow_unidentifiable:
+        advice = "fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
+        raise ValueError(f"{runs.source}: {'; '.join(problems)}. {advice[0].upper()}{advice[1:]}")
+    reach = dict(zip(problem.objective.names, np.exp(problem.lower), strict=True))
+    for name in problem.objective.constants:
+        below = int(np.sum(runs.loss <= reach[name]))
+        if below:
+            problems.append(f"the constant {name} ≥ {reach[name]:g} is above the loss of {below} of {len(runs)} runs")
+    return problems
+
+
+def _too_many(found: Outliers, used: int) -> str:
+    count = f"{int(found.suspicious.sum())} of {used} runs"
+    return (
+        f"{count} lie far from the law that fits the others; more than {MOST:.0%} are no outliers, and all runs were "
+        "kept: check the table and the form of the law"
+    )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is known of a fit whichever of its finished starts is chosen; the fields are those of FitStatus."""
+
+    n_starts: int
+    suspicious: tuple[str, ...]
+    deviations: tuple[float, ...]
+    set_aside: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, runs: Runs, found: Outliers, n_starts: int, warnings: Sequence[str], set_aside: bool) -> Search:
+        """Name the outliers, the farthest first; none if there are too many."""
+        named = np.zeros(0, int) if found.too_many else np.flatnonzero(found.suspicious)
+        named = named[np.argsort(-np.abs(found.deviation[named]), kind="stable")]
+        names = tuple(runs.run_id[i] for i in named)
+        nats = runs.loss[named] * -np.expm1(-found.deviation[named])
+        return cls(n_starts, names, tuple(nats.tolist()), names if set_aside else (), tuple(warnings))
+
+
+def describe(runs: Runs, problem: Problem, final: Solutions, search: Search, chosen: int = 0) -> FitResult:
+    """The result whose law is the finished start number `chosen` (they are sorted: 0 is the lowest objective)."""
+    theta, best = final.theta[chosen], float(final.cost[chosen])
+    objective, settings = problem.objective, problem.settings
+    held = problem.lower == problem.upper
+    span = 1e-9 * np.maximum(1.0, np.abs(theta))
+    at_bound = ~held & ((theta <= problem.lower + span) | (theta >= problem.upper - span))
+    seen = examine(objective, theta, ~held & ~at_bound)
+    used = runs.subset(objective.weight > 0)
+    status = FitStatus(
+        converged=bool(final.converged[chosen]),
+        n_released=len(final.cost),
+        n_agree=int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor)),
+        bounds_hit=tuple(name for name, hit in zip(objective.names, at_bound, strict=True) if hit),
+        condition_number=seen.condition_number,
+        standard_errors=seen.standard_errors,
+        logarithmic=tuple(name for name in objective.names if name in objective.positive),
+        undetermined=seen.undetermined,
+        n_trunks=used.n_trunks,
+        trunk_source=used.trunk_source,
+        **vars(search),
+    )
+    law = objective.make_law(theta)
+    rmse = float(np.sqrt(np.mean((law.loss(used.n_active, used.tokens, used.experts) - used.loss) ** 2)))
+    aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
+    conditions = Conditions(
+        provenance=f"fitted on {runs.source} ({runs.loss_name}){aside}",
+        objective=settings.to_dict(),
+        n_runs=len(used),
+        rmse=rmse,
+        ranges=used.ranges(),
+        status=status.verdict,
+        dataset=runs.dataset,
+        commit=runs.commit,
+        trunks=status.n_trunks,
+        trunk_source=status.trunk_source,
+        set_aside=status.set_aside,
+        warmup_tokens=used.warmup_tokens,
+        vocab_size=used.vocab_size,
+    )
+    return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)

@@ -1,0 +1,127 @@
+"""Runs that lie far from the law that the other runs follow: a trimmed fit finds them, a robust scale judges them.
+
+The Huber loss bounds the pull of one bad run, but a tenth of the runs moves the law. So the law is fitted once more to
+the `CORE` of the runs that lie nearest to it, until these stay the same (the concentration steps of least trimmed
+squares: Rousseeuw and Van Driessen 2006, "Computing LTS regression for large data sets"), and then to all runs that
+agree with that fit. A run is judged by its deviation from the fit without it, in robust standard deviations of such a
+prediction, so that a run which determines the law by itself is not taken for a good one, nor a distant one for bad.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from scaling_law.fitting.problem import Problem
+
+FloatArray = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+CORE = 0.7  # the part of the runs that the trimmed fit rests on
+HALVES = 16  # random halves of the runs that the trimmed fit also starts from
+MOST = 0.3  # more suspicious runs than this part are no outliers: the law or the table is at fault
+TAIL = 1e-6  # two-sided probability, in Student's t, beyond which a run is suspicious
+SMALLEST = 0.01  # deviations of ln L below this are never suspicious
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Which runs [n] are suspicious and how far off [n] they lie: ln L of the run minus that of the fit without it.
+
+    `theta` [p] is the fit to the other runs. `too_many` says that more than `MOST` of the runs used are suspicious.
+    """
+
+    suspicious: Mask
+    deviation: FloatArray
+    theta: FloatArray
+    too_many: bool
+
+
+def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
+    """Look for suspicious runs among those of positive weight, from the fit θ [p] to all of them."""
+    weight, loss = problem.objective.weight, problem.columns["loss"]
+    used = weight > 0
+    residual = -problem.objective.residuals(theta[None])[0]
+    if np.all(np.abs(residual[used]) <= SMALLEST):
+        return Outliers(np.zeros_like(used), residual, theta, False)
+    problem = problem.with_constant_below(float(np.quantile(loss[used], MOST)))  # a bad run must not limit it
+    kept, theta = _core(problem, theta, weight)
+    for _ in range(20):
+        deviation, limit = _judge(problem, theta, kept)
+        agree = used & (np.abs(deviation) <= limit)
+        if np.array_equal(agree, kept):
+            break
+        kept, theta = agree, _refit(problem, theta[None], (weight * agree)[None])[0]
+    suspicious = used & ~kept
+    return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * used.sum()))
+
+
+def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask, FloatArray]:
+    """The runs that a fit to themselves lies nearest to, and that fit: the best of several concentrations.
+
+    One starts from θ, the others from fits to random halves of the runs (always the same): where a few runs have
+    pulled θ to themselves, some half without them has not been.
+    """
+    used, free = weight > 0, int(np.sum(problem.lower < problem.upper))
+    count = int(used.sum())
+    size = min(count, max(int(np.ceil(CORE * count)), (count + free + 1) // 2))
+    rng = np.random.default_rng(0)
+    rows = np.flatnonzero(used)
+    halves = np.zeros((HALVES, len(used)))
+    for half in halves:
+        half[rng.permutation(rows)[: max(count // 2, min(count, free + 1))]] = 1.0
+    start = np.tile(theta, (HALVES, 1))
+    points = np.concatenate([theta[None], _refit(problem, start, weight * halves, 1e-4)])
+    kept, _ = _nearest(problem, points, used, size)
+    for steps in (2, 30):  # all for two steps; then the best few until nothing changes
+        for _ in range(steps):
+            points = _refit(problem, points, weight * kept, 1e-5)
+            before, (kept, distance) = kept, _nearest(problem, points, used, size)
+            if np.array_equal(before, kept):
+                break
+        best = np.argsort(distance, kind="stable")[:4]
+        points, kept, distance = points[best], kept[best], distance[best]
+    return kept[0], points[0]
+
+
+def _nearest(problem: Problem, points: FloatArray, used: Mask, size: int) -> tuple[NDArray[np.bool_], FloatArray]:
+    """For each θ [S, p]: the `size` used runs nearest to it, [S, n], and the sum of their squared distances, [S]."""
+    distance = np.where(used, np.abs(problem.objective.residuals(points)), np.inf)
+    order = np.argsort(distance, axis=1, kind="stable")[:, :size]
+    kept = np.zeros(distance.shape, bool)
+    np.put_along_axis(kept, order, True, axis=1)
+    return kept, np.sum(np.take_along_axis(distance, order, axis=1) ** 2, axis=1)
+
+
+def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray, FloatArray]:
+    """Deviation of ln L of every run from the fit without it [n], and how large it may be [n]."""
+    from scipy.special import stdtrit
+
+    span = 1e-9 * np.maximum(1.0, np.abs(theta))
+    free = (theta > problem.lower + span) & (theta < problem.upper - span)
+    residual = -problem.objective.residuals(theta[None])[0]
+    jacobian = problem.objective.jacobian(theta[None])[0][:, free]
+    scale = np.linalg.norm(jacobian[kept], axis=0)
+    jacobian = jacobian / np.where(scale > 0, scale, 1.0)
+    _, singular, rotation = np.linalg.svd(jacobian[kept], full_matrices=True)
+    singular = np.concatenate([singular, np.zeros(jacobian.shape[1] - len(singular))])
+    leverage = np.sum((jacobian @ rotation.T / np.maximum(singular, 1e-7 * max(singular[0], 1e-300))) ** 2, axis=1)
+    alone = np.where(kept, np.maximum(1.0 - leverage, 1e-12), 1.0)  # a run of leverage 1 is its own prediction
+    spare = int(kept.sum()) - int(free.sum())
+    if spare < 1:
+        return residual, np.full(len(residual), np.inf)
+    judged = kept & (leverage < 0.9)
+    sigma = 1.4826 * float(np.median(np.abs(residual[judged]) / np.sqrt(alone[judged]))) if judged.any() else np.inf
+    deviation = residual / alone
+    spread = sigma * np.where(kept, 1.0 / np.sqrt(alone), np.sqrt(1.0 + leverage))
+    limit = np.maximum(-float(stdtrit(spare, TAIL / 2)) * spread, SMALLEST)
+    return deviation, limit
+
+
+def _refit(problem: Problem, theta: FloatArray, weight: FloatArray, tolerance: float = 1e-8) -> FloatArray:
+    """Fits from θ [S, p] with weights [S, n]; flat directions need not be followed to their end to see a bad run."""
+    return problem.solve(theta, weight, max_iterations=100 if tolerance < 1e-6 else 30, tolerance=tolerance).theta

@@ -1,0 +1,166 @@
+"""Profile intervals of coefficients: how far one can be moved before the refitted objective says no.
+
+For each trial value the coefficient is held and all others are fitted again, from the optimum nearest to it. The
+interval ends where the objective has risen by s²/2 times the χ² quantile of one degree of freedom, s² being the
+residual variance of ln L: the likelihood-ratio interval of the Huber objective read as a quasi-likelihood. Unlike
+standard errors it needs no quadratic shape, and it is open (infinite) where the data set no limit; unlike the
+bootstrap it ignores that runs of one trunk belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hub.plain.display import Summarised
+from scaling_law.fitting.problem import make_problem
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+
+    from scaling_law.fitting.fit_result import FitResult
+
+
+@dataclass(frozen=True)
+class ProfileInterval(Summarised):
+    """(low, high) of a coefficient at `level`; an end without a limit is infinite (0 or 1 at the end of its range)."""
+
+    coefficient: str
+    low: float
+    high: float
+    level: float
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line (pandas): coefficient, low, high, level."""
+        return Profiles((self,)).to_dataframe()
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        return Profiles((self,)).summary()
+
+
+@dataclass(frozen=True)
+class Profiles(Summarised):
+    """Profile intervals of several coefficients of one fit, and the fitted `values`, where these are known."""
+
+    intervals: tuple[ProfileInterval, ...]
+    values: tuple[float, ...] = ()
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per coefficient (pandas): coefficient, low, high, level; an end without a limit is infinite."""
+        import pandas
+
+        return pandas.DataFrame([asdict(interval) for interval in self.intervals])
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        from rich.table import Table
+
+        level = self.intervals[0].level if self.intervals else 0.95
+        table = Table(title=f"Profile intervals, {level:.3g}", title_justify="left")
+        for name in ("", *(["value"] if self.values else []), "low", "high"):
+            table.add_column(name, justify="right")
+        for i, found in enumerate(self.intervals):
+            ends = [f"{end:.5g}" if np.isfinite(end) else "open" for end in (found.low, found.high)]
+            table.add_row(found.coefficient, *([f"{self.values[i]:.5g}"] if self.values else []), *ends)
+        return table
+
+
+def profile(result: FitResult, coefficients: Sequence[str] | None = None, level: float = 0.95) -> Profiles:
+    """The profile intervals of several coefficients, by default of all that were fitted; as `profile_interval`."""
+    settings, law = result.problem.settings, result.law.coefficients
+    names = [name for name in law if name not in settings.fixed] if coefficients is None else list(coefficients)
+    intervals = tuple(profile_interval(result, name, level) for name in names)
+    return Profiles(intervals, tuple(law[name] for name in names))
+
+
+def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:
+    """The profile interval of one coefficient. ValueError for a name the law lacks, a fixed one, or a bad level."""
+    coefficients = result.law.coefficients
+    settings = result.problem.settings
+    if coefficient not in coefficients or coefficient in settings.fixed:
+        raise ValueError(f"coefficient={coefficient!r} must be a fitted one of {list(coefficients)}")
+    if not 0 < level < 1:
+        raise ValueError(f"level={level!r} must be above 0 and below 1")
+    weight = result.problem.objective.weight
+    spare = max(int(np.sum(weight > 0)) - len(coefficients) + len(settings.fixed), 1)
+    log_residuals = result.problem.objective.residuals(result.theta[None])[0]
+    size = np.maximum(np.abs(log_residuals), 1e-300)
+    influence = weight * np.minimum(1.0, settings.huber_delta / size)
+    variance = float(influence @ log_residuals**2) / spare
+    limit = result.objective + 0.5 * variance * NormalDist().inv_cdf(0.5 + level / 2) ** 2
+    ends = [_end(result, coefficient, side, limit) for side in (-1.0, 1.0)]
+    return ProfileInterval(coefficient, ends[0], ends[1], level)
+
+
+def profile_objective(result: FitResult, coefficient: str, value: float) -> float:
+    """The objective with the coefficient held at `value`, all others refitted; infinite where that is impossible."""
+    return _refit(result, coefficient, value, result.law.coefficients)[0]
+
+
+def _refit(
+    result: FitResult, coefficient: str, value: float, near: Mapping[str, float]
+) -> tuple[float, Mapping[str, float]]:
+    """The objective and the coefficients of the refit that starts from the coefficients `near`."""
+    settings, used = result.problem.settings, result.used
+    start = {**near, coefficient: value}
+    if coefficient == "e_max" and start["e_start"] >= value:
+        start["e_start"] = 1.0 + 0.5 * (value - 1.0)
+    try:
+        problem = make_problem(
+            result.runs.subset(used),
+            settings.law,
+            settings.huber_delta,
+            result.problem.objective.weight[used],
+            settings.l2,
+            {**settings.fixed, coefficient: value},
+            settings.bounds,
+            "scaled",
+        )
+        theta = problem.objective.from_coefficients(start)
+    except ValueError:
+        return float("inf"), near
+    theta = np.clip(np.nan_to_num(theta), problem.lower, problem.upper)
+    found = problem.solve(theta[None], max_iterations=1000, tolerance=1e-10)
+    return float(found.cost[0]), problem.objective.make_law(found.theta[0]).coefficients
+
+
+def _end(result: FitResult, coefficient: str, side: float, limit: float) -> float:
+    """Where the profile crosses the limit on one side: steps that grow until it has, then bisection."""
+    best = result.law.coefficients[coefficient]
+    logarithmic = coefficient in result.problem.objective.positive or coefficient in ("e_start", "e_max")
+    floor = 1.0 if coefficient in ("e_start", "e_max") else 0.0
+
+    def at(distance: float) -> float:
+        return floor + (best - floor) * float(np.exp(side * distance)) if logarithmic else best + side * distance
+
+    inside, near = 0.0, result.law.coefficients
+    outside = 0.5 * _unit(result, coefficient)
+    for _ in range(24):
+        objective, refitted = _refit(result, coefficient, at(outside), near)
+        if objective > limit:
+            break
+        inside, near, outside = outside, refitted, 1.6 * outside
+        if logarithmic and outside > 14.0:
+            return floor if side < 0 else float("inf")
+    else:
+        return side * float("inf")
+    for _ in range(18):
+        middle = 0.5 * (inside + outside)
+        objective, refitted = _refit(result, coefficient, at(middle), near)
+        if objective > limit:
+            outside = middle
+        else:
+            inside, near = middle, refitted
+    return at(0.5 * (inside + outside))
+
+
+def _unit(result: FitResult, coefficient: str) -> float:
+    """A first step: the standard error where there is one, else a tenth."""
+    error = result.status.standard_errors.get(coefficient, float("inf"))
+    return float(np.clip(error, 1e-6, 1.0)) if np.isfinite(error) else 0.1

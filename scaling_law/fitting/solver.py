@@ -1,0 +1,164 @@
+"""A batched Levenberg-Marquardt method for robust nonlinear least squares, with a box, for many starts at once.
+
+Each start has its own damping (Nielsen's rule) and stops by itself; starts that have stopped leave the batch.
+Robustness comes with the objective, which hands over the Gauss-Newton matrix of the Huber-reweighted residuals: a
+quadratic that lies above the Huber objective, so that an accepted step always descends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_law.fitting.objective import Evaluation
+
+FloatArray = NDArray[np.float64]
+ROUNDING = 1e-12  # relative changes of a sum over runs that mean nothing
+
+
+@dataclass(frozen=True)
+class Solutions:
+    """Where S starts ended: θ [S, p], Q [S], whether each met the tolerance, and how many steps it took."""
+
+    theta: FloatArray
+    cost: FloatArray
+    converged: NDArray[np.bool_]
+    iterations: NDArray[np.int64]
+
+    def sorted(self) -> Solutions:
+        """Lowest objective first (a stable order, so that equal starts keep theirs)."""
+        order = np.argsort(self.cost, kind="stable")
+        return Solutions(self.theta[order], self.cost[order], self.converged[order], self.iterations[order])
+
+
+def minimise(
+    evaluate: Callable[[FloatArray, NDArray[np.int64]], Evaluation],
+    theta: FloatArray,
+    lower: FloatArray,
+    upper: FloatArray,
+    *,
+    max_iterations: int = 300,
+    tolerance: float = 1e-10,
+    floor: float = 0.0,
+    patience: int = 2,
+) -> Solutions:
+    """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper ([p]; equal bounds fix a parameter).
+
+    `evaluate(θ, rows)` gives Q, gradient and curvature for θ [k, p], the starts numbered `rows`. A start has converged
+    once the decrease its model promises has stayed below `tolerance`·(Q + floor) for `patience` steps with little
+    damping, or once no step of any length decreases Q any more.
+    """
+    theta = np.clip(theta, lower, upper)
+    active = np.arange(len(theta))
+    result = Solutions(
+        theta.copy(), np.full(len(theta), np.inf), np.zeros(len(theta), bool), np.zeros(len(theta), int)
+    )
+    now = _State.start(evaluate(theta, active), theta)
+    for iteration in range(1, max_iterations + 1):
+        step = now.step(lower, upper)
+        promised = now.promised(step)
+        trial_theta = now.theta + step
+        trial = evaluate(trial_theta, active)
+        gain = now.cost - trial.cost
+        accepted = np.isfinite(trial.cost) & (gain >= -ROUNDING * (now.cost + floor))
+        small = promised <= tolerance * (now.cost + floor)
+        now.calm = np.where(small & (now.damping < 1e-2), now.calm + 1, 0)
+        stuck = ~accepted & ((small & (now.damping < 1e-2)) | (now.damping > 1e12))
+        now.accept(accepted, trial_theta, trial, np.clip(gain, -promised, 2 * promised) / np.maximum(promised, 1e-300))
+        done = (now.calm >= patience) | stuck
+        if iteration == max_iterations:
+            result.converged[active] = done
+            done = np.ones_like(done)
+        else:
+            result.converged[active[done]] = True
+        if done.any():
+            finished = active[done]
+            result.theta[finished], result.cost[finished] = now.theta[done], now.cost[done]
+            result.iterations[finished] = iteration
+            active, now = active[~done], now.take(~done)
+            if not len(active):
+                break
+    return result
+
+
+@dataclass
+class _State:
+    """The starts still running: θ, their linearisation, damping and its growth factor."""
+
+    theta: FloatArray
+    cost: FloatArray
+    gradient: FloatArray
+    curvature: FloatArray
+    damping: FloatArray
+    growth: FloatArray
+    calm: NDArray[np.int64]
+
+    @classmethod
+    def start(cls, at: Evaluation, theta: FloatArray) -> _State:
+        count = len(theta)
+        gradient, curvature = at.gradient.copy(), at.curvature.copy()
+        return cls(
+            theta.copy(),
+            at.cost.copy(),
+            gradient,
+            curvature,
+            np.full(count, 1e-1),
+            np.full(count, 2.0),
+            np.zeros(count, int),
+        )
+
+    def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
+        """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box.
+
+        A parameter whose step would leave the box is put on the bound, and the others are solved again around that: a
+        step that is merely cut at the bound need not descend.
+        """
+        held = ((self.theta <= lower) & (self.gradient > 0)) | ((self.theta >= upper) & (self.gradient < 0))
+        held |= lower == upper
+        low, high = lower - self.theta, upper - self.theta
+        step = np.zeros_like(self.theta)
+        rows = np.arange(len(step))
+        for _ in range(4):
+            part = self.take(rows) if len(rows) < len(step) else self
+            free = part._solve(held[rows], step[rows])
+            outside = ~held[rows] & ((free < low[rows]) | (free > high[rows]))
+            step[rows] = np.where(held[rows], step[rows], np.clip(free, low[rows], high[rows]))
+            held[rows] |= outside
+            rows = rows[outside.any(axis=1)]
+            if not len(rows):
+                break
+        return step
+
+    def _solve(self, held: NDArray[np.bool_], given: FloatArray) -> FloatArray:
+        """The damped step of the parameters not `held`, where those held take the steps `given`."""
+        moves = ~held
+        curvature = self.curvature * moves[:, :, None] * moves[:, None, :]
+        diagonal = np.einsum("sii->si", curvature)
+        scale = np.maximum(diagonal, 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300)
+        np.einsum("sii->si", curvature)[...] += np.where(held, 1.0, self.damping[:, None] * scale + 1e-15 * scale)
+        push = np.matmul(self.curvature, np.where(held, given, 0.0)[..., None])[..., 0]
+        gradient = np.where(held, 0.0, self.gradient + push)
+        # Scaling by the diagonal keeps the systems far from singular whatever the units.
+        root = 1.0 / np.sqrt(np.einsum("sii->si", curvature))
+        scaled = curvature * root[:, :, None] * root[:, None, :]
+        return np.asarray(np.linalg.solve(scaled, -(gradient * root)[..., None])[..., 0] * root)
+
+    def promised(self, step: FloatArray) -> FloatArray:
+        """Decrease of the local quadratic model along `step`."""
+        bend = np.einsum("si,sij,sj->s", step, self.curvature, step)
+        return np.maximum(-np.einsum("si,si->s", self.gradient, step) - 0.5 * bend, 0.0)
+
+    def accept(self, accepted: NDArray[np.bool_], theta: FloatArray, at: Evaluation, ratio: FloatArray) -> None:
+        self.theta[accepted], self.cost[accepted] = theta[accepted], at.cost[accepted]
+        self.gradient[accepted], self.curvature[accepted] = at.gradient[accepted], at.curvature[accepted]
+        shrink = np.maximum(1.0 / 10.0, 1.0 - (2.0 * np.clip(ratio, 0.0, 1.5) - 1.0) ** 3)
+        self.damping = np.where(accepted, np.maximum(self.damping * shrink, 1e-15), self.damping * self.growth)
+        self.growth = np.where(accepted, 2.0, self.growth * 2.0)
+
+    def take(self, kept: NDArray[Any]) -> _State:
+        parts: list[Any] = [self.theta, self.cost, self.gradient, self.curvature, self.damping, self.growth, self.calm]
+        return _State(*(part[kept] for part in parts))

@@ -1,0 +1,203 @@
+"""How sure a fit is: a bootstrap that resamples trunks, and intervals for coefficients, losses and optima.
+
+Runs that branch off one trunk share most of their training, so whole trunks are drawn with replacement. All
+resamples are refitted in one batch from the optimum of the full fit. The draws stay with the law (`law.draws`), and
+travel with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hub.plain.display import Summarised
+from scaling_law.laws.law import JointLaw, Law
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+
+    from scaling_law.fitting.fit_result import FitResult
+    from scaling_law.runs.table import Runs
+
+FloatArray = NDArray[np.float64]
+CHUNK = 128  # resamples per batch
+
+
+@dataclass(frozen=True, repr=False)
+class Bootstrap(Summarised):
+    """Coefficients of refitted resamples.
+
+    `law` is the fitted law with its draws; `converged` [n_draws] says which refits met the tolerance; `n_clusters` is
+    the number of trunks that were resampled, found as `trunk_source` says; `log_residuals` are those of the runs
+    fitted, from the full fit.
+    """
+
+    law: Law
+    converged: NDArray[np.bool_]
+    n_clusters: int
+    log_residuals: FloatArray
+    seed: int
+    trunk_source: str = "given"
+
+    @property
+    def draws(self) -> FloatArray:
+        """[n_draws, n_coefficients], in the order of the law's coefficients."""
+        assert self.law.draws is not None  # set by `bootstrap`
+        return self.law.draws
+
+    def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
+        """Percentile interval of a coefficient. ValueError for a name the law does not have."""
+        names = self.law.coefficient_names()
+        if coefficient not in names:
+            raise ValueError(f"coefficient={coefficient!r} must be one of {list(names)}")
+        return _interval(self.draws[:, names.index(coefficient)], level)
+
+    def prediction_interval(
+        self,
+        n_active: ArrayLike,
+        tokens: ArrayLike,
+        experts: ArrayLike,
+        level: float = 0.95,
+        kind: Literal["confidence", "prediction"] = "confidence",
+    ) -> tuple[Any, Any]:
+        """(low, high) of the loss, of the shape the arguments broadcast to.
+
+        "confidence" is for the law's own value; "prediction" for the loss of one new run, with its scatter: residuals
+        of the fit, enlarged for the coefficients that were fitted, are drawn and added on the log scale.
+        """
+        losses = self.law.loss_draws(n_active, tokens, experts)
+        if kind == "prediction":
+            n, p = len(self.log_residuals), losses.shape[0]
+            enlarge = np.sqrt(n / max(n - len(self.law.coefficients), 1))
+            noise = np.random.default_rng(self.seed).choice(self.log_residuals * enlarge, size=losses.shape)
+            losses = losses * np.exp(noise) if p else losses
+        elif kind != "confidence":
+            raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
+        return _interval(losses, level)
+
+    def to_dataframe(self, level: float = 0.95) -> pandas.DataFrame:
+        """One line per coefficient (pandas): value and the ends of its percentile interval."""
+        import pandas
+
+        rows = [(name, value, *self.interval(name, level)) for name, value in self.law.coefficients.items()]
+        return pandas.DataFrame(rows, columns=["coefficient", "value", "low", "high"])
+
+    def summary(self) -> RenderableType:
+        """A table of coefficients and their 95 % intervals, for rich to print."""
+        from rich.table import Table
+
+        trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
+        title = f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
+        table = Table(title=title, title_justify="left")
+        for name in ("", "value", "2.5 %", "97.5 %"):
+            table.add_column(name, justify="right")
+        for name, value in self.law.coefficients.items():
+            low, high = self.interval(name)
+            table.add_row(name, f"{value:.5g}", f"{low:.5g}", f"{high:.5g}")
+        return table
+
+    def __repr__(self) -> str:
+        return f"Bootstrap({len(self.draws)} draws of {self.n_clusters} trunks, {self.converged.mean():.0%} converged)"
+
+
+def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
+    """Resample the trunks of the runs fitted (`result.used`) with replacement, and refit each from the optimum.
+
+    Deterministic for a seed. ValueError for fewer than two trunks or fewer than two resamples.
+    """
+    problem, used = result.problem, result.used
+    fitted = result.runs.subset(used)
+    counts = np.zeros((n_resamples, len(used)))
+    counts[:, used] = cluster_counts(fitted, n_resamples, seed)
+    thetas, converged = [], []
+    for first in _shown(range(0, n_resamples, CHUNK), progress):
+        weight = counts[first : first + CHUNK] * problem.objective.weight
+        start = np.tile(result.theta, (len(weight), 1))
+        found = problem.solve(start, weight, max_iterations=200, tolerance=1e-9)
+        thetas.append(found.theta)
+        converged.append(found.converged)
+    draws = problem.objective.coefficients(np.concatenate(thetas))
+    log_residuals = problem.objective.residuals(result.theta[None])[0][used]
+    law = result.law.replace(draws=draws)
+    return Bootstrap(law, np.concatenate(converged), fitted.n_trunks, log_residuals, seed, fitted.trunk_source)
+
+
+def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
+    """How often each run occurs in each resample, [n_resamples, n]: equal for all runs of a trunk."""
+    clusters, index = np.unique(runs.trunk, return_inverse=True)
+    if len(clusters) < 2:
+        raise ValueError(f"{len(clusters)} trunk: at least two independent trunks are needed to resample them")
+    if n_resamples < 2:
+        raise ValueError(f"n_resamples={n_resamples!r} must be at least 2")
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, len(clusters), size=(n_resamples, len(clusters)))
+    counts = np.zeros((n_resamples, len(clusters)))
+    np.add.at(counts, (np.arange(n_resamples)[:, None], drawn), 1.0)
+    return counts[:, index]
+
+
+def _interval(values: FloatArray, level: float) -> tuple[Any, Any]:
+    if not 0 < level < 1:
+        raise ValueError(f"level={level!r} must be above 0 and below 1")
+    low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+    return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
+
+
+def _shown(steps: range, progress: bool) -> Any:
+    if not progress:
+        return steps
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(steps, description="bootstrap", console=Console(stderr=True), transient=True)
+
+
+@dataclass(frozen=True)
+class OptimumUncertainty:
+    """The optimum under each draw of a law; arrays [n_draws, E], NaN where a draw has no optimum.
+
+    `best_share` says for each E in what part of the draws it is the best (ties go to the smaller E).
+    """
+
+    experts: FloatArray
+    n_active: FloatArray
+    tokens: FloatArray
+    loss: FloatArray
+    best_share: FloatArray
+
+    def interval(self, quantity: Literal["n_active", "tokens", "loss"], level: float = 0.95) -> tuple[Any, Any]:
+        """(low, high), one for each E, over the draws that have an optimum there; NaN where none has."""
+        if quantity not in ("n_active", "tokens", "loss"):
+            raise ValueError(f"quantity={quantity!r} must be 'n_active', 'tokens' or 'loss'")
+        columns = [column[np.isfinite(column)] for column in getattr(self, quantity).T]
+        ends = [_interval(column, level) if column.size else (np.nan, np.nan) for column in columns]
+        low, high = np.array(ends).T
+        return low, high
+
+
+def optimum_uncertainty(
+    law: JointLaw, flops: float, experts: ArrayLike = (1, 2, 4, 8, 16, 32), **limits: Any
+) -> OptimumUncertainty:
+    """The constrained optimum of every draw of `law` (which must have draws); `limits` as in `optimum.Constraints`."""
+    from scaling_law.planning.optimum import Constraints, optimal_widths
+
+    if law.draws is None:
+        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
+    columns, constraints = np.atleast_1d(np.asarray(experts, float)), Constraints.of(law, **limits)
+    shape = (len(law.draws), len(columns))
+    n_active, tokens, loss = (np.full(shape, np.nan) for _ in range(3))
+    for i, draw in enumerate(law.draws):
+        try:
+            found = optimal_widths(type(law)(*draw), flops, columns, constraints)
+        except ValueError:  # a draw whose loss falls with both N and D for none of these E
+            continue
+        for values, column in ((n_active, found.n_active), (tokens, found.tokens), (loss, found.loss)):
+            values[i] = np.where(found.fits, column, np.nan)
+    known = np.isfinite(loss).any(axis=1)
+    best = np.nanargmin(loss[known], axis=1) if known.any() else np.zeros(0, int)
+    share = np.bincount(best, minlength=len(columns)) / max(len(law.draws), 1)
+    return OptimumUncertainty(columns, n_active, tokens, loss, share)

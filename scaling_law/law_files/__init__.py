@@ -1,0 +1,1 @@
+"""Laws as files and as Hub repositories, with their cards."""

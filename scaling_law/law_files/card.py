@@ -1,0 +1,116 @@
+"""The card of a law that is released on the Hub: what it is, its coefficients and conditions, and how to ask it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+from hub.plain.units import format_count
+
+if TYPE_CHECKING:
+    from scaling_law.laws.law import Law
+
+ISOFLOP_EXPERTS = (1.0, 4.0, 16.0)
+ISOFLOP_BUDGETS, MEMORY_BUDGET = (1e19, 1e20, 1e21, 1e22), 1e22  # the paper's figures; FLOPs
+LARGEST_PAPER_RUN = 5.3e20
+_METADATA = """---
+{license}tags:
+- scaling-laws
+- mixture-of-experts
+- joint-moe-scaling-laws
+---
+"""
+
+
+def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: str | None = None) -> str:
+    """The README.md of a law's repository, with metadata that the Hub accepts; it names a licence if one is given."""
+    from hub.plain.markdown import escaped, table
+
+    kind = type(law).__name__
+    parts = [
+        f"# {kind}: `{law.formula}`",
+        "N is active parameters, D training tokens, Ê the transformed number of experts "
+        "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)); losses are in nats per token.",
+        loading_code(law, repo),
+        "## Coefficients",
+        table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()], right=(1,)),
+    ]
+    if law.draws is not None:
+        parts.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
+        if law.conditions is not None and law.conditions.draws is not None:
+            parts.append(f"The draws: {escaped(law.conditions.draws)}.")
+    if (conditions := law.conditions) is not None:
+        parts += ["## Conditions", escaped(conditions.provenance)]
+        if conditions.dataset is not None:
+            parts.append(_dataset(conditions.dataset, conditions.commit))
+        if conditions.rmse is not None:
+            status = escaped(conditions.status or "")
+            trunks = f" of {conditions.trunks} trunks ({conditions.trunk_source})" if conditions.trunks else ""
+            runs = escaped(f"{conditions.n_runs} runs{trunks}")
+            parts.append(f"{runs}, RMSE {conditions.rmse:.4f} nats. {status}")
+        if conditions.set_aside:
+            names = ", ".join(escaped(name) for name in conditions.set_aside[:20])
+            names += ", …" if len(conditions.set_aside) > 20 else ""
+            parts.append(f"Set aside as outliers, and not among these runs: {names}.")
+        rows = [
+            (
+                "all" if r.experts is None else f"{r.experts:g}",
+                _span(r.n_active),
+                _span(r.tokens),
+                _span(r.tokens_per_parameter),
+            )
+            for r in conditions.ranges
+        ]
+        parts.append(table(("E", "Active parameters", "Tokens", "Tokens per parameter"), rows, right=(0, 1, 2, 3)))
+        parts.append("Outside these ranges predictions are extrapolations, and come with a warning.")
+        if conditions.vocab_size is not None:
+            parts.append(f"Sizes count the vocabulary of these runs, {conditions.vocab_size:,} tokens.")
+        parts.append(f"```json\n{json.dumps(conditions.objective, indent=1)}\n```")
+    parts += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
+    metadata = _METADATA.format(license=f"license: {license}\n" if license else "")
+    return metadata + "\n" + "\n\n".join(parts) + "\n"
+
+
+def loading_code(law: Law, place: str) -> str:
+    """A block of Python that loads this law from `place`; a law of another package is imported from there."""
+    import scaling_law
+
+    kind = type(law).__name__
+    module = "scaling_law" if kind in scaling_law.__all__ else type(law).__module__
+    return f'```python\nfrom {module} import {kind}\n\nlaw = {kind}.from_pretrained("{place}")\nprint(law)\n```'
+
+
+def _dataset(dataset: str, commit: str | None) -> str:
+    """Which runs the law was fitted on, and the code that reads them again."""
+    from hub.plain.markdown import escaped
+
+    link = f"[{escaped(dataset)}](https://huggingface.co/datasets/{dataset})"
+    if commit is None:
+        return f"The runs: {link}."
+    code = f'from scaling_law import load_runs\n\nruns = load_runs("{dataset}", revision="{commit}")'
+    return f"The runs: {link} at commit `{commit}`.\n\n```python\n{code}\n```"
+
+
+def law_pictures(law: Law) -> dict[str, bytes]:
+    """isoFLOP and memory-optimal figures as PNG, by file name; none for laws that have no optimum.
+
+    Budgets are as far from the law's largest run as the paper's figures are from the paper's.
+    """
+    from scaling_law.figures import law_figures as figures
+    from scaling_law.figures.drawing import png
+    from scaling_law.laws.law import JointLaw
+    from scaling_law.planning.optimum import has_optimum
+
+    if not isinstance(law, JointLaw) or not has_optimum(law.chinchilla_coefficients(ISOFLOP_EXPERTS)).any():
+        return {}
+    fitted = law.conditions.overall if law.conditions else None
+    scale = 10.0 ** round(math.log10(fitted.training_flops[1] / LARGEST_PAPER_RUN)) if fitted else 1.0
+    return {
+        "isoflop.png": png(figures.isoflop(law, [scale * f for f in ISOFLOP_BUDGETS], ISOFLOP_EXPERTS)),
+        "memory_optimal.png": png(figures.memory_optimal(law, scale * MEMORY_BUDGET)),
+    }
+
+
+def _span(limits: tuple[float, float]) -> str:
+    return f"{format_count(limits[0])} to {format_count(limits[1])}"

@@ -1,0 +1,122 @@
+"""Laws as files: one JSON, `scaling_law.json`, with coefficients at full precision, conditions and draws.
+
+Written to a temporary name, synced and renamed, so that a reader never sees half a file. What is read is validated:
+it may come from anyone's repository.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scaling_law.laws.conditions import Conditions
+from scaling_law.laws.law import LAWS, ChinchillaLaw, Law
+
+FILE_NAME = "scaling_law.json"
+FORMAT, VERSION = "scaling_law", 1
+
+
+def law_to_dict(law: Law) -> dict[str, Any]:
+    """Plain JSON values from which `law_from_dict` makes an equal law (floats keep every bit)."""
+    data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "law": law.name, "formula": law.formula}
+    data["coefficients"] = law.coefficients
+    if isinstance(law, ChinchillaLaw) and law.experts is not None:
+        data["experts"] = law.experts
+    if law.conditions is not None:
+        data["conditions"] = law.conditions.to_dict()
+    if law.draws is not None:
+        data["draws"] = law.draws.tolist()
+    return data
+
+
+def law_from_dict(data: Any, source: str = "law") -> Law:
+    """Read what `law_to_dict` made; ValueError naming `source` and the field for anything else."""
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise ValueError(f"{source}: format is not {FORMAT!r}: this is not a law's file")
+    if data.get("version") != VERSION:
+        raise ValueError(f"{source}: version={data.get('version')!r} is not supported, this code reads {VERSION}")
+    kind = LAWS.get(str(data.get("law")))
+    if kind is None:
+        raise ValueError(f"{source}: law={data.get('law')!r} is not one of {sorted(LAWS)}")
+    coefficients = data.get("coefficients")
+    if not isinstance(coefficients, Mapping) or set(coefficients) != set(kind.coefficient_names()):
+        raise ValueError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}")
+    for name, value in coefficients.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{source}: coefficients.{name}={value!r} is not a number")
+    options: dict[str, Any] = {"experts": data["experts"]} if "experts" in data and kind is ChinchillaLaw else {}
+    if data.get("conditions") is not None:
+        options["conditions"] = Conditions.from_dict(data["conditions"])
+    if data.get("draws") is not None:
+        options["draws"] = np.array(data["draws"], float)
+    try:
+        return kind(**coefficients, **options)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def law_to_json(law: Law) -> bytes:
+    """The content of `scaling_law.json`; NaN and infinities are refused."""
+    return (json.dumps(law_to_dict(law), indent=1, allow_nan=False) + "\n").encode()
+
+
+def save_law(law: Law, folder: str | Path) -> Path:
+    """Write `scaling_law.json` into `folder` (made if missing), atomically."""
+    from hub.plain.atomic import write_bytes
+
+    target = Path(folder) / FILE_NAME
+    write_bytes(target, law_to_json(law))
+    return target
+
+
+def load_law(source: str | Path, revision: str | None = None) -> Law:
+    """A law from a folder, a JSON file, or a Hub repo "owner/name" (only if no such path exists).
+
+    Raises:
+        FileNotFoundError: nothing there, and no such repository on the Hub.
+        ValueError: what is there is no law.
+    """
+    path = Path(source)
+    try:
+        content = path.read_bytes() if path.is_file() else _in_folder_or_repository(source, revision)
+        data = json.loads(content)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{source}: not valid JSON ({error})") from None
+    return law_from_dict(data, str(source))
+
+
+def _in_folder_or_repository(source: str | Path, revision: str | None) -> bytes:
+    from hub.plain.errors import NotFoundError
+    from hub.release.sources import read_file
+
+    try:
+        return read_file(source, FILE_NAME, revision)
+    except NotFoundError as error:
+        raise FileNotFoundError(
+            f"{source}: neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
+        ) from None
+
+
+def push_law(
+    law: Law, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
+) -> str:
+    """Put the law, its card and its figures on the main branch of the Hub repo "owner/name", in one commit.
+
+    Returns the commit's id (sha). ValueError for a name of another form; `hub.HubError` for what the Hub refuses.
+    """
+    from hub.release.sources import publish_files
+    from hub.store.hub import HubStore
+    from scaling_law.law_files.card import law_card, law_pictures
+
+    owner, slash, name = repo.partition("/")
+    if not owner or not slash or not name or "/" in name:
+        raise ValueError(f"repo={repo!r} must have the form owner/name")
+    pictures = law_pictures(law)
+    card = law_card(law, repo, tuple(pictures), license=license).encode()
+    store = HubStore(owner, private=private, token=token)
+    files = {FILE_NAME: law_to_json(law), "README.md": card, **pictures}
+    return publish_files(store, name, files, message=f"Add a {law.name} scaling law").commit

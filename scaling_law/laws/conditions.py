@@ -1,0 +1,255 @@
+"""The conditions a law was fitted under; they travel with its coefficients and say where it may be believed.
+
+A law outside the range of its runs still returns numbers. `Conditions.warnings` says how far outside a question is;
+beyond the range guard no one should act on the answer: the paper's own law prefers sparse models again, with thousands
+of tokens per parameter, for models far smaller than those it was fitted on. Searches refuse such answers
+(`ExtrapolationError`) unless they are forced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hub.plain.units import format_count
+
+FloatArray = NDArray[np.float64]
+# How many times beyond the fitted range, either way. N is that of a learning-rate law, which counts otherwise.
+GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0}
+UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
+ROUNDING = 1e-9  # a question at the guard itself is inside
+# What a card shows as a link and as code.
+DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+OPTIONAL = ("dataset", "commit", "vocab_size")  # fields that a file has only where they are known
+
+
+class ExtrapolationError(ValueError):
+    """The answer lies beyond the range guard (`GUARD`) of the law; `force=True` (`--force`) answers anyway."""
+
+
+@dataclass(frozen=True)
+class FittedRange:
+    """What the runs with `experts` experts (None: all runs together) covered. Parameters, tokens, FLOPs."""
+
+    experts: float | None
+    runs: int
+    n_active: tuple[float, float]
+    tokens: tuple[float, float]
+    tokens_per_parameter: tuple[float, float]
+    training_flops: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Excess:
+    """The value of one quantity that leaves its limits furthest at one end, `times` beyond; at E = `experts`."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    times: float
+    experts: float
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it lies beyond the guard, if its limits are those of all runs."""
+        return self.times > GUARD[self.name] * (1 + ROUNDING)
+
+    def __str__(self) -> str:
+        sign = "×" if self.value > self.high else "÷"
+        limits = f"{_written(self.name, self.low)}…{_written(self.name, self.high)}"
+        name = "E =" if self.name == "E" else self.name
+        return f"{name} {_written(self.name, self.value)} is outside the fitted {limits} ({sign}{self.times:.3g})"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Objective, number of runs, errors and ranges of a fit, and where the runs came from.
+
+    `draws` says how the draws of the law were made, where that needs saying. `dataset` and `commit` name the index on
+    the Hub that the runs were read from, as `load_runs(dataset, revision=commit)` reads it again.
+    `trunks` of the runs were resampled as clusters, found as `trunk_source` says; `set_aside` names runs that were
+    left out of the fit as outliers; `warmup_tokens` is the longest warm-up of the runs, in tokens; `vocab_size`
+    the vocabulary that all of them share, None if it is unknown or they differ.
+    """
+
+    provenance: str
+    objective: Mapping[str, Any] = field(default_factory=dict)
+    n_runs: int | None = None
+    rmse: float | None = None
+    ranges: tuple[FittedRange, ...] = ()
+    status: str | None = None
+    draws: str | None = None
+    dataset: str | None = None
+    commit: str | None = None
+    trunks: int | None = None
+    trunk_source: str | None = None
+    set_aside: tuple[str, ...] = ()
+    warmup_tokens: float | None = None
+    vocab_size: int | None = None
+
+    @property
+    def overall(self) -> FittedRange | None:
+        """The range of all runs together."""
+        return next((r for r in self.ranges if r.experts is None), None)
+
+    @property
+    def experts(self) -> tuple[float, ...]:
+        """The numbers of experts of the runs, ascending; empty if unknown."""
+        return tuple(sorted(r.experts for r in self.ranges if r.experts is not None))
+
+    def fitted_limits(self) -> dict[str, tuple[float, float]]:
+        """(lowest, highest) N_act, D, D/N and E of all runs together; empty if the ranges are unknown."""
+        if (r := self.overall) is None:
+            return {}
+        found = {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter}
+        return found | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
+
+    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> Any:
+        """True where N, D, D/N or E (if given) lies further outside the range of all runs than `GUARD`; broadcasts.
+
+        False where the ranges are unknown.
+        """
+        beyond: Any = False
+        for name, values in _quantities(n_active, tokens, experts).items():
+            if name in (limits := self.fitted_limits()):
+                low, high = _guarded(name, limits[name])
+                beyond = beyond | (values < low) | (values > high)
+        return np.asarray(beyond)
+
+    def excesses(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[Excess]:
+        """What lies further outside the range of all runs than the guard allows, the worst of each quantity."""
+        return [e for e in excesses(_quantities(n_active, tokens, experts), self.fitted_limits(), experts) if e.beyond]
+
+    def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[str]:
+        """Sentences on what leaves the fitted range, for arrays on the worst of each; empty when all is inside.
+
+        N and D are compared with the runs of the same E where there were any. Unknown ranges are said to be unknown.
+        """
+        if self.overall is None:
+            return [UNGUARDED]
+        limits: dict[str, tuple[Any, Any]] = dict(self.fitted_limits())
+        e = np.asarray(experts, float)
+        for name, of in (("N_act", "n_active"), ("D", "tokens")):
+            low, high = limits[name]
+            for r in self.ranges:
+                if r.experts is not None:
+                    own = getattr(r, of)
+                    low, high = np.where(e == r.experts, own[0], low), np.where(e == r.experts, own[1], high)
+            limits[name] = low, high
+        found = []
+        for excess in excesses(_quantities(n_active, tokens, experts), limits, experts, slack=1e-3):
+            own_range = excess.name in ("N_act", "D") and excess.experts in self.experts
+            found.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")
+        return found + advice(self.excesses(n_active, tokens, experts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
+        # Versions that do not know these fields read the files of laws that do not need them.
+        return {name: value for name, value in data.items() if value is not None or name not in OPTIONAL}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
+        """Read back what `to_dict` wrote; unknown keys raise ValueError (metadata is data, and is checked)."""
+        for name, allowed in (("dataset", DATASET), ("commit", COMMIT)):
+            value = data.get(name)
+            if value is not None and not (isinstance(value, str) and allowed.fullmatch(value)):
+                raise ValueError(f"conditions: {name}={value!r} must have the form {allowed.pattern}")
+        vocabulary = data.get("vocab_size")
+        if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
+            raise ValueError(f"conditions: vocab_size={vocabulary!r} must be an integer of at least 1")
+        try:
+            ranges = tuple(FittedRange(**_tuples(r)) for r in data.get("ranges", ()))
+            return cls(**{**_tuples(data), "ranges": ranges})
+        except TypeError as error:
+            raise ValueError(f"conditions: {error}") from None
+
+
+def range_warnings(
+    conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike
+) -> list[str]:
+    """`Conditions.warnings`, also for a law without conditions."""
+    return [UNGUARDED] if conditions is None else conditions.warnings(n_active, tokens, experts)
+
+
+def refuse_extrapolation(
+    conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, force: bool = False
+) -> None:
+    """Raise ExtrapolationError if any of these models lies beyond the guard, unless `force`."""
+    if force or conditions is None or not np.any(conditions.beyond_guard(n_active, tokens, experts)):
+        return
+    what = []
+    for excess in conditions.excesses(n_active, tokens, experts):
+        where = "" if excess.name == "E" else f" at E = {excess.experts:g}"
+        what.append(f"{excess}{where}, beyond the guard of {GUARD[excess.name]:g} times")
+    raise ExtrapolationError(
+        f"too far from the runs of this law to answer: {'; '.join(what)}; force=True (--force) answers anyway"
+    )
+
+
+def _quantities(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None) -> dict[str, FloatArray]:
+    n, d = np.asarray(n_active, float), np.asarray(tokens, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {"N_act": n, "D": d, "D/N": d / n}
+    return found | ({} if experts is None else {"E": np.asarray(experts, float)})
+
+
+def _guarded(name: str, limits: tuple[float, float]) -> tuple[float, float]:
+    return limits[0] / GUARD[name] * (1 - ROUNDING), limits[1] * GUARD[name] * (1 + ROUNDING)
+
+
+def excesses(
+    quantities: Mapping[str, ArrayLike],
+    limits: Mapping[str, tuple[Any, Any]],
+    experts: ArrayLike,
+    slack: float = 0.0,
+) -> Iterator[Excess]:
+    """For each quantity and end, the value that leaves its `limits` by the largest factor; all broadcast."""
+    for name, values in quantities.items():
+        if name not in limits:
+            continue
+        arrays = np.broadcast_arrays(*(np.asarray(v, float) for v in (values, *limits[name], experts)))
+        value, low, high, e = (v.ravel() for v in arrays)
+        for times in (low / value, value / high):
+            times = np.where(np.isfinite(value), times, 0.0)
+            if times.size and times[i := int(np.argmax(times))] > 1 + slack:
+                yield Excess(name, float(value[i]), float(low[i]), float(high[i]), float(times[i]), float(e[i]))
+
+
+def advice(found: Iterable[Excess]) -> list[str]:
+    """What to do about these: a sentence for each quantity that lies beyond the guard."""
+    names = dict.fromkeys(excess.name for excess in found if excess.beyond)
+    return [f"{name} is over {GUARD[name]:g} times outside: do not act on this prediction" for name in names]
+
+
+def _written(name: str, value: float) -> str:
+    return f"{value:g}" if name == "E" else format_count(value)
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+
+
+def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> tuple[FittedRange, ...]:
+    """The ranges of runs given as columns: all together first, then one for each number of experts."""
+    n, d, e = (np.asarray(v, float) for v in (n_active, tokens, experts))
+    groups: Iterable[tuple[float | None, NDArray[np.bool_]]] = [(None, np.ones(len(n), bool))]
+    groups = [*groups, *((float(value), e == value) for value in np.unique(e))]
+
+    def span(values: NDArray[Any]) -> tuple[float, float]:
+        return float(values.min()), float(values.max())
+
+    return tuple(
+        FittedRange(
+            value, int(mask.sum()), span(n[mask]), span(d[mask]), span(d[mask] / n[mask]), span(6 * n[mask] * d[mask])
+        )
+        for value, mask in groups
+        if mask.any()
+    )

@@ -1,0 +1,115 @@
+"""The terms that a law is a sum of; from them follow its value, its derivatives, its fit and its starts.
+
+    term = exp( p + s x + (q + r x) ln Ê )        x = ln N, ln D or ln E
+
+e^p is the size, s the slope, q the dependence on experts, r the interaction. A term without experts has q = r = 0, a
+constant s = 0 as well. Every law that is a sum of such terms can be fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_law.laws.experts import expert_transform, log_expert_transform_gradient
+
+FloatArray = NDArray[np.float64]
+TRANSFORM = ("e_start", "e_max")  # coefficients of Ê, in every law that has it
+VARIABLES = ("n_active", "tokens", "experts")
+CONSTANT, SIZE, SLOPE, BY_EXPERTS, INTERACTION = "constant", "size", "slope", "by_experts", "interaction"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a law: a power of `variable` (None: a constant), its coefficients' names, and whether Ê enters.
+
+    The coefficients are (constant,), (size, slope) or (size, slope, by experts, interaction), in this order. The first
+    is positive and fitted as its logarithm. ValueError for another number of them, or an unknown variable.
+    """
+
+    variable: str | None
+    coefficients: tuple[str, ...]
+    experts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.variable is not None and self.variable not in VARIABLES:
+            raise ValueError(f"variable={self.variable!r} must be one of {list(VARIABLES)}, or None")
+        if self.variable is None and self.experts:
+            raise ValueError(f"a constant term ({', '.join(self.coefficients)}) cannot have experts=True")
+        if len(self.coefficients) != len(self.roles):
+            raise ValueError(f"coefficients={self.coefficients!r} must be {len(self.roles)}: {', '.join(self.roles)}")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What each coefficient is, in their order."""
+        if self.variable is None:
+            return (CONSTANT,)
+        return (SIZE, SLOPE, BY_EXPERTS, INTERACTION) if self.experts else (SIZE, SLOPE)
+
+
+def roles(terms: Sequence[Term]) -> dict[str, str]:
+    """Name → role of every coefficient, without those of Ê. ValueError for a name twice, or for two constants."""
+    names = [name for term in terms for name in term.coefficients]
+    if len({*names, *TRANSFORM}) < len(names) + len(TRANSFORM) or sum(not term.variable for term in terms) > 1:
+        raise ValueError(f"terms: the coefficients {names} must have names of their own, with one constant at most")
+    return {name: role for term in terms for name, role in zip(term.coefficients, term.roles, strict=True)}
+
+
+def has_transform(terms: Sequence[Term]) -> bool:
+    """Whether Ê, and with it E_start and E_max, occurs."""
+    return any(term.experts for term in terms)
+
+
+def positive_coefficients(terms: Sequence[Term]) -> frozenset[str]:
+    """The coefficients that are fitted as their logarithms."""
+    return frozenset(term.coefficients[0] for term in terms)
+
+
+def coefficients_of(terms: Sequence[Term]) -> tuple[str, ...]:
+    """The names of all coefficients, those of Ê last."""
+    return (*roles(terms), *(TRANSFORM if has_transform(terms) else ()))
+
+
+def evaluate_terms(terms: Sequence[Term], values: Mapping[str, Any], inputs: Mapping[str, FloatArray]) -> Any:
+    """The sum of the terms at `inputs` (n_active, tokens, experts); coefficients and inputs broadcast."""
+    log_e = np.log(expert_transform(inputs["experts"], *_transform(values))) if has_transform(terms) else 0.0
+    return sum(_term(term, values, inputs, log_e) for term in terms)
+
+
+def differentiate_terms(
+    terms: Sequence[Term], values: Mapping[str, float], inputs: Mapping[str, FloatArray]
+) -> dict[str, FloatArray]:
+    """∂(sum)/∂coefficient for each coefficient, at inputs of one shape [...]."""
+    log_e: Any = 0.0
+    if has_transform(terms):
+        log_e, _, by_start, by_max = log_expert_transform_gradient(inputs["experts"], *_transform(values))
+    found: dict[str, FloatArray] = {}
+    by_log_e: Any = 0.0
+    for term in terms:
+        value = np.broadcast_to(_term(term, values, inputs, log_e), inputs["experts"].shape)
+        x = np.log(inputs[term.variable]) if term.variable else 0.0
+        factors = (1.0 / values[term.coefficients[0]], x, log_e, log_e * x)
+        found |= {name: value * factor for name, factor in zip(term.coefficients, factors, strict=False)}
+        if term.experts:
+            by_log_e += value * (values[term.coefficients[2]] + values[term.coefficients[3]] * x)
+    if has_transform(terms):
+        found |= {"e_start": by_log_e * by_start, "e_max": by_log_e * by_max}
+    return found
+
+
+def _transform(values: Mapping[str, Any]) -> tuple[Any, Any]:
+    return values["e_start"], values["e_max"]
+
+
+def _term(term: Term, values: Mapping[str, Any], inputs: Mapping[str, FloatArray], log_e: Any) -> Any:
+    if term.variable is None:
+        return values[term.coefficients[0]]
+    own = [values[name] for name in term.coefficients]
+    x = np.log(inputs[term.variable])
+    if not term.experts:
+        return own[0] * np.exp(own[1] * x)
+    return own[0] * np.exp(own[2] * log_e + (own[1] + own[3] * log_e) * x)

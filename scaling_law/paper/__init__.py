@@ -1,0 +1,1 @@
+"""Ludziejewski et al. 2025: published coefficients, printed tables, figures."""

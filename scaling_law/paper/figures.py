@@ -1,0 +1,271 @@
+"""The paper's figures from any joint law (Ludziejewski et al. 2025), beside the plain ones of `figures.law_figures`.
+
+`draw_all` writes every figure that follows from a law; those that need measured losses (quality of the fit, loss
+curves for one E) are drawn from a fit, since the paper's losses were not published. Each function draws on the axes it
+is given, or on a new figure, and returns them. Where the law has draws, bands are 95 % intervals over them; those of a
+difference hold the two models fixed and compare them in each draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hub.plain.units import format_count
+from scaling_law.figures.drawing import (
+    ACTIVE,
+    FLOPS,
+    LOSS,
+    TOKENS,
+    axes_or_new,
+    colour_of,
+    draw_band,
+    draw_curve,
+    draw_loss,
+    in_fitted_range,
+    label_of,
+    legend,
+    log_axis,
+    new_figure,
+    panels_or_new,
+    save,
+    shared_legend,
+)
+from scaling_law.figures.law_figures import EXPERTS, draw_memory_optimal, isoflop, memory_optimal, near_the_runs
+from scaling_law.fitting.learning_rate import LearningRateLaw
+from scaling_law.laws.law import JointLaw, joint_to_chinchilla
+from scaling_law.planning.inverse import compute_matched, flop_savings
+from scaling_law.planning.optimum import Constraints, WidthOptimum, chinchilla_optimum, optimal_widths
+from scaling_law.size.architecture import Architecture, active_parameters, width_of_total
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from scaling_law.fitting.fit_result import FitResult
+
+SCENARIOS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("model size", {}),
+    ("with KV cache of 32k tokens", {"kv_cache_tokens": 32_768}),
+    ("with inference on 100B tokens", {"inference_tokens": 1e11}),
+)
+
+
+def draw_all(law: JointLaw, folder: str | Path, suffix: str = "png") -> list[Path]:
+    """Every figure of the paper that follows from a law, into `folder`; returns the files."""
+    return [save(draw(law), Path(folder) / f"{name}.{suffix}") for name, draw in FIGURES.items()]
+
+
+def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:], ax: Axes | None = None) -> Axes:
+    """FLOPs saved by compute-optimal MoE models against dense ones of the same loss (Fig. 2b)."""
+    ax = axes_or_new(ax)
+    flops = np.geomspace(1e18, 1e24, 60)
+    saved = 100 * flop_savings(law, flops, list(experts), force=True)
+    dense = law.compute_optimal(flops, 1.0, force=True)
+    known = in_fitted_range(law, dense.n_active, dense.tokens, 1)
+    for i, e in enumerate(experts):
+        own = law.compute_optimal(flops * (1 - saved[:, i] / 100), e, force=True)
+        draw_curve(ax, flops, saved[:, i], known & in_fitted_range(law, own.n_active, own.tokens, e), e)
+        if law.draws is not None:
+            draw_band(ax, flops, 100 * _saved_by_draws(law, flops, e), color=colour_of(e))
+    ax.set(xscale="log", xlabel="training FLOPs of the dense model", ylabel="FLOPs saved (%)", ylim=(0, 100))
+    legend(ax, ncols=3, loc="upper left", fontsize=9)
+    return ax
+
+
+def _saved_by_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -> NDArray[np.float64]:
+    """As `flop_savings` for every draw, [draws, budgets]; NaN for draws without an optimum.
+
+    Along the compute optima L − c is a power of the budget, with exponent μν / (μ + ν).
+    """
+    assert law.draws is not None
+    columns = law.draws.T[..., None]
+
+    def at_optimum(e: float) -> tuple[Any, Any]:
+        m, mu, n, nu = joint_to_chinchilla(columns, np.asarray(float(e)))
+        n_active, tokens = chinchilla_optimum(m, mu, n, nu, flops / 6.0)
+        return m * n_active**mu + n * tokens**nu, mu * nu / (mu + nu)
+
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        (dense, _), (own, power) = at_optimum(1), at_optimum(experts)
+        return np.asarray(1.0 - (dense / own) ** (1.0 / power))
+
+
+def memory_scenarios(law: JointLaw, flops: float = 5e22, kv_tokens: float = 8192, axes: Any = None) -> NDArray[Any]:
+    """Loss under a memory limit at 5e22 FLOPs: parameters, with KV cache, with inference as well (Fig. 3)."""
+    axes = panels_or_new(axes, 3, 13.5, 4.8, sharey=True)
+    for ax, (cache, served) in zip(axes, ((0.0, 0.0), (kv_tokens, 0.0), (kv_tokens, 1e11)), strict=True):
+        draw_memory_optimal(ax, law, flops, EXPERTS, cache, served)
+    for ax in axes[1:]:
+        ax.set_ylabel("")
+    shared_legend(axes[0])
+    return axes
+
+
+def family(law: JointLaw, ax: Axes | None = None) -> Axes:
+    """Predicted loss of the 1.1B family (same total parameters, E = 1, 2, 4) against training FLOPs (Fig. 1b)."""
+    ax = axes_or_new(ax)
+    flops = np.geomspace(5e18, 1e21, 200)
+    for e, width in ((1, 1664), (2, 1408), (4, 1152)):
+        n = Architecture(width, e).n_active
+        label = f"{label_of(e)}, d_model {width}, N_act {format_count(n)}"
+        draw_loss(ax, law, flops, n, flops / 6 / n, e, label=label)
+        optimum = _budget_of_optimum(law, n, e)
+        if flops[0] <= optimum <= flops[-1]:
+            ax.plot(optimum, law.loss(n, optimum / 6 / n, e), "o", color=colour_of(e), markersize=5)
+    ax.set(xscale="log", xlabel=FLOPS, ylabel=f"predicted {LOSS}")
+    ax.set_title("1.1B total parameters; ● compute-optimal for this size", fontsize=10)
+    legend(ax)
+    return ax
+
+
+def _budget_of_optimum(law: JointLaw, n_active: float, experts: float) -> float:
+    """The budget whose compute-optimal model has n_active: N_opt grows as a power of the budget."""
+    at = law.compute_optimal([1e20, 1e22], experts, force=True).n_active
+    power = np.log(at[1] / at[0]) / np.log(100.0)
+    return float(1e20 * (n_active / at[0]) ** (1.0 / power))
+
+
+def best_by_budget(law: JointLaw, sizes: Sequence[float] = (2e9, 5e9, 10e9), axes: Any = None) -> NDArray[Any]:
+    """Loss against the dense model for sizes (rows) and scenarios, shaded where each E is best (Fig. 4).
+
+    Axes have the shape [sizes, 3].
+    """
+    if axes is None:
+        options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+        axes = new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), **options)[1]
+    flops = np.geomspace(1e20, 1e25, 100)
+    for row, size in zip(axes, sizes, strict=True):
+        for ax, (title, extra) in zip(row, SCENARIOS, strict=True):
+            _draw_differences(ax, law, flops, _models_by_budget(law, flops, size, extra))
+            ax.set_title(f"{format_count(size)} {title}", fontsize=10)
+    for ax in axes[-1]:
+        ax.set_xlabel("budget (FLOPs)")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("loss against dense (nats)")
+    shared_legend(axes[0][0], "outside upper center")
+    return np.asarray(axes)
+
+
+def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: dict[str, float]) -> WidthOptimum:
+    """[budgets, E]: the best models within the memory of a dense model of `size` in this scenario."""
+    limits: dict[str, Any] = dict(extra)
+    if "kv_cache_tokens" in extra:
+        width = width_of_total(size, 1, law.vocab_size)
+        limits["max_memory_bytes"] = float(_dense_memory(law, width, extra["kv_cache_tokens"]))
+    else:
+        limits["max_parameters"] = size
+    grid = np.broadcast_to(flops[:, None], (len(flops), len(EXPERTS)))
+    experts = np.broadcast_to(np.array(EXPERTS, float), grid.shape)
+    return optimal_widths(law, grid, experts, Constraints.of(law, **limits))
+
+
+def _dense_memory(law: JointLaw, width: float, kv_tokens: float) -> Any:
+    """Bytes of a dense bf16 model of this (fractional) width and its KV cache."""
+    constraints = Constraints.of(law, kv_cache_tokens=kv_tokens)
+    return constraints.weight_bytes(width, 1) + constraints.kv_bytes(width)
+
+
+def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) -> None:
+    """Losses less that of the dense model, without what lies beyond the law's range guard."""
+    near = near_the_runs(law, found.n_active, found.tokens, np.array(EXPERTS, float))
+    losses = np.where(np.isfinite(found.loss) & near, found.loss, np.nan)
+    shown = ~np.isnan(losses[:, 0])
+    x, losses, n, tokens = (v[shown] for v in (flops, losses, found.n_active, found.tokens))
+    best = np.nanargmin(losses, axis=1)
+    edges = np.flatnonzero(np.diff(best)) + 1
+    for first, last in zip([0, *edges], [*edges, len(best)], strict=True):
+        right = x[min(last, len(x) - 1)]
+        ax.axvspan(x[first], right, color=colour_of(EXPERTS[best[first]]), alpha=0.14, linewidth=0)
+    of_dense = None if law.draws is None else law.loss_draws(n[:, 0], tokens[:, 0], 1)
+    for i, e in enumerate(EXPERTS):
+        own = ~np.isnan(losses[:, i])
+        both = in_fitted_range(law, n[:, 0], tokens[:, 0], 1) & in_fitted_range(law, n[:, i], tokens[:, i], e)
+        draw_curve(ax, x, losses[:, i] - losses[:, 0], both, e)
+        if of_dense is not None and e > 1 and own.any():
+            draw_band(ax, x[own], law.loss_draws(n[own, i], tokens[own, i], e) - of_dense[:, own], color=colour_of(e))
+    ax.set(xscale="log", ylim=(-0.12, 0.06))
+
+
+def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None) -> NDArray[Any]:
+    """Loss of MoE models matched in FLOPs and total parameters with compute-optimal dense ones (Appendix)."""
+    left, right = axes = panels_or_new(axes, 2, 10.5, 4.2)
+    flops = np.geomspace(1e19, 1e25, 80)
+    dense = law.compute_optimal(flops, 1.0, force=True)
+    losses = compute_matched(law, flops, list(experts), force=True)
+    known = in_fitted_range(law, dense.n_active, dense.tokens, 1)
+    draw_curve(left, flops, dense.loss, known, 1, label="dense, compute-optimal")
+    right.axhline(0.0, color=colour_of(1), linewidth=1)
+    for i, e in enumerate(experts):
+        width = width_of_total(dense.n_active, e, law.vocab_size)
+        largest = active_parameters(width, vocab_size=law.vocab_size)
+        n = np.minimum(largest, law.compute_optimal(flops, e, force=True).n_active)
+        inside = known & in_fitted_range(law, n, flops / 6 / n, e)
+        draw_curve(left, flops, losses[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
+        draw_curve(right, flops, losses[:, i] - dense.loss, inside, e)
+        if law.draws is not None:
+            difference = law.loss_draws(n, flops / 6 / n, e) - law.loss_draws(dense.n_active, dense.tokens, 1)
+            draw_band(right, flops, difference, color=colour_of(e))
+    left.set(xscale="log", xlabel=FLOPS, ylabel=LOSS)
+    right.set(xscale="log", xlabel=FLOPS, ylabel="loss against dense (nats)")
+    legend(left, fontsize=9)
+    legend(right, fontsize=9)
+    return axes
+
+
+def learning_rates(law: LearningRateLaw | None = None, points: Any = None, ax: Axes | None = None) -> Axes:
+    """Peak learning rate against active parameters for several E (Appendix "Learning Rate Scaling Fit").
+
+    `points`: optional columns (n_active, experts, learning_rate) of measured optima, drawn over the lines.
+    """
+    law = law or LearningRateLaw.published()
+    ax = axes_or_new(ax)
+    widths = np.geomspace(256, 4096, 60)
+    for e in (1, 4, 8, 32):
+        rates = law.at(law.counted_parameters(widths), e)
+        ax.plot(active_parameters(widths, vocab_size=law.vocab_size), rates, color=colour_of(e), label=label_of(e))
+    if points is not None:
+        for n, e, rate in zip(*points, strict=True):
+            ax.plot(n, rate, "o", color=colour_of(e), markeredgecolor="white", markersize=6)
+    log_axis(ax, ACTIVE)
+    log_axis(ax, "peak learning rate", "y")
+    ax.set_title(f"{law.source} (reading {law.reading!r})", fontsize=10)
+    legend(ax)
+    return ax
+
+
+def loss_curves(result: FitResult, experts: float = 1, ax: Axes | None = None) -> Axes:
+    """Predicted (lines) and observed loss for the runs of one E: a curve for each size over tokens (Fig. 5b, c)."""
+    runs, law = result.runs, result.law
+    own = runs.experts == experts
+    if not own.any():
+        raise ValueError(f"experts={experts!r}: no runs; there are E in {sorted(set(runs.experts.tolist()))}")
+    from matplotlib import colormaps
+
+    ax = axes_or_new(ax, 7.4, 4.6)
+    sizes = np.unique(runs.n_active[own])
+    for i, n in enumerate(sizes):
+        mask = own & (runs.n_active == n)
+        colour = colormaps["viridis"](0.9 * i / max(len(sizes) - 1, 1))  # sizes, not E: their own colours
+        span = np.geomspace(runs.tokens[mask].min() / 1.3, runs.tokens[mask].max() * 1.3, 60)
+        draw_loss(ax, law, span, n, span, experts, color=colour, linewidth=1.1, label="_size")
+        ax.plot(runs.tokens[mask], runs.loss[mask], "o", color=colour, markersize=4, label=format_count(n))
+    ax.set(ylabel=LOSS, title=f"E = {experts:g}")
+    log_axis(ax, TOKENS)
+    legend(ax, title="N_act", fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return ax
+
+
+FIGURES: dict[str, Callable[[JointLaw], Any]] = {
+    "fig1a_memory_optimal": memory_optimal,
+    "fig1b_family_1b": family,
+    "fig2a_isoflop": isoflop,
+    "fig2b_flop_savings": savings,
+    "fig3_memory_optimal_5e22": memory_scenarios,
+    "fig4_optimal_experts": best_by_budget,
+    "figA_matched_models": matched,
+    "figB_learning_rate": lambda law: learning_rates(),
+}

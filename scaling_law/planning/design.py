@@ -1,0 +1,312 @@
+"""Which run to train next: the runs that, for a FLOP budget, most reduce the variance of a named answer.
+
+Bayesian linear design on the draws of a fitted law. Over the draws, the answer ψ and the losses ℓ of candidate runs
+vary together; to first order, measuring a set S with noise σ (of ln L) leaves
+
+    Var(ψ | S) = Var ψ − C_ψS (C_SS + σ² I)⁻¹ C_Sψ
+
+which is Jacobian-based optimal design (c-optimality) with the covariance of the draws, without derivatives: ψ may be
+anything a law answers. Runs are chosen greedily by reduction per FLOP, then by reduction alone for what is left, and
+exchanged where that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hub.plain.display import Summarised, literal
+from hub.plain.units import format_count
+from scaling_law.laws.conditions import Conditions
+from scaling_law.laws.law import JointLaw
+from scaling_law.planning.optimum import Constraints, optimal_widths
+from scaling_law.planning.plan import DECAY_FRACTION
+from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import RenderableType
+
+FloatArray = NDArray[np.float64]
+Answer = Callable[[JointLaw], float]
+
+
+def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
+    """The answer ln N_opt at a budget."""
+    return lambda law: float(np.log(law.compute_optimal(flops, experts).n_active))
+
+
+def predicted_loss(n_active: float, tokens: float, experts: float) -> Answer:
+    """The answer "loss of this model", nats per token."""
+    return lambda law: float(law.loss(n_active, tokens, experts))
+
+
+def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
+    """How much lower the best loss with `one` number of experts is than with `other`, under `optimum.Constraints`.
+
+    Its sign decides which of the two is best.
+    """
+    Constraints(**{name: value for name, value in limits.items() if value is not None})  # bad input ends here
+
+    def ask(law: JointLaw) -> float:
+        loss = optimal_widths(law, flops, np.array([one, other], float), Constraints.of(law, **limits)).loss
+        return float(loss[1] - loss[0])
+
+    return ask
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Runs that could be trained, as columns [n]: architectures, parameters, tokens, E and training FLOPs."""
+
+    architectures: tuple[Architecture, ...]
+    tokens: FloatArray
+
+    @property
+    def n_active(self) -> FloatArray:
+        return np.array([a.n_active for a in self.architectures], float)
+
+    @property
+    def experts(self) -> FloatArray:
+        return np.array([a.experts for a in self.architectures], float)
+
+    @property
+    def flops(self) -> FloatArray:
+        return 6.0 * self.n_active * self.tokens
+
+    def past_warmup(self, warmup_tokens: float) -> Candidates:
+        """Those whose warm-up ends before their decay begins. ValueError if none does."""
+        if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
+            raise ValueError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
+        kept = np.flatnonzero((1.0 - DECAY_FRACTION) * self.tokens >= warmup_tokens)
+        if not len(kept):
+            needed = format_count(warmup_tokens / (1.0 - DECAY_FRACTION))
+            raise ValueError(
+                f"warmup_tokens={format_count(warmup_tokens)}: no candidate run has the {needed} tokens that warm-up "
+                "and decay take; give more FLOPs, smaller models, or the warm-up of your schedule"
+            )
+        return Candidates(tuple(self.architectures[i] for i in kept), self.tokens[kept])
+
+
+def candidate_grid(
+    max_flops: float,
+    experts: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    widths: Sequence[int] | None = None,
+    tokens_per_parameter: tuple[float, float] = (0.5, 80.0),
+    vocab_size: int = VOCAB_SIZE,
+) -> Candidates:
+    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_flops` by itself."""
+    if not (np.isfinite(max_flops) and max_flops > 0):
+        raise ValueError(f"max_flops={max_flops!r} must be positive and finite")
+    low, high = tokens_per_parameter
+    if not 0 < low < high:
+        raise ValueError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
+    found: list[tuple[Architecture, float]] = []
+    for width in widths or [HEAD_DIM * k for k in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)]:
+        for e in experts:
+            a = Architecture(width, e, vocab_size=vocab_size)
+            start = 2.0 ** np.ceil(np.log2(low * a.n_active))
+            counts = start * 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
+            found += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_flops]
+    if not found:
+        raise ValueError(f"max_flops={max_flops:g} affords none of the candidate runs")
+    return Candidates(tuple(a for a, _ in found), np.array([t for _, t in found]))
+
+
+@dataclass(frozen=True)
+class Design(Summarised):
+    """Chosen runs (indices into the candidates, in the order they were found useful) and what they promise.
+
+    `deviation_before` and `deviation_after` are standard deviations of the answer; the latter is the promise of the
+    linear model. `flops` is the cost of all chosen runs, each trained by itself. Each ends its warm-up of
+    `warmup_tokens` before its decay begins; None if the warm-up is not known.
+    """
+
+    candidates: Candidates
+    chosen: tuple[int, ...]
+    deviation_before: float
+    deviation_after: float
+    flops: float
+    warmup_tokens: float | None = None
+
+    def runs(self) -> list[tuple[Architecture, float]]:
+        """(architecture, tokens) of each chosen run."""
+        return [(self.candidates.architectures[i], float(self.candidates.tokens[i])) for i in self.chosen]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs."""
+        rows = []
+        for a, tokens in self.runs():
+            shape = {"d_model": a.d_model, "n_blocks": a.blocks, "n_heads": a.heads, "experts": a.experts}
+            sizes = {"vocab_size": a.vocab_size, "n_active": a.n_active, "n_total": a.n_total}
+            rows.append(shape | sizes | {"tokens": tokens, "training_flops": a.training_flops(tokens)})
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        names = ("deviation_before", "deviation_after", "flops", "warmup_tokens")
+        return {name: getattr(self, name) for name in names} | {"runs": self.to_rows()}
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per run (pandas)."""
+        import pandas
+
+        return pandas.DataFrame(self.to_rows())
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        from rich.table import Table
+
+        title = f"{len(self.chosen)} runs, {self.flops:.3g} FLOPs: standard deviation of the answer "
+        title += f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
+        known = self.warmup_tokens is not None
+        note = f"each longer than its warm-up of {format_count(self.warmup_tokens or 0)} tokens" if known else ""
+        caption = note or "the warm-up is not known: runs may be shorter than it"
+        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+        for name in ("d_model", "E", "N_act", "tokens", "FLOPs"):
+            table.add_column(name, justify="right")
+        for a, tokens in self.runs():
+            flops = f"{a.training_flops(tokens):.2e}"
+            table.add_row(str(a.d_model), str(a.experts), format_count(a.n_active), format_count(tokens), flops)
+        return table
+
+
+def next_runs(
+    law: JointLaw,
+    answer: Answer,
+    flops: float,
+    candidates: Candidates | None = None,
+    noise: float | None = None,
+    max_runs: int = 24,
+    warmup_tokens: float | None = None,
+) -> Design:
+    """The runs to train with a budget of `flops` so that `answer` becomes most certain.
+
+    Args:
+        law: a fitted law with draws (`result.bootstrap(...).law`).
+        answer: a function of a law, such as `log_optimal_parameters(1e22)`.
+        candidates: runs to choose from; default `candidate_grid(flops / 4)` with the law's vocabulary, so that
+            several fit.
+        noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
+        max_runs: at most so many runs; small ones cost next to no FLOPs, but each is work.
+        warmup_tokens: tokens of warm-up; default that of the runs the law was fitted on, where their records say it.
+            No run is proposed whose decay (its last fifth) would begin before the warm-up ends. 0 allows all.
+
+    Raises ValueError for values out of range, a law with fewer than 30 draws, and candidates that are all too short.
+    """
+    if not (np.isfinite(flops) and flops > 0):
+        raise ValueError(f"flops={literal(flops)} must be positive and finite")
+    if max_runs < 1:
+        raise ValueError(f"max_runs={max_runs!r} must be at least 1")
+    if law.draws is None or len(law.draws) < 30:
+        raise ValueError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
+    if warmup_tokens is None and law.conditions is not None:
+        warmup_tokens = law.conditions.warmup_tokens
+    candidates = (candidates or candidate_grid(flops / 4, vocab_size=law.vocab_size)).past_warmup(warmup_tokens or 0.0)
+    columns = (candidates.n_active, candidates.tokens, candidates.experts)
+    if noise is None:
+        if law.conditions is None or not law.conditions.rmse:
+            raise ValueError("noise: the law does not know its RMSE; give the standard deviation of ln L")
+        noise = law.conditions.rmse / float(np.mean(law.loss(*columns)))
+    answers, losses = _ensemble(law, answer, columns)
+    cost = candidates.flops
+    chosen: list[int] = []
+    for by_cost in (True, False):
+        chosen = _grow(answers, losses, cost, flops, noise, chosen, by_cost, max_runs)
+    chosen = _exchange(answers, losses, cost, flops, noise, chosen, max_runs)
+    before, after = float(answers.std()), float(np.sqrt(_variance(answers, losses, noise, chosen)))
+    return Design(candidates, tuple(chosen), before, after, float(cost[chosen].sum()), warmup_tokens)
+
+
+def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, FloatArray]:
+    """Centred answers [draws] and log losses [draws, candidates], without draws that have no answer or a wild one.
+
+    A bootstrap's draws have long tails, which would rule a covariance: beyond five robust deviations they are dropped.
+    """
+    assert law.draws is not None
+    unguarded = Conditions("a draw", vocab_size=law.vocab_size)  # no ranges: a wild draw is dropped below
+    kept, answers = [], []
+    for i, draw in enumerate(law.draws):
+        try:
+            value = answer(JointLaw(*draw, conditions=unguarded))
+        except ValueError:
+            continue
+        if np.isfinite(value):
+            kept.append(i)
+            answers.append(value)
+    values = np.array(answers)
+    losses = np.log(law.loss_draws(*columns))[kept]
+    spread = 1.4826 * np.median(np.abs(values - np.median(values)))
+    near = np.abs(values - np.median(values)) <= 5 * spread
+    if near.sum() < 20 or not spread > 0:
+        raise ValueError(f"the answer is defined in {len(values)} draws, {int(near.sum())} of them near: too few")
+    values, losses = values[near], losses[near]
+    return values - values.mean(), losses - losses.mean(axis=0)
+
+
+def _variance(answers: FloatArray, losses: FloatArray, noise: float, chosen: Sequence[int]) -> float:
+    """Var(ψ | S) of the module's formula."""
+    count, part = len(answers), losses[:, list(chosen)]
+    cross = part.T @ answers / count
+    inner = part.T @ part / count + noise**2 * np.eye(len(chosen))
+    return float(answers @ answers / count - cross @ np.linalg.solve(inner, cross))
+
+
+def _grow(
+    answers: FloatArray,
+    losses: FloatArray,
+    cost: FloatArray,
+    flops: float,
+    noise: float,
+    chosen: list[int],
+    by_cost: bool,
+    max_runs: int,
+) -> list[int]:
+    """Add the best run (per FLOP, or outright) while one fits and helps."""
+    found = list(chosen)
+    while len(found) < max_runs:
+        left = flops - cost[found].sum()
+        gains = _gains(answers, losses, noise, found)
+        score = np.where(cost <= left, gains / cost if by_cost else gains, 0.0)
+        score[found] = 0.0
+        best = int(np.argmax(score))
+        if score[best] <= 0 or gains[best] < 1e-3 * _variance(answers, losses, noise, found):
+            break
+        found.append(best)
+    return found
+
+
+def _gains(answers: FloatArray, losses: FloatArray, noise: float, chosen: Sequence[int]) -> FloatArray:
+    """How much each candidate alone would reduce the variance that `chosen` leave; one Kalman step for all at once."""
+    count = len(answers)
+    part = losses[:, list(chosen)]
+    inner = part.T @ part / count + noise**2 * np.eye(len(chosen))
+    pull = np.linalg.solve(inner, part.T @ np.column_stack([answers, losses]) / count)
+    cross = losses.T @ answers / count - (losses.T @ part / count) @ pull[:, 0]
+    own = np.einsum("dc,dc->c", losses, losses) / count
+    own -= np.einsum("kc,kc->c", part.T @ losses / count, pull[:, 1:])
+    return np.asarray(cross**2 / (np.maximum(own, 0.0) + noise**2))
+
+
+def _exchange(
+    answers: FloatArray,
+    losses: FloatArray,
+    cost: FloatArray,
+    flops: float,
+    noise: float,
+    chosen: list[int],
+    max_runs: int,
+) -> list[int]:
+    """Drop each run in turn and refill the budget, where that lowers the variance."""
+    best = _variance(answers, losses, noise, chosen)
+    for i in list(chosen):
+        rest = [j for j in chosen if j != i]
+        trial = _grow(answers, losses, cost, flops, noise, rest, False, max_runs)
+        value = _variance(answers, losses, noise, trial)
+        if value < best * (1 - 1e-6):
+            chosen, best = trial, value
+    return chosen

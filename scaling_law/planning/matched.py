@@ -1,0 +1,208 @@
+"""A matched experiment: dense and MoE models of the same total parameters and FLOPs, predicted before training.
+
+The paper's Figure 1(b): a dense model of about the compute-optimal size, and for each E the model that fills the same
+memory (N_total) and spends the same FLOPs, so on more tokens; and the rule of thumb, on E times the dense model's
+tokens. `plan_matched` writes down the models with the law's predictions, `measured` puts the losses beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hub.plain.display import html
+from hub.plain.result_table import Stacked
+from hub.plain.units import format_count
+from scaling_law.fitting.uncertainty import Bootstrap
+from scaling_law.laws.conditions import refuse_extrapolation
+from scaling_law.laws.law import JointLaw
+from scaling_law.runs.table import Runs
+from scaling_law.size.architecture import HEAD_DIM, Architecture
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+Role = Literal["same FLOPs", "E times the tokens"]
+FORMAT, VERSION = "matched_experiment", 1
+MEMORY_TOLERANCE = 0.005  # by which an MoE may exceed the dense model's total parameters
+TOKEN_TOLERANCE = 0.01  # within which a run's tokens are those of the plan: training rounds to whole batches
+
+
+@dataclass(frozen=True)
+class MatchedModel:
+    """One model of the experiment. Tokens; loss and its 95 % interval for one new run, in nats per token."""
+
+    architecture: Architecture
+    tokens: int
+    role: Role
+    loss: float
+    low: float
+    high: float
+
+    @property
+    def training_flops(self) -> float:
+        """6 N_act D."""
+        return self.architecture.training_flops(self.tokens)
+
+
+@dataclass(frozen=True)
+class MatchedPlan:
+    """The models, the dense one first, and which law predicted them (`law` is its provenance and coefficients).
+
+    `warnings` say how far they lie outside of what the law was fitted on.
+    """
+
+    flops: float
+    law: str
+    models: tuple[MatchedModel, ...]
+    warnings: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON, atomically."""
+        from hub.plain.atomic import write_bytes
+
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_bytes(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> MatchedPlan:
+        """Read what `save` wrote; ValueError for anything else."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if (data["format"], data["version"]) != (FORMAT, VERSION):
+                raise ValueError(f"format must be {FORMAT!r} and version {VERSION}")
+            models = [
+                MatchedModel(**{**model, "architecture": Architecture(**model["architecture"])})
+                for model in data["models"]
+            ]
+            warnings = tuple(map(str, data.get("warnings", ())))  # plans written before had none
+            return cls(float(data["flops"]), str(data["law"]), tuple(models), warnings)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: not the plan of a matched experiment ({error})") from None
+
+    def table(self) -> Stacked:
+        """For rich to print."""
+        return Stacked(
+            [
+                {
+                    "E": str(model.architecture.experts),
+                    "tokens": "same FLOPs" if model.role == "same FLOPs" else "E times",
+                    "d_model": str(model.architecture.d_model),
+                    "N_act": format_count(model.architecture.n_active),
+                    "N_total": format_count(model.architecture.n_total),
+                    "D": format_count(model.tokens),
+                    "loss": f"{model.loss:.4f}",
+                    "95 %": f"{model.low:.3f}…{model.high:.3f}",
+                }
+                for model in self.models
+            ],
+            keys=("E", "tokens"),
+            first=("N_act", "D", "loss"),
+            title=f"{self.flops:.3g} FLOPs, the same memory: predicted losses",
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield self.table()
+        yield from (Text(f"⚠ {warning}", style="yellow") for warning in self.warnings)
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line for each model: architecture, tokens, role, loss with its interval (pandas)."""
+        import pandas
+
+        rows = [asdict(m.architecture) | {"n_active": m.architecture.n_active} | asdict(m) for m in self.models]
+        return pandas.DataFrame(rows).drop(columns="architecture")
+
+    def configurations(self) -> list[dict[str, Any]]:
+        """The sections of `train.py` of one trunk for each architecture; a sweep file takes them `from` the plan."""
+        runs: dict[Architecture, list[int]] = {}
+        for model in self.models:
+            runs.setdefault(model.architecture, []).append(model.tokens)
+        return [
+            {
+                "model": {"d_model": a.d_model, "n_blocks": a.blocks, "n_heads": a.heads, "experts": a.experts},
+                "schedule": {"tokens": sorted(tokens)},
+            }
+            for a, tokens in runs.items()
+        ]
+
+
+def plan_matched(
+    fitted: Bootstrap,
+    flops: float,
+    experts: Sequence[int] = (2, 4),
+    *,
+    n_blocks: int | None = None,
+    vocab_size: int | None = None,
+    force: bool = False,
+) -> MatchedPlan:
+    """The dense model nearest the compute-optimal one for `flops`, and for each E the two MoE models beside it.
+
+    Args:
+        fitted: the bootstrap of a joint law; its intervals are those of single new runs.
+        n_blocks: blocks and heads of all models; None follows d_model / 64, so only widths that are multiples of 64.
+        vocab_size: of all models; None for that of the law's runs.
+
+    Raises ValueError where no model of an E is as small as the dense one; ExtrapolationError where a model lies beyond
+    the range guard of the law, unless `force`.
+    """
+    law = fitted.law
+    if not isinstance(law, JointLaw):
+        raise ValueError(f"a {law.name} law cannot plan this; a joint law is needed")
+    wanted = float(law.compute_optimal(flops, 1.0, force=force).n_active)
+    vocabulary = law.vocab_size if vocab_size is None else vocab_size
+    dense = min(_architectures(1, n_blocks, vocabulary, 4 * wanted), key=lambda a: abs(math.log(a.n_active / wanted)))
+    tokens = round(flops / (6 * dense.n_active))
+    models = [_predicted(fitted, dense, tokens, "same FLOPs")]
+    limit = dense.n_total * (1 + MEMORY_TOLERANCE)
+    for e in experts:
+        fitting = _architectures(e, n_blocks, vocabulary, limit)
+        if not fitting:
+            raise ValueError(f"experts={e}: no model has at most the {dense.n_total:,} parameters of the dense one")
+        moe = fitting[-1]
+        models.append(_predicted(fitted, moe, round(flops / (6 * moe.n_active)), "same FLOPs"))
+        models.append(_predicted(fitted, moe, e * tokens, "E times the tokens"))
+    n_active, numbers = [m.architecture.n_active for m in models], [m.architecture.experts for m in models]
+    spent = [m.tokens for m in models]
+    refuse_extrapolation(law.conditions, n_active, spent, numbers, force)
+    values = ", ".join(f"{name} {value:.6g}" for name, value in law.coefficients.items())
+    source = f"{law.conditions.provenance if law.conditions else law.name}: {values}"
+    return MatchedPlan(flops, source, tuple(models), tuple(law.warnings(n_active, spent, numbers)))
+
+
+def measured(plan: MatchedPlan, runs: Runs) -> list[list[float]]:
+    """The losses of the runs of each model of the plan (nats per token), one for each seed; an empty list for none."""
+    found = []
+    for model in plan.models:
+        own = (runs.experts == model.architecture.experts) & (runs.n_active == model.architecture.n_active)
+        own &= abs(runs.tokens / model.tokens - 1) <= TOKEN_TOLERANCE
+        found.append(runs.loss[own].tolist())
+    return found
+
+
+def _architectures(experts: int, n_blocks: int | None, vocab_size: int, largest: float) -> list[Architecture]:
+    """All models of at most `largest` total parameters, by ascending width; heads have an even width."""
+    found: list[Architecture] = []
+    step = HEAD_DIM if n_blocks is None else 2 * n_blocks
+    for d in range(step, 2**16, step):
+        architecture = Architecture(d, experts, n_blocks, n_blocks, vocab_size)
+        if architecture.n_total > largest:
+            break
+        found.append(architecture)
+    return found
+
+
+def _predicted(fitted: Bootstrap, architecture: Architecture, tokens: int, role: Role) -> MatchedModel:
+    at = (architecture.n_active, tokens, architecture.experts)
+    low, high = fitted.prediction_interval(*at, kind="prediction")
+    return MatchedModel(architecture, tokens, role, float(fitted.law.loss(*at)), float(low), float(high))

@@ -1,0 +1,214 @@
+"""The best model for a budget: compute-optimal in closed form, and under memory and inference constraints.
+
+Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimality":
+
+    minimise L(N_act, D, E)   subject to   6 N_act D + 2 N_act D_inf = F,   N_total + KV cache ≤ M
+
+Along the budget, and for a fixed E, the loss is a convex function of ln N_act, and every size grows with d_model.
+So the constrained optimum is the compute optimum where it fits, else the largest model that fits: an undertrained
+model is both larger and worse. For the same reason the best architecture that exists is one of the two neighbours
+of the continuous optimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hub.plain.result_table import ResultTable
+from hub.plain.units import format_count, parse_count, parse_experts
+from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.planning.constraints import Constraints
+from scaling_law.size.architecture import HEAD_DIM, active_parameters, affordable_tokens, width_of_active
+
+if TYPE_CHECKING:
+    from scaling_law.laws.law import ChinchillaForm
+
+__all__ = ["ComputeOptimum", "Constraints", "WidthOptimum", "compute_optimal", "optimal_widths"]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ComputeOptimum(ResultTable):
+    """Compute-optimal configurations; arrays of shape flops.shape + experts.shape (parameters, tokens, nats)."""
+
+    flops: FloatArray
+    experts: FloatArray
+    n_active: FloatArray
+    tokens: FloatArray
+    loss: FloatArray
+    conditions: Conditions | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(range_warnings(self.conditions, self.n_active, self.tokens, self.experts))
+
+    def _columns(self) -> dict[str, Any]:
+        flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
+        columns = {"flops": flops, "experts": self.experts, "n_active": self.n_active, "tokens": self.tokens}
+        return columns | {"tokens_per_parameter": self.tokens / self.n_active, "loss": self.loss}
+
+
+def compute_optimal(
+    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike | None = None, force: bool = False
+) -> ComputeOptimum:
+    """Closed form for every budget and E (None: `law.default_experts()`).
+
+    Raises ValueError for budgets that are not positive and finite, for E < 1 and where the law has no optimum for one
+    of them; ExtrapolationError where an answer lies beyond the range guard, unless `force`.
+    """
+    budget = positive("flops", flops)
+    e = asked_experts(law, experts)
+    coefficients = law.chinchilla_coefficients(e)
+    if not np.all(has_optimum(coefficients)):
+        raise ValueError(no_optimum(law, e))
+    expanded = budget.reshape(budget.shape + (1,) * e.ndim)
+    n_active, tokens = chinchilla_optimum(*coefficients, expanded / 6.0)
+    refuse_extrapolation(law.conditions, n_active, tokens, e, force)
+    return ComputeOptimum(budget, e, n_active, tokens, law.loss(n_active, tokens, e), law.conditions)
+
+
+def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
+    """(N, D) minimising m N^μ + n D^ν with N D = budget; broadcasts. Needs m, n > 0 and μ, ν < 0.
+
+    With negative exponents G = (μm / νn)^(−1/(μ+ν)): the paper (Section "Compute Optimality") prints it for positive
+    ones.
+    """
+    log_g = -np.log(mu * m / (nu * n)) / (mu + nu)
+    log_budget = np.log(budget)
+    log_n = log_g + nu / (mu + nu) * log_budget
+    return np.exp(log_n), np.exp(log_budget - log_n)
+
+
+@dataclass(frozen=True)
+class WidthOptimum:
+    """The optimum as arrays that broadcast over budgets and E.
+
+    `exists` is False for an E without an optimum, `fits` there and where even d_model = 64 does not fit. `free` is the
+    d_model of the optimum without limits, which may be below 64.
+    """
+
+    d_model: FloatArray
+    n_active: FloatArray
+    tokens: FloatArray
+    loss: FloatArray
+    truncated: NDArray[np.bool_]
+    fits: NDArray[np.bool_]
+    exists: NDArray[np.bool_]
+    free: FloatArray
+
+
+def optimal_widths(
+    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike, constraints: Constraints, integral: bool = False
+) -> WidthOptimum:
+    """The constrained optimum for each pair of the broadcast of `flops` and `experts`, vectorised; no range check.
+
+    `truncated` is True where a limit, not compute, decides the size. Where `fits` is False (nothing within the limits,
+    or an E for which the law has no optimum) the loss is infinite. ValueError if it has one for no E at all.
+    """
+    budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
+    vocab = constraints.vocab_size
+    coefficients = law.chinchilla_coefficients(e)
+    exists = has_optimum(coefficients)
+    if not exists.any():
+        raise ValueError(no_optimum(law, e))
+    # Where there is no optimum, any falling law keeps the arithmetic finite; its answers are discarded.
+    m, mu, n, nu = (np.where(exists, c, stand_in) for c, stand_in in zip(coefficients, (1, -1, 1, -1), strict=True))
+    limit = constraints.width_limit(e)
+    free = width_of_active(_unconstrained((m, mu, n, nu), budget, constraints.inference_tokens), vocab)
+    truncated = free > limit
+    width = np.maximum(np.minimum(free, limit), HEAD_DIM)
+    fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
+    constant = law.irreducible_loss
+
+    def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        n_active = active_parameters(d, vocab_size=vocab)
+        tokens = affordable_tokens(budget, n_active, constraints.inference_tokens)
+        with np.errstate(invalid="ignore"):
+            loss = m * n_active**mu + n * np.where(tokens > 0, tokens, np.nan) ** nu + constant
+        return n_active, tokens, np.where((tokens > 0) & fits, loss, np.inf)
+
+    if integral:
+        largest = np.maximum(np.where(np.isfinite(limit), np.floor(limit * (1 + 1e-12) / HEAD_DIM), np.inf), 1)
+        below = np.maximum(np.floor(width / HEAD_DIM), 1)
+        below, above = HEAD_DIM * np.minimum(below, largest), HEAD_DIM * np.minimum(below + 1, largest)
+        width = np.where(loss_at(above)[2] < loss_at(below)[2], above, below)
+    n_active, tokens, loss = loss_at(width)
+    return WidthOptimum(width, n_active, tokens, loss, truncated, np.isfinite(loss), exists, free)
+
+
+def _unconstrained(coefficients: Any, budget: FloatArray, inference_tokens: float) -> FloatArray:
+    """N_act of lowest loss along 6 N D + 2 N D_inf = budget; closed form without inference, Newton with it."""
+    m, mu, n, nu = coefficients
+    optimum = chinchilla_optimum(m, mu, n, nu, budget / 6.0)[0]
+    if inference_tokens == 0:
+        return np.asarray(optimum)
+    # The derivative by x = ln N increases; its root lies below the optimum without inference and below D = 0.
+    high = np.minimum(np.log(optimum), np.log(budget / (2.0 * inference_tokens)))
+    low, x = high - 60.0, high - 1e-3
+    for _ in range(200):
+        log_d = np.log(np.maximum(affordable_tokens(budget, np.exp(x), inference_tokens), 1e-300))
+        ratio = np.exp(np.log(budget / 6.0) - x - log_d)  # (D + D_inf / 3) / D
+        rising = -n * nu * np.exp(nu * log_d) * ratio
+        slope = m * mu * np.exp(mu * x) + rising
+        curvature = m * mu * mu * np.exp(mu * x) + rising * (ratio * (1.0 - nu) - 1.0)
+        low, high = np.where(slope < 0, x, low), np.where(slope < 0, high, x)
+        step = x - slope / np.maximum(curvature, 1e-300)
+        new = np.where((step > low) & (step < high), step, 0.5 * (low + high))
+        moved, x = np.abs(new - x), new
+        if np.all(moved < 1e-12 * np.abs(x)):
+            break
+    return np.asarray(np.exp(x))
+
+
+def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
+    """Whether the loss falls with both N and D, for each E of the coefficients (m, μ, n, ν)."""
+    m, mu, n, nu = (np.asarray(c) for c in coefficients)
+    return np.asarray((mu < 0) & (nu < 0) & (m > 0) & (n > 0))
+
+
+def why_no_optimum(law: ChinchillaForm, experts: float) -> str:
+    """What rises, for an E whose `has_optimum` is False: "its loss rises with D (exponent +0.012)"."""
+    _, mu, _, nu = (float(c) for c in law.chinchilla_coefficients(experts))
+    rising = [f"{name} (exponent {power:+.3g})" for name, power in (("N_act", mu), ("D", nu)) if power >= 0]
+    return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
+
+
+def no_optimum(law: ChinchillaForm, experts: ArrayLike) -> str:
+    """Why this law cannot be asked for an optimum, and what it can be asked."""
+    asked = np.unique(np.asarray(experts, float))
+    without = asked[~has_optimum(law.chinchilla_coefficients(asked))].tolist()
+    reasons = "; ".join(f"E = {e:g}: {why_no_optimum(law, e)}" for e in without)
+    message = f"this law has no compute optimum for {'any' if len(without) == len(asked) else 'some'} of these experts"
+    message += f": {reasons}"
+    if law.conditions is not None and (limits := law.conditions.fitted_limits()):
+        names = ("N_act", "D")
+        spans = [f"{name} {format_count(limits[name][0])} to {format_count(limits[name][1])}" for name in names]
+        own = ", ".join(f"{e:g}" for e in law.conditions.experts)
+        message += f". It can be asked for the `loss` of models inside its runs: {', '.join(spans)}, E = {own}"
+    return message
+
+
+def asked_experts(law: ChinchillaForm, experts: Any) -> FloatArray:
+    """The numbers of experts of a question: as given, also as text ("1,2,4-8"), or the law's own for None."""
+    if isinstance(experts, str):
+        return np.array(parse_experts(experts), float)
+    try:
+        return np.asarray(law.default_experts() if experts is None else experts, float)
+    except (TypeError, ValueError):
+        raise ValueError(f"experts={experts!r} must be numbers of at least 1, or text such as '1,2,4-8'") from None
+
+
+def positive(name: str, value: ArrayLike) -> FloatArray:
+    """An array of positive finite numbers; text such as "1e22" or "100B" is read. ValueError for anything else."""
+    try:
+        array = np.asarray(parse_count(value, name) if isinstance(value, str) else value, float)
+    except TypeError:
+        raise ValueError(f"{name}={value!r} must be a positive and finite number") from None
+    wrong = array[~((array > 0) & (array < np.inf))]
+    if wrong.size:
+        raise ValueError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
+    return array

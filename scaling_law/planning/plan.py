@@ -1,0 +1,234 @@
+"""From an answer to a run: architecture, schedule, learning rate, cost, and the YAML that `train.py` takes.
+
+The schedule is the paper's (Ludziejewski et al. 2025, Section "Model Hyperparameters"): sequences of 512 tokens,
+batches of 128, 256 and 512 of them from 0, 0.5B and 1B tokens on, warm-up over 130M tokens, a constant rate, and a
+linear decay to 0 over the last fifth; shorter runs branch off the same trunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hub.plain.units import format_bytes, format_count
+from scaling_law.fitting.learning_rate import LearningRateLaw
+from scaling_law.laws.law import ChinchillaForm
+from scaling_law.planning.optimal_table import percentile_interval
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture
+from scaling_law.size.batch_ramp import PAPER_STAGES, BatchRamp, RampStage
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from scaling_law.planning.constraints import Quantity
+
+SEQUENCE_LENGTH = 512
+WARMUP_TOKENS, WARMUP_SHARE = 130e6, 0.1  # the paper's warm-up, and the share of a short run it may take
+DECAY_FRACTION = 0.2
+ADAM_BYTES = 12.0  # fp32 master weights and two moments
+GRADIENT_BYTES = 4.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run to launch. Tokens, FLOPs, bytes, hours.
+
+    `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `training_flops` are
+    those of that run alone, 6 N_act D; `total_tokens`, `total_flops` and `gpu_hours` count every branch's decay, too.
+    `loss` is the law's prediction for `tokens`, the whole steps that are trained, in nats per token.
+    """
+
+    architecture: Architecture
+    tokens: int
+    branches: tuple[int, ...]
+    steps: int
+    sequence_length: int
+    batch_ramp: tuple[RampStage, ...]
+    warmup_tokens: int
+    decay_tokens: int
+    learning_rate: float
+    learning_rate_law: str
+    loss: float
+    loss_interval: tuple[float, float] | None
+    training_flops: float
+    total_tokens: int
+    total_flops: float
+    weight_bytes: float
+    optimizer_bytes: float
+    gradient_bytes: float
+    kv_cache_bytes: float
+    gpu_hours: float
+    gpu_flops: float
+    mfu: float
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with the sizes of the architecture."""
+        sizes = {"n_active": self.architecture.n_active, "n_total": self.architecture.n_total}
+        return asdict(self) | sizes | {"configuration": self.configuration()}
+
+    def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
+        """The sections of `train.py`'s YAML; everything left out has the paper's value there by default."""
+        a = self.architecture
+        return {
+            "run": {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts}", "sweep": sweep},
+            "model": {"d_model": a.d_model, "experts": a.experts, "n_blocks": a.blocks, "n_heads": a.heads},
+            "data": {"sequence_length": self.sequence_length},
+            "schedule": {
+                "tokens": list(self.branches),
+                "warmup_tokens": self.warmup_tokens,
+                "decay_fraction": DECAY_FRACTION,
+                "batch_ramp": [f"{stage.from_tokens}:{stage.sequences}" for stage in self.batch_ramp],
+            },
+            "optimizer": {"learning_rate": self.learning_rate},
+        }
+
+    def to_yaml(self, sweep: str = "run") -> str:
+        """The file for `accelerate launch train.py --config FILE`, with a comment that says where it came from."""
+        import yaml
+
+        head = f"# {self.architecture.n_active:,} active of {self.architecture.n_total:,} parameters, "
+        head += f"{self.training_flops:.3g} training FLOPs, predicted loss {self.loss:.4f} nats per token\n"
+        return head + yaml.safe_dump(self.configuration(sweep), sort_keys=False)
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(show_header=False, title="Plan", title_justify="left", box=None, padding=(0, 2))
+        for name, value in self._lines():
+            table.add_row(name, value)
+        return Group(table, *(Text(f"⚠ {warning}", style="yellow") for warning in self.warnings))
+
+    def _lines(self) -> list[tuple[str, str]]:
+        a = self.architecture
+        interval = "" if self.loss_interval is None else " ({:.4f}…{:.4f})".format(*self.loss_interval)
+        ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
+        memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
+        memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
+        hours = f"{self.gpu_hours:,.1f}" if self.gpu_hours >= 1 else f"{self.gpu_hours:.2g}"
+        training = f"{self.training_flops:.3g} FLOPs"
+        if len(self.branches) > 1:
+            training = f"{self.total_flops:.3g} FLOPs with all branches, {self.training_flops:.3g} of the longest run"
+        return [
+            ("architecture", f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts}"),
+            ("parameters", f"{format_count(a.n_active)} active, {format_count(a.n_total)} in total"),
+            (
+                "tokens",
+                f"{self.tokens:,} in {self.steps:,} steps ({self.tokens / a.n_active:.1f} per active parameter)",
+            ),
+            ("branches", ", ".join(format_count(t) for t in self.branches)),
+            ("batch", f"{ramp} tokens on, of {self.sequence_length} tokens each"),
+            ("warm-up, decay", f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"),
+            ("peak learning rate", f"{self.learning_rate:.3g} ({self.learning_rate_law})"),
+            ("training", training),
+            ("time", f"{hours} GPU-hours at {self.gpu_flops:.3g} FLOP/s and {self.mfu:.0%} MFU"),
+            ("memory", ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value)),
+            ("predicted loss", f"{self.loss:.4f}{interval} nats per token"),
+        ]
+
+
+def plan(
+    law: ChinchillaForm,
+    flops: Quantity,
+    experts: Any = None,
+    *,
+    branches: int = 1,
+    gpu_flops: float = 989e12,
+    mfu: float = 0.4,
+    sequence_length: int = SEQUENCE_LENGTH,
+    batch_ramp: Sequence[RampStage] = PAPER_STAGES,
+    learning_rate_law: LearningRateLaw | None = None,
+    max_parameters: Quantity | None = None,
+    max_memory_bytes: Quantity | None = None,
+    kv_cache_tokens: Quantity = 0.0,
+    bytes_per_parameter: float = 2.0,
+    bytes_per_kv: float = 2.0,
+    inference_tokens: Quantity = 0.0,
+    kv_heads_ratio: float = 1.0,
+    vocab_size: int | None = None,
+    force: bool = False,
+) -> Plan:
+    """The run of the best architecture that exists for `flops`; experts and limits as in `law.optimal`.
+
+    Args:
+        branches: how many measurements the trunk gives: the full run, half of it, a quarter, …
+        gpu_flops: peak FLOP/s of one accelerator (989e12: an H100 in bf16); mfu: the part of it that is used.
+
+    Raises ValueError for bad input, or where nothing fits; ExtrapolationError where every answer lies beyond the range
+    guard, unless `force`.
+    """
+    if not (isinstance(branches, int) and 1 <= branches <= 20):
+        raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
+    if not 0 < mfu <= 1:
+        raise ValueError(f"mfu={mfu!r} must be above 0 and at most 1")
+    if not 0 < gpu_flops < float("inf"):
+        raise ValueError(f"gpu_flops={gpu_flops!r} must be positive and finite")
+    rates = learning_rate_law or LearningRateLaw.published()
+    table = law.optimal(
+        flops,
+        experts,
+        max_parameters=max_parameters,
+        max_memory_bytes=max_memory_bytes,
+        kv_cache_tokens=kv_cache_tokens,
+        bytes_per_parameter=bytes_per_parameter,
+        bytes_per_kv=bytes_per_kv,
+        inference_tokens=inference_tokens,
+        kv_heads_ratio=kv_heads_ratio,
+        vocab_size=vocab_size,
+        integral=True,
+        learning_rate_law=rates,
+        force=force,
+    )
+    row = table.best
+    architecture = row.architecture
+    assert architecture is not None  # integral rows have one
+    ramp = BatchRamp(batch_ramp, sequence_length)
+    steps = max(1, ramp.steps(row.tokens))
+    tokens = ramp.tokens(steps)
+    shorter = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(branches - 1, 0, -1)]
+    warmup = int(min(WARMUP_TOKENS, WARMUP_SHARE * tokens))
+    measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - DECAY_FRACTION) > warmup), tokens)
+    total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
+    at = (architecture.n_active, tokens, architecture.experts)
+    return Plan(
+        architecture=architecture,
+        tokens=tokens,
+        branches=measured,
+        steps=steps,
+        sequence_length=sequence_length,
+        batch_ramp=ramp.stages,
+        warmup_tokens=warmup,
+        decay_tokens=_decay_tokens(ramp, tokens),
+        learning_rate=row.learning_rate,
+        learning_rate_law=rates.source,
+        loss=float(law.loss(*at)),
+        loss_interval=percentile_interval(law.loss_draws(*at)) if law.draws is not None else None,
+        training_flops=architecture.training_flops(tokens),
+        total_tokens=total,
+        total_flops=architecture.training_flops(total),
+        weight_bytes=row.weight_bytes,
+        optimizer_bytes=ADAM_BYTES * architecture.n_total,
+        gradient_bytes=GRADIENT_BYTES * architecture.n_total,
+        kv_cache_bytes=row.kv_cache_bytes,
+        gpu_hours=architecture.training_flops(total) / (gpu_flops * mfu * 3600.0),
+        gpu_flops=gpu_flops,
+        mfu=mfu,
+        warnings=(*table.warnings, *_other_tokenizer(architecture.vocab_size)),
+    )
+
+
+def _other_tokenizer(vocab_size: int) -> list[str]:
+    """A warning where `train.py`, whose default is GPT-2's tokenizer, would train another model than the plan's."""
+    if vocab_size == VOCAB_SIZE:
+        return []
+    return [f"sizes count a vocabulary of {vocab_size:,}: give train.py a tokenizer of that size (--data.tokenizer)"]
+
+
+def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
+    """Tokens of the decay of a run of `tokens` tokens: whole steps, as the training loop branches off."""
+    end = ramp.steps(tokens)
+    return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - DECAY_FRACTION)), max(end - 1, 0)))

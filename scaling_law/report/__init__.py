@@ -1,0 +1,1 @@
+"""The report on one folder of runs: results, findings, figures, page."""

@@ -1,0 +1,171 @@
+"""The figures of a report; see `scaling_law.report.page`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hub.plain.units import format_count
+from scaling_law.figures.drawing import (
+    ACTIVE,
+    INTERVAL,
+    LOSS,
+    OUTSIDE,
+    TOKENS,
+    axes_or_new,
+    colour_of,
+    draw_loss,
+    in_flops,
+    label_of,
+    log_axis,
+    panels_or_new,
+    save,
+    shared_legend,
+)
+from scaling_law.figures.law_figures import predicted_against_observed
+from scaling_law.report.isoflop import isoflop_profiles
+from scaling_law.report.results import Results
+
+HIDDEN = {"_" + OUTSIDE, "_" + INTERVAL}  # labels of artists that the legend explains in a note
+
+
+def draw(results: Results, folder: Path, prefix: str, names: Collection[str] | None = None) -> list[Path]:
+    """Write the figures that the results allow as `<prefix>-<name>.png`: all, or those in `names`."""
+    absent = {"learning-rates"} if results.rates is None else set()
+    absent |= {"matched"} if results.matched is None else set()
+    wanted = [name for name in FIGURES if name not in absent and (names is None or name in names)]
+    return [save(FIGURES[name](results), folder / f"{prefix}-{name}.png") for name in wanted]
+
+
+def fit_quality(results: Results, axes: Any = None) -> NDArray[Any]:
+    """Predicted against observed loss of the runs of the fit."""
+    return predicted_against_observed(results.fitted, axes)
+
+
+def loss_by_size(results: Results, axes: Any = None) -> NDArray[Any]:
+    """Loss against tokens, a panel for each size: runs as points, the joint law as lines, coloured by E."""
+    runs = results.runs
+    sizes = np.unique(runs.n_active)
+    axes = panels_or_new(axes, len(sizes), 3.0 * len(sizes), 3.8, sharey=True)
+    for ax, n in zip(axes, sizes, strict=True):
+        for e in results.experts:
+            own = (runs.n_active == n) & (runs.experts == e)
+            if not own.any():
+                continue
+            span = np.geomspace(runs.tokens[own].min(), runs.tokens[own].max(), 60)
+            draw_loss(ax, results.law, span, n, span, e, linewidth=1.0)
+            ax.plot(runs.tokens[own], runs.loss[own], "o", color=colour_of(e), markersize=4)
+        log_axis(ax, TOKENS)
+        ax.set_title(f"N_act = {format_count(n)}")
+    axes[0].set_ylabel(f"held-out {LOSS}")
+    _legend_below(axes, results, "runs")
+    return axes
+
+
+def isoflop_of_runs(results: Results, axes: Any = None) -> NDArray[Any]:
+    """Loss against N_act at fixed budgets: points between the runs, without the law, and the law as lines."""
+    budgets = results.budgets
+    axes = panels_or_new(axes, len(budgets), 3.4 * len(budgets), 4.0)
+    for ax, flops in zip(axes, budgets, strict=True):
+        for profile in isoflop_profiles(results.runs, flops):
+            ax.plot(profile.n_active, profile.loss, "o", color=colour_of(profile.experts), markersize=5)
+            span = np.geomspace(profile.n_active.min() / 1.3, profile.n_active.max() * 1.3, 80)
+            draw_loss(ax, results.law, span, span, flops / (6 * span), profile.experts, linewidth=1.0)
+        log_axis(ax, ACTIVE)
+        ax.set_title(in_flops(flops))
+    axes[0].set_ylabel(f"held-out {LOSS}")
+    _legend_below(axes, results, "interpolated between runs")
+    return axes
+
+
+def _legend_below(axes: NDArray[Any], results: Results, points: str) -> None:
+    """One legend for all panels: every E of the results, what points are, and what dashed lines and bands mean."""
+    ax = axes[0]
+    seen = set(ax.get_legend_handles_labels()[1])
+    for e in results.experts:
+        if label_of(e) not in seen:  # in another panel only
+            ax.plot([], [], color=colour_of(e), label=label_of(e))
+    ax.plot([], [], "o", color="0.4", markersize=4, label=points)
+    for other in axes[1:]:
+        for hidden in {artist.get_label() for artist in other.get_children() if artist.get_label() in HIDDEN}:
+            ax.plot([], [], label=hidden)
+    shared_legend(ax)
+
+
+def held_out_runs(results: Results, axes: Any = None) -> NDArray[Any]:
+    """Predicted against observed loss of the runs that each fit has not seen (filled) and has seen (pale)."""
+    axes = panels_or_new(axes, len(results.held_out), 3.4 * len(results.held_out), 4.1)
+    for ax, compared in zip(axes, results.held_out, strict=True):
+        parts = compared.split
+        for runs, alpha in ((parts.train, 0.2), (parts.validation, 1.0)):
+            predicted = runs.loss + compared.joint.errors_on(runs)
+            ax.scatter(runs.loss, predicted, s=16, c=[colour_of(e) for e in runs.experts], alpha=alpha, linewidths=0)
+        losses = np.concatenate([parts.train.loss, parts.validation.loss])
+        ends = [losses.min(), losses.max()]
+        ax.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
+        ax.set(xlabel=f"observed {LOSS}")
+        ax.set_title(f"without {parts.by}", fontsize=8)
+    axes[0].set_ylabel(f"predicted {LOSS}")
+    for e in results.experts:
+        axes[0].scatter([], [], s=16, color=colour_of(e), label=label_of(e))
+    for text, alpha in (("fitted", 0.2), ("held out", 1.0)):
+        axes[0].scatter([], [], s=16, color="0.3", alpha=alpha, linewidths=0, label=text)
+    shared_legend(axes[0])
+    return axes
+
+
+def learning_rate_grid(results: Results, axes: Any = None) -> NDArray[Any]:
+    """Loss against peak learning rate for each model, the rate of the law of all models as a dashed line."""
+    grid = results.rates
+    assert grid is not None
+    law = grid.fit()
+    widths = sorted({model.architecture.d_model for model in grid.models})
+    axes = panels_or_new(axes, len(widths), 3.0 * len(widths), 3.8, sharey=True)
+    for ax, width in zip(axes, widths, strict=True):
+        for model in (m for m in grid.models if m.architecture.d_model == width):
+            colour = colour_of(model.architecture.experts)
+            ax.plot(model.learning_rates, model.losses, "o-", color=colour, markersize=4, linewidth=0.9)
+            ax.axvline(law.learning_rate(model.architecture), color=colour, linestyle="--", linewidth=0.9)
+        log_axis(ax, "peak learning rate")
+        ax.set_title(f"d_model {width}")
+    axes[0].set_ylabel(f"held-out {LOSS}")
+    experts = sorted({model.architecture.experts for model in grid.models})
+    for e in experts:
+        axes[0].plot([], [], "o-", color=colour_of(e), markersize=4, linewidth=0.9, label=label_of(e))
+    axes[0].plot([], [], "--", color="0.4", linewidth=0.9, label="rate of the fitted law")
+    shared_legend(axes[0])
+    return axes
+
+
+def matched_losses(results: Results, ax: Any = None) -> Any:
+    """The matched experiment: predicted losses with their 95 % intervals, and measured ones."""
+    assert results.matched is not None
+    plan, losses = results.matched
+    ax = axes_or_new(ax, 6.4, 4.0)
+    for i, (model, seen) in enumerate(zip(plan.models, losses, strict=True)):
+        colour = colour_of(model.architecture.experts)
+        interval = [[model.loss - model.low], [model.high - model.loss]]
+        ax.errorbar(i - 0.12, model.loss, yerr=interval, fmt="s", mfc="white", color=colour, capsize=3)
+        ax.plot([i + 0.12] * len(seen), seen, "o", color=colour)
+    names = [f"E = {m.architecture.experts}\n{m.role}" if m.architecture.experts > 1 else "dense" for m in plan.models]
+    ax.set_xticks(range(len(names)), names, fontsize=8)
+    ax.set(ylabel=f"held-out {LOSS}", xlim=(-0.6, len(names) - 0.4))
+    handle = ax.errorbar([], [], yerr=[], fmt="s", mfc="white", color="0.4", capsize=3)
+    handle.set_label(f"predicted before training, {INTERVAL}")
+    ax.plot([], [], "o", color="0.4", label="measured")
+    shared_legend(ax, "outside upper center")
+    return ax
+
+
+FIGURES: dict[str, Callable[[Results], Any]] = {
+    "fit": fit_quality,
+    "losses": loss_by_size,
+    "isoflop": isoflop_of_runs,
+    "held-out": held_out_runs,
+    "learning-rates": learning_rate_grid,
+    "matched": matched_losses,
+}

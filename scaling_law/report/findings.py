@@ -1,0 +1,180 @@
+"""The findings of Ludziejewski et al. 2025, asked of any runs: confirmed, not confirmed, or undecided by them.
+
+Each question is put to every draw of a bootstrapped law (its draws are fits to resampled trunks), so that an answer
+comes with the share of the draws that give it. A share of 97.5 % or more confirms the finding for these runs, one of
+2.5 % or less says the opposite holds, and in between these runs cannot decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.laws.law import JointLaw
+from scaling_law.size.architecture import active_parameters, width_of_total
+
+FloatArray = NDArray[np.float64]
+Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be decided"]
+LEVEL = 0.95  # of the two-sided interval that a share must leave on one side
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One question and its answer.
+
+    Attributes:
+        name: such as "Finding 1".
+        claim: what the paper says, at the budget asked about.
+        share: part of the draws in which it holds; for a coefficient, the probability that it has the claimed sign.
+        evidence: the numbers behind it, in words.
+    """
+
+    name: str
+    claim: str
+    share: float
+    evidence: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the share says at the level of 95 %."""
+        if self.share >= 0.5 + LEVEL / 2:
+            return "confirmed"
+        return "not confirmed: the opposite holds" if self.share <= 0.5 - LEVEL / 2 else "cannot be decided"
+
+
+@dataclass(frozen=True)
+class DrawnOptimum:
+    """Compute-optimal models under every draw of a law; arrays [n_draws, E], NaN for a draw without an optimum."""
+
+    flops: float
+    experts: FloatArray
+    n_active: FloatArray
+    tokens: FloatArray
+    loss: FloatArray
+
+
+def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> DrawnOptimum:
+    """The compute-optimal N_act, D and loss of every draw of `law`. ValueError for a law without draws.
+
+    In closed form, so for any size; `uncertainty.optimum_uncertainty` has widths from 64 on, and limits.
+    """
+    if law.draws is None:
+        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
+    columns = np.atleast_1d(np.asarray(experts, float))
+    n_active, tokens, loss = (np.full((len(law.draws), len(columns)), np.nan) for _ in range(3))
+    for i, draw in enumerate(law.draws):
+        try:
+            best = JointLaw(*draw).compute_optimal(flops, columns)
+        except ValueError:  # a draw whose loss does not fall with both N and D has no optimum
+            continue
+        n_active[i], tokens[i], loss[i] = best.n_active, best.tokens, best.loss
+    return DrawnOptimum(float(flops), columns, n_active, tokens, loss)
+
+
+def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[float]) -> Finding:
+    """Finding 1: at a fixed budget, more experts want fewer active parameters and more tokens each."""
+    best = drawn_optimum(law, flops, (min(experts), max(experts)))
+    ratio = best.tokens / best.n_active
+    low, middle, high = _interval(ratio[:, 1] / ratio[:, 0])
+    return Finding(
+        "Finding 1",
+        f"at {flops:.0e} FLOPs the best D/N is larger for E = {max(experts):g} than for E = {min(experts):g}",
+        _share(ratio[:, 1] > ratio[:, 0], ratio),
+        f"D/N is {middle:.2f} times as large ({low:.2f} to {high:.2f})",
+    )
+
+
+def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
+    """Finding 2: at a fixed budget, the best model of E experts is better than the best dense one."""
+    best = drawn_optimum(law, flops, (1.0, experts))
+    gain = best.loss[:, 0] - best.loss[:, 1]
+    low, middle, high = _interval(gain)
+    return Finding(
+        "Finding 2",
+        f"at {flops:.0e} FLOPs the best model with E = {experts:g} is better than the best dense one",
+        _share(gain > 0, gain),
+        f"by {middle:+.4f} nats ({low:+.4f} to {high:+.4f})",
+    )
+
+
+def better_in_memory(
+    law: JointLaw, flops: float, experts: float, *, vocab_size: int | None = None, times_tokens: bool = False
+) -> Finding:
+    """Finding 3, or the rule of thumb: an MoE of the same total parameters beats the compute-optimal dense model.
+
+    Args:
+        times_tokens: train it on E times the tokens (the rule of thumb), not on those of the same budget.
+    """
+    gain = memory_matched_gain(law, flops, experts, vocab_size, times_tokens)
+    low, middle, high = _interval(gain)
+    spent = f"on {experts:g} times the tokens" if times_tokens else "and the same FLOPs"
+    return Finding(
+        "Rule of thumb" if times_tokens else "Finding 3",
+        f"a model with E = {experts:g} of the same total parameters {spent} beats the dense model that is best "
+        f"at {flops:.0e} FLOPs",
+        _share(gain > 0, gain),
+        f"by {middle:+.4f} nats ({low:+.4f} to {high:+.4f})",
+    )
+
+
+def memory_matched_gain(
+    law: JointLaw, flops: float, experts: float, vocab_size: int | None = None, times_tokens: bool = False
+) -> FloatArray:
+    """Loss of the compute-optimal dense model minus that of the MoE with its N_total, for every draw, [n_draws].
+
+    Sizes follow the d / 64 rule with fractional widths, and count the law's own vocabulary unless one is given. Nats
+    per token; NaN for a draw without an optimum.
+    """
+    dense = drawn_optimum(law, flops, (1.0,))
+    n_total = dense.n_active[:, 0]  # of a dense model, the same as N_act
+    gain = np.full(len(n_total), np.nan)
+    known = np.flatnonzero(np.isfinite(n_total))
+    vocabulary = law.vocab_size if vocab_size is None else vocab_size
+    widths = width_of_total(n_total[known], experts, vocabulary)
+    n_active = active_parameters(widths, vocab_size=vocabulary)
+    tokens = experts * dense.tokens[known, 0] if times_tokens else flops / (6 * n_active)
+    assert law.draws is not None  # `drawn_optimum` has checked it
+    gain[known] = dense.loss[known, 0] - law._evaluate(law.draws[known].T, n_active, tokens, np.array(float(experts)))
+    return gain
+
+
+def lower_learning_rate(grid: LearningRateGrid, experts: Sequence[float] | None = None) -> Finding:
+    """Finding 4: more experts want a lower peak learning rate, the sign of slope_e in a fit to the grid's best rates.
+
+    The probability is that of Student's t of the least-squares fit. ValueError for too few models.
+    """
+    from scipy.stats import t
+
+    law = grid.fit(experts)
+    models = list(grid.of(experts))
+    design = np.array([[1.0, np.log(law.counted(m.architecture)), np.log(m.architecture.experts)] for m in models])
+    freedom = len(models) - design.shape[1]
+    if freedom < 1:
+        raise ValueError(f"{len(models)} models; the error of the learning-rate law needs at least four")
+    residual = grid.errors(law, experts)
+    covariance = np.linalg.inv(design.T @ design) * float(residual @ residual) / freedom
+    error = float(np.sqrt(covariance[2, 2]))
+    half = error * float(t.ppf(0.5 + LEVEL / 2, freedom))
+    return Finding(
+        "Finding 4",
+        "more experts want a lower peak learning rate",
+        float(t.cdf(-law.slope_e / error, freedom)) if error else float(law.slope_e < 0),
+        f"the best rate goes with E to the power {law.slope_e:+.2f} ({law.slope_e - half:+.2f} to "
+        f"{law.slope_e + half:+.2f}), over {len(models)} models",
+    )
+
+
+def _interval(values: FloatArray) -> FloatArray:
+    """2.5 %, 50 % and 97.5 % points over the draws that have an optimum."""
+    return np.asarray(np.nanquantile(values, [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2]))
+
+
+def _share(holds: NDArray[np.bool_], values: FloatArray) -> float:
+    """Part of the draws for which it holds; a draw without an optimum counts for neither side, as half."""
+    known = np.isfinite(values).reshape(len(holds), -1).all(axis=1)
+    return float((holds[known].sum() + 0.5 * (~known).sum()) / len(holds))

@@ -1,0 +1,129 @@
+"""The records of one folder and what is computed from them, each once: what a report and its figures are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hub.plain.units import format_count
+from scaling_law.fitting.fit_result import FitResult
+from scaling_law.fitting.fitting import fit
+from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting.splits import Comparison, Split, compare
+from scaling_law.fitting.uncertainty import Bootstrap
+from scaling_law.laws.law import JointLaw
+from scaling_law.planning.matched import MatchedPlan, measured
+from scaling_law.report.isoflop import isoflop_profiles
+from scaling_law.runs.table import Runs, load_runs
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Results:
+    """The records of a folder and what is computed from them, each once."""
+
+    folder: Path
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The final runs, with their held-out loss."""
+        return load_runs(self.folder / "runs.jsonl")
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The records as they are, of which a few more fields are reported."""
+        from scaling_law.runs.sources import read_rows
+
+        return [dict(row) for row in read_rows(self.folder / "runs.jsonl")[0]]
+
+    @cached_property
+    def fitted(self) -> FitResult:
+        """The joint law."""
+        return fit(self.runs, "joint")
+
+    @cached_property
+    def bootstrap(self) -> Bootstrap:
+        """Of the joint law, over trunks."""
+        return self.fitted.bootstrap(RESAMPLES)
+
+    @property
+    def law(self) -> JointLaw:
+        """The joint law with its draws."""
+        assert isinstance(self.bootstrap.law, JointLaw)
+        return self.bootstrap.law
+
+    @cached_property
+    def experts(self) -> list[float]:
+        """The numbers of experts of the runs."""
+        return sorted(set(self.runs.experts.tolist()))
+
+    @cached_property
+    def budgets(self) -> list[float]:
+        """Up to three round budgets (1, 2 or 5 times a power of ten) inside the runs: the least, the middle, the most.
+
+        Inside means that every E has two sizes with runs on both sides; else the budget of the median run.
+        """
+        low, high = np.log10([self.runs.flops.min(), self.runs.flops.max()])
+        powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
+        inside = [
+            f for power in powers for f in (1 * 10.0**power, 2 * 10.0**power, 5 * 10.0**power) if self._inside(f)
+        ]
+        if not inside:
+            return [float(f"{np.median(self.runs.flops):.0e}")]
+        return list(dict.fromkeys((inside[0], inside[len(inside) // 2], inside[-1])))
+
+    def _inside(self, flops: float) -> bool:
+        profiles = isoflop_profiles(self.runs, flops)
+        return len(profiles) == len(self.experts) and all(len(profile.n_active) > 1 for profile in profiles)
+
+    @cached_property
+    def held_out(self) -> list[Comparison]:
+        """Fits without the runs that each split (named by its `by`) holds out as its validation part."""
+        return [compare(parts, allow_unidentifiable=True) for parts in _splits(self.runs)]
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Of the tokenizer that all runs share."""
+        sizes = {int(row["vocab_size"]) for row in self.rows}
+        if len(sizes) > 1:
+            raise ValueError(f"{self.folder}: runs of several vocabularies ({sorted(sizes)}) have no common loss")
+        return sizes.pop()
+
+    @cached_property
+    def rates(self) -> LearningRateGrid | None:
+        """The grid of learning rates, where there is one."""
+        path = self.folder / "learning-rates.jsonl"
+        return LearningRateGrid.load(path) if path.exists() else None
+
+    @cached_property
+    def matched(self) -> tuple[MatchedPlan, list[list[float]]] | None:
+        """The matched experiment and the losses measured for each of its models, where there is one."""
+        plan, runs = self.folder / "matched-plan.json", self.folder / "matched.jsonl"
+        if not plan.exists() or not runs.exists():
+            return None
+        loaded = MatchedPlan.load(plan)
+        return loaded, measured(loaded, load_runs(runs))
+
+
+def _splits(runs: Runs) -> Iterator[Split]:
+    """Without the largest width, without the longest runs, without the lowest losses, without the largest E."""
+    empty = runs.subset(np.zeros(len(runs), bool))
+    lowest = runs.loss <= np.sort(runs.loss)[max(1, len(runs) // 10) - 1]
+    for name, held in (
+        (f"the largest size (N_act {format_count(runs.n_active.max())})", runs.n_active == runs.n_active.max()),
+        ("the longest run of each trunk", _longest(runs)),
+        ("the tenth of lowest loss", lowest),
+        (f"the largest E ({runs.experts.max():g})", runs.experts == runs.experts.max()),
+    ):
+        yield Split(runs.subset(~held), runs.subset(held), empty, name)
+
+
+def _longest(runs: Runs) -> np.ndarray:
+    longest = {t: runs.tokens[runs.trunk == t].max() for t in np.unique(runs.trunk)}
+    return runs.tokens == np.array([longest[t] for t in runs.trunk])

@@ -1,0 +1,359 @@
+"""The table of runs that a law is fitted on: columns, checked, with the trunk each run came from.
+
+Runs of one trunk share their training up to the branch point, so they are no independent measurements: `trunk`
+holds the clusters that a bootstrap must resample together (`runs.trunks` finds them). Every check names the
+row, the field and the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hub.plain.display import literal
+from scaling_law.laws.conditions import FittedRange, fitted_ranges
+from scaling_law.runs.trunks import OWN, cluster_columns, trunks_of
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, total_parameters
+
+if TYPE_CHECKING:
+    import pandas
+
+FloatArray = NDArray[np.float64]
+Row = Mapping[str, Any]
+COUNT_TOLERANCE = 0.02  # recorded sizes may count norms and routers, which the formulas leave out
+
+
+class RunsError(ValueError):
+    """The table of runs is not usable; the message names row, field and value."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Measured runs as columns of equal length [n]: parameters, tokens, experts, loss in nats per token.
+
+    `trunk` are cluster ids (integers from 0), `trunk_source` says how they were found; `run_id` are names; `source`
+    says where the runs came from, `loss_name` which loss was taken, and `skipped` what was left out and why.
+    `dataset` and `commit` are those of an index on the Hub, from which `load_runs(dataset, revision=commit)` reads the
+    same table again; `warmup_tokens` is the longest warm-up of the runs' schedules, in tokens, None if these do not
+    say; `vocab_size` is the vocabulary that all runs share, None if they do not say or differ.
+    """
+
+    n_active: FloatArray
+    tokens: FloatArray
+    experts: FloatArray
+    loss: FloatArray
+    trunk: NDArray[np.int64]
+    run_id: tuple[str, ...]
+    source: str = "columns"
+    loss_name: str = "loss"
+    skipped: tuple[str, ...] = field(default=(), repr=False)
+    dataset: str | None = None
+    commit: str | None = None
+    trunk_source: str = "given"
+    warmup_tokens: float | None = None
+    vocab_size: int | None = None
+
+    @classmethod
+    def from_columns(
+        cls,
+        n_active: ArrayLike,
+        tokens: ArrayLike,
+        experts: ArrayLike,
+        loss: ArrayLike,
+        trunk: ArrayLike | Literal["auto", "run"] | None = None,
+        run_id: Sequence[str] | None = None,
+        *,
+        source: str = "columns",
+        loss_name: str = "loss",
+    ) -> Runs:
+        """Runs from arrays; scalars broadcast. RunsError for bad values.
+
+        `trunk` is one id per run; "auto" (or None) takes runs of equal n_active and experts for one trunk, "run" makes
+        each run its own.
+        """
+        columns = np.broadcast_arrays(
+            *(np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
+        )
+        if columns[0].ndim != 1:
+            raise RunsError(f"columns must be one-dimensional, not of shape {columns[0].shape}")
+        count = len(columns[0])
+        names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(count))
+        clusters, trunk_source = cluster_columns(trunk, columns[0], columns[2])
+        if len(names) != count or len(clusters) != count:
+            raise RunsError(f"run_id and trunk must have one entry for each of the {count} runs")
+        frozen = [np.array(column) for column in (*columns, clusters)]
+        n, d, e, losses, ids = frozen
+        runs = cls(n, d, e, losses, ids.astype(np.int64), names, source, loss_name, trunk_source=trunk_source)
+        for column in (runs.n_active, runs.tokens, runs.experts, runs.loss, runs.trunk):
+            column.setflags(write=False)
+        problems = runs._problems()
+        if problems:
+            raise RunsError(_listed(source, problems))
+        return runs
+
+    def _problems(self) -> list[str]:
+        found = []
+        for name, smallest in (("n_active", 0.0), ("tokens", 0.0), ("experts", 1.0), ("loss", 0.0)):
+            column = getattr(self, name)
+            good = np.isfinite(column) & ((column >= 1.0) if name == "experts" else (column > smallest))
+            wanted = "at least 1" if name == "experts" else "positive and finite"
+            found += [f"{self._row(i)}: {name}={literal(column[i])} must be {wanted}" for i in np.flatnonzero(~good)]
+        seen: dict[tuple[float, ...], int] = {}
+        for i, key in enumerate(zip(self.n_active, self.tokens, self.experts, self.loss, strict=True)):
+            if key in seen:
+                found.append(f"{self._row(i)}: duplicate of {self._row(seen[key])} (same N, D, E and loss)")
+            seen.setdefault(key, i)
+        return found
+
+    def _row(self, i: Any) -> str:
+        return f"row {i} ({self.run_id[i]})"
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @property
+    def flops(self) -> FloatArray:
+        """Training FLOPs, 6 N_act D."""
+        return 6.0 * self.n_active * self.tokens
+
+    def subset(self, mask: NDArray[np.bool_]) -> Runs:
+        """The runs where `mask` [n] is True; trunks keep their ids."""
+        kept = np.flatnonzero(np.asarray(mask, bool))
+        n, d, e, losses = (c[kept] for c in (self.n_active, self.tokens, self.experts, self.loss))
+        names = tuple(self.run_id[i] for i in kept)
+        return replace(self, n_active=n, tokens=d, experts=e, loss=losses, trunk=self.trunk[kept], run_id=names)
+
+    def each_its_own_trunk(self) -> Runs:
+        """The same runs as independent measurements."""
+        return replace(self, trunk=np.arange(len(self)), trunk_source=OWN)
+
+    @property
+    def n_trunks(self) -> int:
+        """Number of clusters that a bootstrap resamples."""
+        return len(np.unique(self.trunk))
+
+    def ranges(self) -> tuple[FittedRange, ...]:
+        """Ranges of all runs, then for each E."""
+        return fitted_ranges(self.n_active, self.tokens, self.experts)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One line per run."""
+        import pandas
+
+        columns = {name: getattr(self, name) for name in ("n_active", "tokens", "experts", "loss", "trunk")}
+        return pandas.DataFrame({"run_id": list(self.run_id), **columns})
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{e:g}" for e in np.unique(self.experts))
+        count = f"{len(self)} runs of {self.n_trunks} trunks"
+        return f"Runs({count}, E in {{{values}}}, {self.loss_name}, from {self.source})"
+
+
+def load_runs(
+    source: Any,
+    loss: str | None = None,
+    status: str | None = "final",
+    on_invalid: Literal["raise", "skip"] = "raise",
+    revision: str | None = None,
+    trunks: str = "auto",
+) -> Runs:
+    """Read a table of runs and check it.
+
+    Args:
+        source: a pandas DataFrame; a list of mappings or run records; a .jsonl or .parquet file; a folder that holds
+            runs.jsonl or runs.parquet; a release folder (datasets/<sweep>-runs/main); "org/sweep-runs",
+            "hf://org/sweep-runs" or "hf://datasets/org/sweep-runs" on the Hub.
+        loss: the column to fit, in nats per token ("eval_loss", "train_loss", or another). None: eval_loss, or where
+            there is none the only column whose name ends in "loss".
+        status: keep only rows whose `status` is this (rows without a status are final); None keeps all.
+        on_invalid: "raise" a RunsError that lists every unusable row, or "skip" them and keep the reasons in
+            `.skipped`.
+        revision: branch, tag or commit of a dataset on the Hub, as in "org/sweep-runs@v1"; once read, it is read from
+            the cache without a network.
+        trunks: which runs share a trunk. "auto": what a column `trunk` or `parent_run_id` says; without these columns
+            runs of one size, E, seed and setting (`runs.trunks.SETTINGS`) count as one trunk. "run": each run
+            is its own. Or the name of a column.
+
+    A row needs `experts`, `tokens`, the loss and its size: `n_active`, or `d_model` and `n_blocks`, from which
+    n_active and n_total are computed (with GPT-2's vocabulary of 50,257 where `vocab_size` is not given).
+
+    Raises RunsError for missing columns, no rows, non-finite, zero or negative numbers, duplicates, and sizes that
+    contradict d_model, n_blocks and vocab_size where these are given; `hub.HubError` for what the Hub does not have.
+    """
+    from scaling_law.runs.sources import read_table
+
+    if on_invalid not in ("raise", "skip"):
+        raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
+    table = read_table(source, revision, on_invalid)
+    rows, origin = [_with_sizes(row) for row in table.rows], table.name
+    chosen = [(i, row) for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
+    if not chosen:
+        raise RunsError(f"{origin}: {_nothing_chosen(rows, status, table.problems)}")
+    loss = _check_columns(origin, [row for _, row in chosen], loss)
+    problems = list(table.problems)
+    kept: list[tuple[int, Row]] = []
+    seen: dict[Any, str] = {}
+    for i, row in chosen:
+        wrong = _row_problems(i, row, loss, seen)
+        problems += wrong
+        if not wrong:
+            kept.append((i, row))
+    if not kept or (problems and on_invalid == "raise"):
+        raise RunsError(_listed(origin, problems))
+    try:
+        clusters, trunk_source = trunks_of(rows, trunks)
+    except ValueError as error:
+        raise RunsError(f"{origin}: {error}") from None
+    n, d, e, losses = ([float(row[name]) for _, row in kept] for name in ("n_active", "tokens", "experts", loss))
+    names = [_name(i, row) for i, row in kept]
+    ids = [clusters[i] for i, _ in kept]
+    runs = Runs.from_columns(n, d, e, losses, trunk=ids, run_id=names, source=origin, loss_name=loss)
+    warmup = [tokens for _, row in kept if (tokens := _warmup(row)) is not None]
+    vocabularies = [row.get("vocab_size") for _, row in kept if not _is_missing(row.get("vocab_size"))]
+    return replace(
+        runs,
+        skipped=tuple(problems),
+        dataset=table.dataset,
+        commit=table.commit,
+        trunk_source=trunk_source,
+        warmup_tokens=max(warmup, default=None),
+        vocab_size=_vocabulary(vocabularies),
+    )
+
+
+def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
+    """Why a table gives no runs, and what it has instead."""
+    if not rows:
+        return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
+    counts = Counter(str(row.get("status") or "final") for row in rows)
+    there = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
+
+
+def _with_sizes(row: Row) -> Row:
+    """The row with n_active and n_total computed where it has d_model and n_blocks instead."""
+    numbers = {name: _number(row.get(name)) for name in ("n_active", "d_model", "n_blocks", "experts", "vocab_size")}
+    known = {name: value for name, value in numbers.items() if value is not None and np.isfinite(value) and value >= 1}
+    d, blocks = known.get("d_model"), known.get("n_blocks")
+    if d is None or blocks is None or not _is_missing(row.get("n_active")):
+        return row
+    vocabulary = VOCAB_SIZE if _is_missing(row.get("vocab_size")) else known.get("vocab_size")
+    if vocabulary is None or any(value != int(value) for value in (d, blocks, vocabulary)):
+        return row
+    sizes = {"n_active": float(active_parameters(d, blocks, vocabulary))}
+    if "experts" in known and _is_missing(row.get("n_total")):
+        sizes["n_total"] = float(total_parameters(d, known["experts"], blocks, vocabulary))
+    return {**row, **sizes}
+
+
+def _check_columns(origin: str, rows: list[Row], loss: str | None) -> str:
+    """The name of the loss column, once all columns are known to be there; RunsError otherwise."""
+    present = {name for row in rows for name in row}
+    there = f"there are: {', '.join(sorted(present)) or 'none'}"
+    missing = [name for name in ("n_active", "tokens", "experts") if name not in present]
+    if "n_active" in missing:
+        missing[0] = "n_active (or d_model and n_blocks)"
+    if loss is None:
+        obvious = sorted(name for name in present if re.search(r"(^|[\W_])loss$", name.lower()))
+        loss = "eval_loss" if "eval_loss" in present else obvious[0] if len(obvious) == 1 else None
+        if loss is None and obvious:
+            raise RunsError(
+                f"{origin}: no column eval_loss, and several others ({', '.join(obvious)}): choose by loss=..."
+            )
+    if loss is None or loss not in present:
+        missing.append(loss or "eval_loss")
+        there += "; name the loss column with loss=..."
+    if missing:
+        raise RunsError(f"{origin}: missing column {', '.join(missing)}; {there}")
+    assert loss is not None  # else it would be missing
+    return loss
+
+
+def _row_problems(i: int, row: Row, loss: str, seen: dict[Any, str]) -> list[str]:
+    where, found = f"row {i} ({_name(i, row)})", []
+    values = {}
+    for name in ("n_active", "tokens", "experts", loss):
+        value = row.get(name)
+        number = _number(value)
+        values[name] = number
+        if number is None or not np.isfinite(number) or number <= 0 or (name == "experts" and number < 1):
+            wanted = "at least 1" if name == "experts" else "positive and finite"
+            found.append(f"{where}: {name}={literal(value)} must be {wanted}")
+    if found:
+        return found
+    keys = [("values", *values.values())] + ([("run_id", row["run_id"])] if row.get("run_id") else [])
+    for key in keys:
+        if key in seen:
+            what = "run_id" if key[0] == "run_id" else "N, D, E and loss"
+            found.append(f"{where}: duplicate of {seen[key]} (same {what})")
+            break
+        seen[key] = where
+    return found + _size_problems(where, row)
+
+
+def _size_problems(where: str, row: Row) -> list[str]:
+    """Recorded sizes against the formulas, where the row says enough to compute them."""
+    numbers = {name: _number(row.get(name)) for name in ("d_model", "n_blocks", "n_heads", "vocab_size", "experts")}
+    if any(value is None or value < 1 or value != int(value) for value in numbers.values()):
+        return []
+    try:
+        expected = Architecture(**{name: int(value) for name, value in numbers.items() if value is not None})
+    except ValueError as error:
+        return [f"{where}: {error}"]
+    found = []
+    for name, formula in (("n_active", expected.n_active), ("n_total", expected.n_total)):
+        value = _number(row.get(name))
+        if value is not None and abs(value - formula) > COUNT_TOLERANCE * formula:
+            found.append(
+                f"{where}: {name}={value:.0f} contradicts d_model, n_blocks, experts and vocab_size ({formula})"
+            )
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def _warmup(row: Row) -> float | None:
+    """Tokens of warm-up by the row's schedule, or a column of this name."""
+    schedule = row.get("schedule")
+    value = schedule.get("warmup_tokens") if isinstance(schedule, Mapping) else row.get("warmup_tokens")
+    number = _number(value)
+    return number if number is not None and np.isfinite(number) and number >= 0 else None
+
+
+def _vocabulary(found: Iterable[Any]) -> int | None:
+    """The one vocabulary among the values of a column; None if there is none, or more than one."""
+    numbers = {_number(value) for value in found}
+    (number,) = numbers if len(numbers) == 1 else (None,)
+    whole = number is not None and np.isfinite(number) and number >= 1 and number == int(number)
+    return int(number) if whole and number is not None else None
+
+
+def _name(i: int, row: Row) -> str:
+    return str(row["run_id"]) if _is_text(row.get("run_id")) else f"row-{i}"
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _listed(origin: str, problems: Iterable[str], shown: int = 8) -> str:
+    lines = list(problems)
+    rest = [f"… and {len(lines) - shown} more"] if len(lines) > shown else []
+    return f"{origin}: {len(lines)} unusable row(s)\n  " + "\n  ".join([*lines[:shown], *rest])

@@ -1,0 +1,1 @@
+"""Sizes: parameters, FLOPs, memory, the batch ramp, and the runs of the paper."""

@@ -1,0 +1,78 @@
+"""Quantities as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hub.plain.units import format_bytes, format_count, parse_bytes, parse_context, parse_count, parse_experts
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_count, "1e22", 1e22),
+        (parse_count, " 1.1B ", 1.1e9),
+        (parse_count, "100B", 1e11),
+        (parse_count, "16k", 16_000),
+        (parse_count, "50_257", 50_257),
+        (parse_count, 3, 3),
+        (parse_bytes, "80GB", 80e9),
+        (parse_bytes, "80GiB", 80 * 1024**3),
+        (parse_bytes, "640 GB", 640e9),
+        (parse_bytes, "80G", 80e9),
+        (parse_bytes, "80gb", 80e9),
+        (parse_bytes, "80 gib", 80 * 1024**3),
+        (parse_bytes, "80Gi", 80 * 1024**3),
+        (parse_count, "7b", 7e9),
+        (parse_context, "16K", 16_384),
+        (parse_bytes, "1000", 1000),
+        (parse_context, "16k", 16_384),
+        (parse_context, "16000", 16_000),
+        (parse_context, "1M", 1024**2),
+    ],
+)
+def test_meanings(parse, text, value):
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "80 bananas", "1e", "-5GB", "nan", "inf", "1e999", "80gbb", "0x10", "1,5GB", "__"]
+)
+@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_context])
+def test_nonsense_is_refused(parse, text):
+    with pytest.raises(ValueError, match=r"(value|memory|kv_cache_tokens)="):
+        parse(text)
+
+
+@given(st.text(max_size=12))
+def test_any_text_parses_or_is_refused(text):
+    for parse in (parse_count, parse_bytes, parse_context):
+        try:
+            value = parse(text)
+        except ValueError:
+            continue
+        assert 0 <= value < float("inf")
+
+
+@given(st.floats(1, 1e27))
+def test_formatted_counts_read_back(value):
+    assert parse_count(format_count(value)) == pytest.approx(value, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.7205e9, "1.72B"), (999.9e6, "1B"), (16e12, "16T"), (0, "0"), (12, "12")]
+)
+def test_format_count(value, text):
+    assert format_count(value) == text
+
+
+def test_format_bytes():
+    assert [format_bytes(v) for v in (80e9, 12972288, 12)] == ["80 GB", "13 MB", "12 B"]
+
+
+def test_experts():
+    assert parse_experts("1,2,4") == [1, 2, 4]
+    assert parse_experts("1-4,8, 2") == [1, 2, 3, 4, 8]
+    for text in ("0", "4-2", "a", "", "1,,2", "1.5", "-1"):
+        with pytest.raises(ValueError, match="experts="):
+            parse_experts(text)

@@ -1,0 +1,119 @@
+"""Records as JSON lines and parquet: nothing changes on the way, and broken rows are named with their line."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hub.plain.errors import FilesError, RecordError
+from hub.record.table import parse_records, read_records, to_jsonl, to_parquet, write_records
+from tests.hub.samples import DECIDING, make_record, record_fields
+
+
+def _sweep() -> list:
+    return [
+        make_record(),
+        make_record(run_id="b", eval_loss=None, drop_rate=None, experts=1, n_total=118_784),
+        make_record(run_id="c", status="diverged", train_loss=None, eval_loss=None),
+        make_record(
+            run_id="d",
+            parent_run_id="trunk",
+            branch_point_tokens=1_000_000,
+            status="intermediate",
+            weights_sha256={"model.safetensors": "0a" * 32},
+            dataset={"id": "org/corpus", "revision": "main", "fingerprint": "f", "config": "sample-10BT"},
+            schedule={**record_fields()["schedule"], "batch_ramp": []},
+            later={"nested": [1, None, {"x": 0.1}]},
+            note="naïve – 日本",
+        ),
+        make_record(run_id="e", **DECIDING),
+    ]
+
+
+@pytest.mark.parametrize("name", ["runs.jsonl", "runs.parquet"])
+def test_both_forms_give_back_the_same_records(tmp_path: Path, name: str) -> None:
+    records = _sweep()
+    write_records(records, tmp_path)
+    assert read_records(tmp_path / name) == records
+    assert read_records(tmp_path) == records
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["runs.jsonl", "runs.parquet"]
+
+
+def test_a_table_of_one_run_or_of_none_has_the_same_columns() -> None:
+    schemas = [pq.read_schema(io.BytesIO(to_parquet(part))) for part in ([], _sweep()[:1], _sweep())]
+    assert schemas[0] == schemas[1] == schemas[2]
+    assert schemas[0].field("eval_loss").type == pa.float64()
+    assert schemas[0].field("tokens").type == pa.int64()
+    assert schemas[0].field("final_norm").type == pa.bool_()
+    assert parse_records(to_parquet([]), name="runs.parquet") == []
+
+
+def test_a_data_frame_has_the_columns_of_a_fit() -> None:
+    frame = pq.read_table(io.BytesIO(to_parquet(_sweep()))).to_pandas()
+    assert list(frame["n_active"]) == [118_784] * 5
+    assert frame["eval_loss"].isna().sum() == 2
+    assert list(frame["schedule_peak_learning_rate"]) == [0.002] * 5
+    assert json.loads(frame["versions"][0]) == {"torch": "2.13.0", "python": "3.11.7"}
+
+
+def test_broken_lines_are_all_named_and_can_be_left_out(tmp_path: Path) -> None:
+    good = to_jsonl(_sweep()[:2]).decode().splitlines()
+    wrong = json.dumps(record_fields(run_id="wrong", experts=-2))
+    lines = [good[0], "{not json", "", good[1], wrong, json.dumps([1]), good[0].replace("4.25", "NaN")]
+    file = tmp_path / "runs.jsonl"
+    file.write_text("\n".join(lines))
+    with pytest.raises(RecordError) as caught:
+        read_records(file)
+    message = str(caught.value)
+    assert "4 of 6 rows" in message
+    for part in ("runs.jsonl line 2: not valid JSON", "line 5", "'wrong'", "experts", "line 6", "line 7: NaN"):
+        assert part in message
+    problems: list[str] = []
+    assert [record.run_id for record in read_records(file, on_invalid="skip", problems=problems)] == [
+        "demo-d64-E4-a",
+        "b",
+    ]
+    assert [problem.split(":")[0] for problem in problems] == [f"runs.jsonl line {n}" for n in (2, 5, 6, 7)]
+
+
+def test_a_foreign_parquet_file_is_refused_row_by_row(tmp_path: Path) -> None:
+    table = pa.table({"run_id": ["a"], "experts": [3], "versions": ["{}"], "unknown_fields": ["[1]"]})
+    pq.write_table(table, tmp_path / "runs.parquet")
+    with pytest.raises(RecordError, match=r"runs.parquet row 1: unknown_fields"):
+        read_records(tmp_path)
+    (tmp_path / "runs.parquet").write_bytes(b"PAR1 garbage")
+    with pytest.raises(RecordError, match="not a readable parquet file"):
+        read_records(tmp_path)
+
+
+def test_extra_columns_of_a_parquet_file_are_kept(tmp_path: Path) -> None:
+    table = pq.read_table(io.BytesIO(to_parquet(_sweep()[:1])))
+    pq.write_table(table.append_column("mine", pa.array([7])), tmp_path / "x.parquet")
+    assert read_records(tmp_path / "x.parquet")[0].to_dict()["mine"] == 7
+
+
+def test_an_unknown_field_cannot_replace_a_known_one(tmp_path: Path) -> None:
+    row = pq.read_table(io.BytesIO(to_parquet(_sweep()[:1])))
+    hidden = json.dumps({"experts": 64, "schedule": {"peak_learning_rate": 9.0, "extra": 1}})
+    column = row.schema.get_field_index("unknown_fields")
+    pq.write_table(row.set_column(column, "unknown_fields", pa.array([hidden])), tmp_path / "x.parquet")
+    record = read_records(tmp_path / "x.parquet")[0]
+    assert record.experts == 4
+    assert record.schedule.peak_learning_rate == 0.002
+    assert record.to_dict()["schedule"]["extra"] == 1
+
+
+def test_missing_and_unsuitable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FilesError, match=r"neither runs\.jsonl nor"):
+        read_records(tmp_path)
+    with pytest.raises(FilesError, match="there is no file"):
+        read_records(tmp_path / "runs.jsonl")
+    with pytest.raises(FilesError, match=r"allowed are a folder, a .jsonl"):
+        read_records(tmp_path / "runs.csv")
+    with pytest.raises(ValueError, match="on_invalid"):
+        parse_records(b"", name="runs.jsonl", on_invalid="ignore")  # type: ignore[arg-type]

@@ -1,0 +1,105 @@
+"""Pushing in the background: nothing is lost, and no failure stays silent."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from hub import BackgroundPusher, PushErrors, load_index
+from hub.plain.errors import UnavailableError
+from hub.record.run_record import RunRecord
+from hub.store.base import Store
+from tests.hub.conftest import Checkpoint, hub_store
+from tests.hub.loopback import TOKEN, Fault, LoopbackHub
+from tests.hub.samples import make_record
+
+
+def test_all_runs_arrive_in_order(store: Store, checkpoint: Checkpoint) -> None:
+    with BackgroundPusher(store, "demo") as pusher:
+        for number in range(4):
+            pusher.submit(checkpoint(f"r{number}", weight=number), make_record(run_id=f"run{number}", seed=number))
+        released = pusher.close()
+    assert [record.run_id for record in released] == [f"run{number}" for number in range(4)]
+    assert pusher.pending() == 0
+    assert load_index(store, "demo") == released
+
+
+def test_the_index_is_written_once(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+    """Not once for each branch: a sweep in parallel would write hundreds of commits to one repository."""
+    with BackgroundPusher(hub_store(loopback), "demo") as pusher:
+        for number in range(4):
+            pusher.submit(checkpoint(f"r{number}", weight=number), make_record(run_id=f"run{number}", seed=number))
+    index = loopback.state.repository("dataset", "org/demo-runs")
+    assert [commit.title for commit in index.history("main")] == ["Add 4 runs to the index", "initial commit"]
+    assert len(load_index(hub_store(loopback), "demo")) == 4
+
+
+def test_a_failure_is_raised_at_the_end_and_the_others_arrive(store: Store, checkpoint: Checkpoint) -> None:
+    broken = checkpoint("broken")
+    (broken / "config.json").unlink()
+    pusher = BackgroundPusher(store, "demo")
+    pusher.submit(broken, make_record(run_id="broken", seed=1))
+    pusher.submit(checkpoint("good"), make_record(run_id="good"))
+    with pytest.raises(PushErrors, match=r"1 of the pushes failed: broken: .*no config\.json") as caught:
+        pusher.close()
+    assert [run_id for run_id, _ in caught.value.failures] == ["broken"]
+    assert [record.run_id for record in load_index(store, "demo")] == ["good"]
+
+
+def test_an_error_of_the_training_is_not_hidden_by_one_of_a_push(store: Store, checkpoint: Checkpoint) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    publish = store.publish
+
+    def slow(*arguments):  # type: ignore[no-untyped-def]
+        started.set()
+        assert go_on.wait(10)
+        return publish(*arguments)
+
+    store.publish = slow  # type: ignore[method-assign]
+    futures: list[Future[RunRecord]] = []
+
+    def training() -> None:
+        with BackgroundPusher(store, "demo") as pusher:
+            futures.append(pusher.submit(checkpoint("a"), make_record(run_id="a")))
+            futures.append(pusher.submit(checkpoint("b", weight=2.0), make_record(run_id="b", seed=1)))
+            assert started.wait(10)
+            threading.Timer(0.1, go_on.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        training()
+    running, waiting = futures
+    assert running.result().run_id == "a"
+    assert waiting.cancelled()
+    assert [record.run_id for record in load_index(store, "demo")] == ["a"]
+
+
+def test_what_failed_while_the_hub_was_away_is_pushed_at_the_end(
+    loopback: LoopbackHub, checkpoint: Checkpoint
+) -> None:
+    """And each repository gets its card on main, once."""
+    pusher = BackgroundPusher(hub_store(loopback, attempts=2), "demo")
+    away = Fault(lambda request: True, "status", 503, times=10**9)
+    loopback.faults.append(away)
+    first = pusher.submit(checkpoint("first"), make_record(run_id="first"))
+    assert isinstance(first.exception(60), UnavailableError)
+    loopback.faults.clear()
+    pusher.submit(checkpoint("second", weight=2.0), make_record(run_id="second", seed=1))
+    assert [record.run_id for record in pusher.close()] == ["first", "second"]
+    assert [record.run_id for record in load_index(hub_store(loopback), "demo")] == ["first", "second"]
+    repo = loopback.state.repository("model", "org/demo-d64-E4")
+    assert [commit.title for commit in repo.history("main")] == ["List the revisions", "initial commit"]
+
+
+def test_a_token_in_an_error_is_not_repeated(store: Store, checkpoint: Checkpoint) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError(f"bad header: Bearer {TOKEN}")
+
+    store.publish = refuse  # type: ignore[method-assign,assignment]
+    pusher = BackgroundPusher(store, "demo")
+    pusher.submit(checkpoint(), make_record(run_id="a"))
+    with pytest.raises(PushErrors, match="Bearer <token>") as caught:
+        pusher.close()
+    assert TOKEN not in f"{caught.value} {caught.value!r}"

@@ -1,0 +1,159 @@
+"""Cards: complete, valid by huggingface_hub's own parser, and no place for someone else's markup."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import yaml
+from huggingface_hub import DatasetCard, ModelCard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hub.plain.errors import FilesError
+from hub.plain.markdown import count, escaped
+from hub.plain.metadata import check_metadata
+from hub.release.cards import model_card, sweep_card
+from tests.hub.samples import DECIDING, make_record
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)> | ](javascript:x) `x` **b** ---\\"
+
+
+def test_a_model_card_is_valid_and_complete() -> None:
+    record = make_record(
+        repo="org/demo-d64-E4", branch="tokens001.5M-seed0", dataset={"id": "org/corpus", "fingerprint": "f"}
+    )
+    text = model_card(
+        record,
+        title="A title",
+        predicted_loss=4.3,
+        sections={"Training": "Some *trusted* text."},
+        pictures={"training_curve.png": "The training curve"},
+        siblings=[record, make_record(run_id="sibling", experts=1, n_total=118_784)],
+        license="apache-2.0",
+    )
+    card = ModelCard(text)
+    assert card.data.library_name == "transformers"
+    assert card.data.license == "apache-2.0"
+    assert card.data.datasets == ["org/corpus"]
+    assert "sweep:demo" in card.data.tags
+    metrics = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert metrics["loss"] == record.eval_loss
+    assert metrics["perplexity"] == pytest.approx(math.exp(4.3125), abs=1e-6)
+    for part in (
+        '"org/demo-d64-E4", "tokens001.5M-seed0"',
+        "revision=revision",
+        "| Experts E (one active per token) | 4 |",
+        "1,500,000",
+        "4.3000 (measured − predicted = +0.0125)",
+        "## Training\n\nSome *trusted* text.",
+        "![The training curve](training_curve.png)",
+        "| sibling | 119K |",
+        "→ demo-d64-E4-a",
+        "## Limits",
+    ):
+        assert part in text, part
+
+
+def test_a_card_says_what_decides_the_model() -> None:
+    card = model_card(make_record(**DECIDING))
+    for row in (
+        "| Micro-batch (sequences) | 8 |",
+        "| Expert capacity | factor 1.25 |",
+        "| Capacity group (tokens) | 1,024 |",
+        "| Auxiliary losses (coefficients) | balance 0.01, z 0.001 |",
+        "| Initialization | paper |",
+        "| Norm before the head | yes |",
+        "weight decay 0.1 on matrices, clip 0.1 |",
+        "| Precision, seed | fp32, attention float32, 0 |",
+    ):
+        assert row in card, row
+    assert "| Expert capacity | dropless |" in model_card(make_record(**DECIDING | {"capacity_factor": 0}))
+    dense = model_card(make_record(**DECIDING, experts=1, n_total=118_784))
+    before = model_card(make_record())
+    for heading in ("Expert capacity", "Capacity group", "Auxiliary losses"):
+        assert heading not in dense + before
+
+
+def test_a_card_without_results_has_no_model_index() -> None:
+    text = model_card(make_record(status="diverged", train_loss=None, eval_loss=None))
+    assert "model-index" not in text
+    assert "license" not in text
+    assert "diverged" in text
+    assert ModelCard(text).data.eval_results is None
+    assert "datasets" not in ModelCard(text).data.to_dict()
+
+
+def test_a_sweep_card_is_valid_and_complete() -> None:
+    runs = [make_record(run_id=f"run{i}", seed=i) for i in range(3)]
+    text = sweep_card(runs, repo="org/demo-runs", sections=[("The law", "L = ...")], pictures=["law.png"])
+    card = DatasetCard(text)
+    assert card.data.to_dict()["configs"][0]["data_files"] == [{"split": "train", "path": "runs.parquet"}]
+    assert text.count("| run") == 3
+    assert 'load_dataset("org/demo-runs"' in text
+    assert "## The law" in text
+    assert "![law](law.png)" in text
+    assert "0 rows" in sweep_card([])
+    assert "load_dataset" not in sweep_card(runs, repo="demo-runs")  # in a folder there is no such data set
+
+
+def test_a_long_sweep_is_cut_with_a_note() -> None:
+    runs = [make_record(run_id=f"run{i}") for i in range(450)]
+    assert "… and 50 more rows" in sweep_card(runs)
+
+
+def test_texts_of_a_record_cannot_become_markup() -> None:
+    evil = {"hardware": EVIL, "precision": EVIL, "tokenizer": {"id": EVIL, "fingerprint": EVIL}}
+    evil["dataset"] = {"id": EVIL, "revision": EVIL, "fingerprint": EVIL}
+    evil["optimizer"] = {**make_record().optimizer.model_dump(), "name": EVIL}
+    evil["schedule"] = {**make_record().schedule.model_dump(), "learning_rate_law": EVIL}
+    record = make_record(**evil)
+    text = model_card(record, title=EVIL, pictures={"a.png": EVIL}, siblings=[make_record(run_id="b")])
+    header, body = re.fullmatch(r"---\n(.*?\n)---\n(.*)", text, re.DOTALL).groups()
+    assert "<" not in re.sub(r"```.*?```|<!-- /?(?:run|loading|place) -->", "", body, flags=re.DOTALL)
+    assert not re.search(r"(?<!\\)\]\(javascript", body)
+    assert not re.search(r"(?<!\\)`x", body)
+    rows = [line for line in body.splitlines() if line.startswith("|") and "→" not in line[:4]]
+    assert all(len(re.findall(r"(?<!\\)\|", row)) in (3, 10) for row in rows)
+    metadata = yaml.safe_load(header)
+    assert EVIL in metadata["model-index"][0]["results"][0]["dataset"]["name"]
+    assert set(metadata) <= {"license", "language", "library_name", "pipeline_tag", "tags", "model-index"}
+    assert ModelCard(text).data.library_name == "transformers"
+
+
+@given(st.text(max_size=60))
+def test_escaped_text_is_one_line_without_markup(text: str) -> None:
+    shown = escaped(text)
+    assert not re.search(r"[<>\"\n\r]", shown)
+    assert not re.search(r"(?<!\\)[`*_|\[\]$~@#{}]", re.sub(r"&#?\w+;", "", shown))
+
+
+@pytest.mark.parametrize(
+    ("card", "reason"),
+    [
+        ("# no metadata", "starts with metadata"),
+        ("---\n- a\n---\ntext", "is a list"),
+        ("---\na: [\n---\ntext", "not YAML"),
+        ("---\n1: 2\n---\ntext", "mapping of names"),
+        ("---\na: !!python/object/apply:os.getcwd []\n---\n", "not YAML"),
+    ],
+)
+def test_metadata_is_checked_before_it_is_sent(card: str, reason: str) -> None:
+    with pytest.raises(FilesError, match=reason):
+        check_metadata(card)
+    check_metadata(model_card(make_record()))
+
+
+def test_pictures_are_names_in_the_repository() -> None:
+    for name in ("../x.png", "http://x/y.png", "x.gif", "a](b).png"):
+        with pytest.raises(FilesError, match="picture"):
+            model_card(make_record(), pictures=[name])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "–"), (0, "0"), (512, "512"), (1_500, "1.5K"), (2e9, "2B"), (7e12, "7T"), (1e20, "1e+20")],
+)
+def test_counts_for_people(value: float | None, shown: str) -> None:
+    assert count(value) == shown

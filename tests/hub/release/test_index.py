@@ -1,0 +1,291 @@
+"""What follows from the index: the cards of repositories and of the sweep, and reading a sweep that has no index."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from hub import describe_index, list_runs, load_index, load_records, open_store, push_index, push_repo_cards, push_run
+from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
+from hub.plain.metadata import check_metadata, metadata_of, tags_of
+from hub.record.run_record import RunRecord
+from hub.store.base import Store
+from tests.hub.conftest import Checkpoint, hub_store
+from tests.hub.loopback import TOKEN, Fault, LoopbackHub, Request
+from tests.hub.samples import make_record
+
+
+def push(store: Store, checkpoint: Checkpoint, number: int, **changes: object) -> RunRecord:
+    record = make_record(run_id=f"run{number}", seed=number, **changes)
+    return push_run(store, checkpoint(f"c{number}", weight=float(number)), record)
+
+
+def main_card(store: Store, repo: str = "demo-d64-E4") -> str:
+    return store.read("model", repo, "README.md").decode()
+
+
+# -- the card on main
+
+
+def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store: Store, checkpoint: Checkpoint) -> None:
+    """So that `from_pretrained(repo)` works, and the Hub's search, which sees `main` only, finds every revision."""
+    data = {"id": "org/corpus", "fingerprint": "f"}
+    pushed = [push(store, checkpoint, number, eval_loss=4.0 + number, dataset=data) for number in range(2)]
+    longest = push(store, checkpoint, 2, tokens=3_000_000, eval_loss=3.5, dataset=data)
+    push_index(store, "demo", [*pushed, longest])
+    push_repo_cards(store, "demo", [record.repo or "" for record in pushed])
+    released = store.files("model", "demo-d64-E4", longest.branch or "")
+    on_main = store.files("model", "demo-d64-E4")
+    assert set(on_main) == set(released)
+    assert all(on_main[name] == released[name] for name in set(released) - {"README.md"})
+    card = main_card(store)
+    check_metadata(card)
+    assert "sweep:demo" in tags_of(card)
+    assert f"`main` holds the same files as the revision `{longest.branch}`" in card
+    assert "| tokens001.5M-seed0 | 1.5M | 4.0000 |" in card
+    assert "| tokens001.5M-seed1 | 1.5M | 5.0000 |" in card
+    on_hub = "/" in (longest.repo or "")  # a folder is named as it lies in the store
+    place = f'"{longest.repo}", "{longest.commit}"' if on_hub else f'"models/{longest.repo}/{longest.branch}"'
+    assert f"= {place}\n" in card
+    assert len(ModelCard(card).data.eval_results) == 6  # by the Hub's own parser
+    data = metadata_of(card)
+    assert data["datasets"] == ["org/corpus"]
+    assert len(data["model-index"]) == 3
+    losses = {model["name"]: model["results"][0]["metrics"][0]["value"] for model in data["model-index"]}
+    assert losses["demo-d64-E4-tokens003.0M-seed2"] == 3.5
+    before = store.branches("model", "demo-d64-E4")
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert store.branches("model", "demo-d64-E4") == before  # nothing new, nothing written
+
+
+def test_main_follows_a_longer_run_and_loses_what_the_one_before_left(store: Store, checkpoint: Checkpoint) -> None:
+    push_index(store, "demo", [push(store, checkpoint, 0)])
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    folder = checkpoint("sharded", weight=9.0)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "tokenizer.json").unlink()
+    longer = push_run(store, folder, make_record(run_id="longer", tokens=3_000_000))
+    push_index(store, "demo", [longer])
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert set(store.files("model", "demo-d64-E4")) == set(store.files("model", "demo-d64-E4", longer.branch or ""))
+    assert "model.safetensors" not in store.files("model", "demo-d64-E4")
+
+
+def test_weights_of_no_run_on_main_stay(
+    store: Store, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    pushed = push(store, checkpoint, 0)
+    theirs = (checkpoint("theirs", weight=7.0) / "model.safetensors").read_bytes()
+    store.update("model", "demo-d64-E4", (), lambda _: {"model.safetensors": theirs}, "mine")
+    push_index(store, "demo", [pushed])
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert store.read("model", "demo-d64-E4", "model.safetensors") == theirs
+    assert "main has weights of no run in the index" in caplog.text
+    assert "**The branch `main` has no weights.**" in main_card(store)
+    assert f"| {pushed.branch} |" in main_card(store)
+
+
+def test_weights_are_copied_inside_the_store(loopback: LoopbackHub, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    store = hub_store(loopback)
+    push_index(store, "demo", [push(store, checkpoint, 0)])
+    before = len(loopback.requests)
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert all(request.origin == "hub" for request in loopback.requests[before:])  # no upload, no download of weights
+    assert loopback.api_calls(before).count("commit") == 1
+    repo = loopback.state.repository("model", "org/demo-d64-E4")
+    assert [commit.title for commit in repo.history("main")] == ["List the revisions", "initial commit"]
+    local = open_store(tmp_path / "folder")
+    pushed = push(local, lambda name, weight: checkpoint(f"{name}-local", weight=weight), 0)
+    push_index(local, "demo", [pushed])
+    push_repo_cards(local, "demo", ["demo-d64-E4"])
+    places = [tmp_path / "folder/models/demo-d64-E4" / name for name in ("main", pushed.branch or "")]
+    assert len({(place / "model.safetensors").stat().st_ino for place in places}) == 1  # a hard link
+
+
+def test_what_a_person_wrote_on_main_stays(store: Store, checkpoint: Checkpoint) -> None:
+    push_index(store, "demo", [push(store, checkpoint, 0)])
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    edited = main_card(store).replace("## How to load", "A note of ours.\n\n## How to load")
+    store.update("model", "demo-d64-E4", (), lambda _: {"README.md": edited.encode()}, "edit")
+    push_index(store, "demo", [push(store, checkpoint, 1)])
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert "A note of ours." in main_card(store)
+    assert "| tokens001.5M-seed1 |" in main_card(store)
+    own = b"---\nlicense: mit\n---\nquite another card\n"
+    store.update("model", "demo-d64-E4", (), lambda _: {"README.md": own}, "replace")
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert main_card(store).encode() == own
+
+
+def test_rows_that_another_writer_added_meanwhile_are_on_the_card(
+    loopback: LoopbackHub, checkpoint: Checkpoint
+) -> None:
+    """The other one writes index and card after this one has read the index and before it writes its card."""
+    store = hub_store(loopback)
+    push_index(store, "demo", [push(store, checkpoint, 0)])
+
+    def other() -> None:
+        theirs = hub_store(loopback)
+        push_index(theirs, "demo", [push(theirs, checkpoint, 1)])
+        push_repo_cards(theirs, "demo", ["demo-d64-E4"])
+
+    def before_the_card_is_read(request: Request) -> bool:
+        return request.api == "revision" and request.path.startswith("/api/models")
+
+    loopback.faults.append(Fault(before_the_card_is_read, "before", action=other))
+    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    assert loopback.faults[0].times == 0
+    assert all(f"| tokens001.5M-seed{number} |" in main_card(store) for number in range(2))
+
+
+def test_without_an_index_there_is_nothing_to_list(store: Store) -> None:
+    with pytest.raises(NotFoundError):
+        push_repo_cards(store, "demo", ["demo-d64-E4"])
+
+
+# -- the law in the index's card
+
+SECTION = "## The law\n\nL = a law\n\n![fit](law_fit.png)"
+FILES: Mapping[str, bytes] = {"law_fit.png": b"\x89PNG\r\n", "scaling_law.json": b"{}"}
+
+
+def test_a_law_in_the_card_of_the_index_stays_when_runs_are_added(store: Store) -> None:
+    push_index(store, "demo", [make_record(run_id="one")])
+    assert describe_index(store, "demo", SECTION, FILES).written
+    assert not describe_index(store, "demo", SECTION, FILES).written
+    push_index(store, "demo", [make_record(run_id="two", seed=1)])
+    card = store.read("dataset", "demo-runs", "README.md").decode()
+    assert SECTION in card
+    assert "| two |" in card
+    assert store.read("dataset", "demo-runs", "law_fit.png") == FILES["law_fit.png"]
+    describe_index(store, "demo", "## The law\n\nanother", {})
+    card = store.read("dataset", "demo-runs", "README.md").decode()
+    assert "another" in card
+    assert "L = a law" not in card
+    assert len(load_index(store, "demo")) == 2
+
+
+def test_a_law_is_checked_before_it_is_sent(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="has no index of the sweep 'demo'"):
+        describe_index(store, "demo", SECTION, FILES)
+    push_index(store, "demo", [make_record(run_id="one")])
+    for section, files, reason in (
+        (SECTION, {"law.pkl": b""}, "not on the list"),
+        (SECTION, {"README.md": b""}, "not on the list"),
+        (f"{SECTION} {TOKEN}", {}, "access token"),
+        (SECTION, {"scaling_law.json": TOKEN.encode()}, "access token"),
+    ):
+        with pytest.raises(FilesError, match=reason):
+            describe_index(store, "demo", section, files)
+    push_index(store, "demo", [make_record(run_id="two")], card="---\nlicense: mit\n---\nown card\n")
+    with pytest.raises(NotFoundError, match="no place for a law"):
+        describe_index(store, "demo", SECTION, FILES)
+
+
+# -- a sweep without an index
+
+
+def test_a_sweep_without_an_index_is_read_from_its_repositories(
+    store: Store, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    pushed = [push(store, checkpoint, number, d_model=64 * (1 + number % 2)) for number in range(4)]
+    push_index(store, "demo", pushed)
+    push_repo_cards(store, "demo", [record.repo or "" for record in pushed])
+    other = push_run(store, checkpoint("other", weight=9.0), make_record(run_id="x", sweep="demo-d64", seed=9))
+    push_index(store, "demo-d64", [other])
+    push_repo_cards(store, "demo-d64", [other.repo or ""])
+    caplog.set_level(logging.WARNING)
+    assert list_runs(store, "demo") == load_index(store, "demo")
+    assert "has no index of the sweep demo; its 4 runs were read from 4 branches, one by one" in caplog.text
+    assert list_runs(store, "nothing") == []
+
+
+def test_what_is_broken_is_named_or_left_out(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+    store = hub_store(loopback)
+    good = push(store, checkpoint, 0)
+    push_index(store, "demo", [good])
+    push_repo_cards(store, "demo", [good.repo or ""])
+    loopback.state.put("model", "org/demo-d64-E4", "broken", {"run.json": b'{"run_id": "<script>"}'})
+    loopback.state.put("model", "org/demo-d64-E4", "notes", {"notes.txt": b"no run"})
+    with pytest.raises(RecordError, match=r"1 of 3 run records are not valid\nrun.json of demo-d64-E4@broken"):
+        list_runs(store, "demo")
+    problems: list[str] = []
+    assert list_runs(store, "demo", on_invalid="skip", problems=problems) == [good]
+    assert len(problems) == 1
+
+
+def test_load_records_falls_back_to_the_listing(
+    loopback: LoopbackHub, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hub.release import sources
+
+    store = hub_store(loopback)
+    pushed = push(store, checkpoint, 0)
+    push_index(store, "demo", [pushed])
+    push_repo_cards(store, "demo", [pushed.repo or ""])
+    loopback.state.repositories.pop(("dataset", "org/demo-runs"))
+    monkeypatch.setattr(sources, "open_store", lambda uri: hub_store(loopback))
+    assert load_records("hf://org/demo-runs") == [pushed]
+    with pytest.raises(NotFoundError):
+        load_records("hf://org/other-runs")
+    with pytest.raises(NotFoundError):
+        load_records("hf://org/demo-runs@v1")
+
+
+# -- no markup, no token
+
+
+def test_a_malicious_index_does_no_harm_to_the_cards(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+    """Rows that break the schema are left out; a valid one cannot break out of its table or forge a block."""
+    store = hub_store(loopback)
+    evil = "<!-- /revisions --> <script>alert(1)</script> | x"
+    pushed = push(store, checkpoint, 0, hardware=evil, precision=evil)
+    push_index(store, "demo", [pushed])
+    good = store.read("dataset", "demo-runs", "runs.jsonl")
+    loopback.state.put("dataset", "org/demo-runs", "main", {"runs.jsonl": good + b'{"run_id": "<b>"}\n'})
+    push_repo_cards(store, "demo", [pushed.repo or "", "../../etc"])
+    released = store.read("model", "demo-d64-E4", "README.md", pushed.branch).decode()
+    for card in (main_card(store), released):
+        body = re.sub(r"```.*?```|<!-- /?(?:revisions|loading|place|run|main) -->", "", card, flags=re.DOTALL)
+        assert "<" not in body.split("---\n", 2)[2]
+
+
+def test_a_card_of_a_folder_is_put_right_at_its_place_and_else_left_alone(
+    store: Store, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    from hub.release.cards import model_card
+
+    folder, record = checkpoint(), make_record(repo="elsewhere/demo-d64-E4", branch="other")
+    (folder / "README.md").write_text(model_card(record).replace("## Limits", "A word of mine.\n\n## Limits"))
+    pushed = push_run(store, folder, record, siblings=[make_record(run_id="next")], predicted_loss=4.25)
+    card = store.read("model", "demo-d64-E4", "README.md", pushed.branch).decode()
+    assert "A word of mine." in card
+    assert "elsewhere" not in card
+    on_hub = "/" in (pushed.repo or "")
+    place = f'"{pushed.repo}", "{pushed.branch}"' if on_hub else f'"models/{pushed.repo}/{pushed.branch}"'
+    assert f"= {place}\n" in card
+    assert "| next |" in card
+    assert "4.2500 (measured − predicted = +0.0625)" in card
+
+
+def test_branches_of_a_trunk_that_diverged_share_its_weights(store: Store, checkpoint: Checkpoint) -> None:
+    """The same checkpoint stands for each of them, on a branch of its own; of other runs, that is refused."""
+    folder = checkpoint()
+    diverged = {"status": "diverged", "train_loss": None, "eval_loss": None, "parent_run_id": "trunk"}
+    horizons = ({"horizon_tokens": number * 10**7, "decay_tokens": number * 2 * 10**6} for number in (1, 2))
+    schedules = [{**make_record().schedule.model_dump(), **horizon} for horizon in horizons]
+    records = [make_record(run_id=f"run{i + 1}", schedule=s, **diverged) for i, s in enumerate(schedules)]
+    pushed = [push_run(store, folder, record) for record in records]
+    assert [record.branch for record in pushed] == [f"tokens001.5M-seed0-horizon0{number}0.0M" for number in (1, 2)]
+    push_index(store, "demo", pushed)
+    assert [record.run_id for record in load_index(store, "demo")] == ["run1", "run2"]
+    with pytest.raises(ConflictError, match="same weights"):
+        push_index(store, "demo", [record.replaced(status="final", train_loss=1.0) for record in pushed])

@@ -1,0 +1,149 @@
+"""The Python that cards, `hub push` and the demo print loads a release when it is pasted into a fresh interpreter.
+
+It is run with no input to read, so a prompt ("Do you wish to run the custom code?") fails it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from hub import open_store, push_index, push_repo_cards, push_run
+from hub.cli import main
+from hub.record.run_record import RunRecord
+from hub.store.base import Store
+from tests.hub.conftest import hub_store
+from tests.hub.loopback import LoopbackHub
+from tests.hub.samples import make_record
+
+ROOT = Path(__file__).parents[3]
+HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("modeling_switch_moe", "training", "hub", "scaling_law"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+# Every snippet starts from an empty namespace, as in an interpreter of its own.
+EACH = """
+import json, os, sys
+seen = []
+for place, code in json.loads(sys.argv[1]):
+    os.chdir(place)
+    names = {}
+    exec(code, names)
+    ids = names["tokenizer"]("model expert token", return_tensors="pt")["input_ids"]
+    seen.append([type(names["model"]).__module__.split(".")[0], names["model"].eval()(ids).logits.sum().item()])
+print(json.dumps(seen))
+"""
+
+
+@pytest.fixture
+def model_folder(tokenizer_folder: Path, tmp_path: Path) -> Path:
+    """A small model with its tokenizer, as training leaves them."""
+    from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+
+    torch.manual_seed(0)
+    config = SwitchMoeConfig(vocab_size=300, hidden_size=64, num_hidden_layers=1, num_attention_heads=1, num_experts=4)
+    folder = tmp_path / "model"
+    SwitchMoeForCausalLM(config).save_pretrained(folder)
+    for path in tokenizer_folder.iterdir():
+        shutil.copy(path, folder)
+    make_record(vocab_size=300).save(folder)
+    return folder
+
+
+def code_of(text: str) -> str:
+    """The Python of a card."""
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
+
+
+def paste(snippets: list[tuple[Path, str]], endpoint: str, home: Path, ours: bool) -> list[list]:
+    """Run snippets, each in a folder; returns (first part of the model class's module, sum of logits) of each."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(ROOT)} if ours else {}
+    words = ["-c", ("" if ours else HIDDEN) + EACH, json.dumps([(str(place), code) for place, code in snippets])]
+    done = subprocess.run(
+        [sys.executable, *words], stdin=subprocess.DEVNULL, cwd=home, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Do you wish" not in done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def pushed_code(store: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `python -m hub push` prints to load a run."""
+    monkeypatch.setattr("sys.argv", ["hub", "push", str(folder), store])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert not stopped.value.code
+    shown = capsys.readouterr().err
+    return shown[shown.index("from transformers") :]
+
+
+def release(store: Store, folder: Path) -> RunRecord:
+    pushed = push_run(store, folder, RunRecord.load(folder))
+    push_index(store, "demo", [pushed])
+    push_repo_cards(store, "demo", [pushed.repo or ""])
+    return pushed
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["without our packages", "with them"])
+def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, monkeypatch, capsys, ours):
+    from transformers import AutoTokenizer
+
+    from modeling_switch_moe import SwitchMoeForCausalLM
+    from training.demo.report import show_loading
+
+    empty, local = tmp_path / "empty", tmp_path / "a folder's store"
+    empty.mkdir()
+    monkeypatch.chdir(tmp_path)
+    remote, folder = hub_store(loopback), Path("a folder's store/models/demo-d64-E4/tokens001.5M-seed0")
+    pushed = release(remote, model_folder)
+    release(open_store(local), model_folder)
+    console = Console(width=40, file=io.StringIO())
+    show_loading(console, SimpleNamespace(folder=folder))
+    cards = [remote.read("model", "demo-d64-E4", "README.md", at) for at in (pushed.branch, "main")]
+    snippets = [
+        *((empty, code_of(card.decode())) for card in cards),
+        (local, code_of((folder / "README.md").read_text())),
+        (local, code_of((local / "models" / "demo-d64-E4" / "main" / "README.md").read_text())),
+        (empty, pushed_code(str(local), model_folder, monkeypatch, capsys)),
+        (empty, console.file.getvalue().partition("\n\n")[2]),
+    ]
+    assert pushed.commit in snippets[1][1]  # on main the commit is known, and with it the code that will run
+    modules = ["transformers_modules"] * len(snippets)
+    if ours:  # what the card says of those who have the package
+        assert "import it, and leave\nthe argument out" in cards[0].decode()
+        snippets.append(
+            (empty, "import modeling_switch_moe\n" + snippets[0][1].replace(", trust_remote_code=True", ""))
+        )
+        modules.append("modeling_switch_moe")
+    model, tokenizer = SwitchMoeForCausalLM.from_pretrained(model_folder), AutoTokenizer.from_pretrained(model_folder)
+    expected = model.eval()(tokenizer("model expert token", return_tensors="pt")["input_ids"]).logits.sum().item()
+    seen = paste(snippets, loopback.endpoint, empty, ours)
+    assert [module for module, _ in seen] == modules
+    assert [logits for _, logits in seen] == pytest.approx([expected] * len(snippets), rel=1e-5)
+
+
+def test_push_to_the_hub_prints_the_commit(loopback: LoopbackHub, model_folder, monkeypatch, capsys):
+    monkeypatch.setattr("hub.cli.open_store", lambda uri, private=False: hub_store(loopback))
+    code = pushed_code("hf://org", model_folder, monkeypatch, capsys)
+    (record,) = [
+        json.loads(row) for row in hub_store(loopback).read("dataset", "demo-runs", "runs.jsonl").splitlines()
+    ]
+    assert f'repo, revision = "org/demo-d64-E4", "{record["commit"]}"' in code

@@ -1,0 +1,106 @@
+"""The authors' checkpoints, from a loopback Hub that holds a small file in their layout."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from hub import PublishedRun, list_published, pull_published
+from hub.plain.errors import IntegrityError, NotFoundError
+from hub.release.published import REPOSITORY, STEP_TOKENS, PublishedFile
+from tests.hub.loopback import Fault, LoopbackHub
+
+RUN = PublishedRun(d_model=64, experts=4, n_heads=1, steps=15258)
+
+
+def _checkpoint() -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"model": {"head.weight": torch.arange(6.0).reshape(2, 3)}, "step": 15258}, buffer)
+    return buffer.getvalue()
+
+
+def _convert(file: PublishedFile, destination: Path) -> None:
+    content = torch.load(file.path, weights_only=True)
+    destination.mkdir()
+    (destination / "seen.txt").write_text(f"{file.run.tokens} {content['model']['head.weight'].sum().item()}")
+
+
+@pytest.fixture
+def published(loopback: LoopbackHub) -> LoopbackHub:
+    files = {
+        RUN.path: _checkpoint(),
+        "512/1/8/7629.pt": b"x",
+        "512/8/8/7629.pt": b"y",
+        "README.md": b"---\na: 1\n---\n",
+    }
+    loopback.state.put(
+        "model", REPOSITORY, "main", {**files, "notes/1/2/3.pt": b"", "../../9.pt": b"", "1/2/3/0x1.pt": b""}
+    )
+    return loopback
+
+
+def test_a_checkpoint_is_fetched_at_one_commit_and_converted(published: LoopbackHub, tmp_path: Path) -> None:
+    head = published.state.repository("model", REPOSITORY).branches["main"]
+    commit = pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
+    assert commit == head
+    assert (tmp_path / "out" / "seen.txt").read_text() == "2000000000 15.0"
+    resolved = [request.path for request in published.requests if "/resolve/" in request.path]
+    assert resolved
+    assert all(f"/resolve/{head}/" in path for path in resolved)
+    published.state.put("model", REPOSITORY, "main", {RUN.path: b"replaced"})
+    assert pull_published(RUN, tmp_path / "old", _convert, endpoint=published.endpoint, revision=head) == head
+
+
+def test_the_runs_that_there_are(published: LoopbackHub, tmp_path: Path) -> None:
+    assert list_published(endpoint=published.endpoint) == [
+        RUN,
+        PublishedRun(512, 1, 8, 7629),
+        PublishedRun(512, 8, 8, 7629),
+    ]
+    for run, hint in (
+        (PublishedRun(512, 8, 8, 1), "there are 512/8/8/7629.pt"),
+        (PublishedRun(512, 2, 8, 1), "there are 512/1, 512/8"),
+        (PublishedRun(99, 1, 1, 1), "there are 64, 512"),
+    ):
+        with pytest.raises(NotFoundError, match=hint):
+            pull_published(run, tmp_path / "out", _convert, endpoint=published.endpoint)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_download_is_not_converted(published: LoopbackHub, tmp_path: Path) -> None:
+    entry = published.state.repository("model", REPOSITORY).resolve("main").tree[RUN.path]
+    content = published.state.content(entry)
+    published.state.large[entry.lfs or ""] = content[:-1] + bytes([content[-1] ^ 1])
+    with pytest.raises(IntegrityError, match="was received with sha256"):
+        pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
+
+
+def test_faults_on_the_way_are_survived(published: LoopbackHub, tmp_path: Path) -> None:
+    published.faults.append(Fault(lambda request: request.api == "info", "status", 503))
+    published.faults.append(Fault(lambda request: "/resolve/" in request.path, "drop"))
+    published.faults.append(Fault(lambda request: request.origin == "storage", "cut"))
+    pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
+    assert [fault.times for fault in published.faults] == [0, 0, 0]
+    assert (tmp_path / "out" / "seen.txt").read_text() == "2000000000 15.0"
+
+
+def test_a_malicious_pickle_is_not_run(published: LoopbackHub, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (tmp_path / "ran",))  # type: ignore[return-value]
+
+    published.state.put("model", REPOSITORY, "main", {RUN.path: pickle.dumps({"model": Evil()})})
+    with pytest.raises(pickle.UnpicklingError):
+        pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_step_table_follows_from_the_batch_ramp() -> None:
+    """128 sequences below step 7629, 256 below 11444, then 512, of 512 tokens each."""
+    for steps, tokens in STEP_TOKENS.items():
+        ramp = 128 * min(steps, 7629) + 256 * max(0, min(steps, 11444) - 7629) + 512 * max(0, steps - 11444)
+        assert ramp * 512 == pytest.approx(tokens, rel=3e-4)

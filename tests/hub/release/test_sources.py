@@ -1,0 +1,126 @@
+"""Records and files from wherever they lie, and files of a law to wherever they go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hub import load_records, open_store, publish_files, push_index, push_run, read_file, write_records
+from hub.plain.errors import FilesError, NotFoundError
+from hub.release.sources import RepositoryReference, repository
+from hub.store.base import Store
+from tests.hub.conftest import Checkpoint
+from tests.hub.loopback import TOKEN, LoopbackHub
+from tests.hub.samples import make_record
+
+CARD = b"---\nlicense: apache-2.0\n---\n# A law\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org/demo-runs", RepositoryReference("org", "demo-runs")),
+        ("org/demo-runs@" + "a" * 40, RepositoryReference("org", "demo-runs", "a" * 40)),
+        ("hf://org/demo-runs", RepositoryReference("org", "demo-runs")),
+        ("hf://datasets/org/demo-runs@main", RepositoryReference("org", "demo-runs", "main")),
+        ("runs.jsonl", None),
+        ("sweep/runs.jsonl", None),
+        ("./org/demo-runs", None),
+        ("/org/demo-runs", None),
+        ("a/b/c", None),
+    ],
+)
+def test_what_a_text_names(text: str, expected: RepositoryReference | None) -> None:
+    assert repository(text) == expected
+
+
+def test_a_path_that_exists_is_never_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_records([make_record()], tmp_path / "org" / "demo-runs")
+    assert repository("org/demo-runs") is None
+    assert repository(Path("org/other-runs")) is None
+    assert load_records("org/demo-runs") == [make_record()]
+    with pytest.raises(FilesError, match="allowed is hf://"):
+        repository("hf://only-one-part")
+
+
+def test_every_kind_of_folder_gives_the_records(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    store = open_store(tmp_path / "store")
+    pushed = push_run(store, checkpoint("a"), make_record())
+    assert [r.run_id for r in load_records(tmp_path / "store")] == [pushed.run_id]  # the run.json of the branches
+    push_index(store, "demo", [pushed, make_record(run_id="more", seed=1)])
+    both = [pushed.run_id, "more"]
+    for source in (
+        tmp_path / "store",
+        str(tmp_path / "store"),
+        f"file:{tmp_path / 'store'}",
+        tmp_path / "store" / "datasets" / "demo-runs",
+        tmp_path / "store" / "datasets" / "demo-runs" / "main",
+        tmp_path / "store" / "datasets" / "demo-runs" / "main" / "runs.parquet",
+    ):
+        assert [record.run_id for record in load_records(source)] == both
+    make_record(run_id="x").save(tmp_path / "sweep" / "one")
+    make_record(run_id="y").save(tmp_path / "sweep" / "deep" / "two")
+    assert sorted(record.run_id for record in load_records(tmp_path / "sweep")) == ["x", "y"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FilesError, match="has no run records"):
+        load_records(tmp_path / "empty")
+    with pytest.raises(FilesError, match="there is no file"):
+        load_records(tmp_path / "missing.jsonl")
+
+
+def test_records_of_the_hub(loopback: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    from tests.hub.conftest import hub_store
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, loopback.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", loopback.endpoint)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    push_index(hub_store(loopback), "demo", [make_record()])
+    assert load_records("org/demo-runs") == [make_record()]
+    commit = loopback.state.repository("dataset", "org/demo-runs").branches["main"]
+    push_index(hub_store(loopback), "demo", [make_record(run_id="later", seed=1)])
+    assert len(load_records("hf://datasets/org/demo-runs")) == 2
+    assert load_records(f"org/demo-runs@{commit}") == [make_record()]
+    with pytest.raises(NotFoundError, match="name ends in -runs"):
+        load_records("org/model")
+    with pytest.raises(NotFoundError):
+        load_records("org/none-runs")
+
+
+def test_a_law_goes_to_a_repository_and_comes_back(store: Store) -> None:
+    files = {"README.md": CARD, "scaling_law.json": b'{"law": "joint"}', "isoflop.png": b"\x89PNG\r\n"}
+    first = publish_files(store, "demo-law", files, message="A law")
+    assert first.written
+    again = publish_files(store, "demo-law", files, message="A law")
+    assert (again.written, again.commit) == (False, first.commit)
+    assert store.read("model", "demo-law", "scaling_law.json") == b'{"law": "joint"}'
+    changed = publish_files(store, "demo-law", {"scaling_law.json": b"{}"}, message="Another")
+    assert store.read("model", "demo-law", "scaling_law.json") == b"{}"
+    assert set(store.files("model", "demo-law")) == set(files)
+    if store.uri.startswith("hf://"):
+        assert store.read("model", "demo-law", "scaling_law.json", first.commit) == b'{"law": "joint"}'
+    assert changed.commit != first.commit
+
+
+def test_files_of_a_law_are_checked_before_they_are_sent(store: Store) -> None:
+    for files, reason in (
+        ({"law.pkl": b"x"}, "not on the list"),
+        ({"../scaling_law.json": b"{}"}, "not on the list"),
+        ({"README.md": b"no metadata"}, "starts with metadata"),
+        ({"scaling_law.json": b'"hf_' + b"q" * 34 + b'"'}, "access token"),
+    ):
+        with pytest.raises(FilesError, match=reason):
+            publish_files(store, "demo-law", files, message="A law")
+    assert store.repos("model") == []
+
+
+def test_a_file_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "scaling_law.json").write_text("{}")
+    assert read_file(tmp_path, "scaling_law.json") == b"{}"
+    assert read_file(f"file:{tmp_path}", "scaling_law.json") == b"{}"
+    with pytest.raises(NotFoundError, match="there is no file"):
+        read_file(tmp_path, "README.md")

@@ -1,0 +1,394 @@
+"""What only a store on the Hub can do or get wrong: requests, tokens, permissions, foreign content, the cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from hub import load_index, pull_run, push_index, push_run
+from hub.plain.errors import (
+    AccessError,
+    ConflictError,
+    FilesError,
+    IntegrityError,
+    NotFoundError,
+    RecordError,
+    UnavailableError,
+)
+from hub.record.run_record import RunRecord
+from hub.store.hub import HubStore
+from tests.hub.conftest import Checkpoint, hub_cache, hub_store
+from tests.hub.loopback import TOKEN, Fault, LoopbackHub, Request
+from tests.hub.samples import make_record, record_fields, write_safetensors
+
+
+def test_api_calls_of_a_push(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+    """Four for each run, one more for a new repository; pushing again asks for the tree of each branch only."""
+    store = hub_store(loopback)
+    folders = [checkpoint(f"run{i}", weight=float(i)) for i in range(3)]
+    records = [make_record(run_id=f"run{i}", seed=i) for i in range(3)]
+    counts = []
+    for folder, record in zip(folders, records, strict=True):
+        before = len(loopback.requests)
+        push_run(store, folder, record)
+        counts.append(loopback.api_calls(before))
+    run = ["branch", "preupload", "commit", "tree"]
+    assert counts == [["create", *run], run, run]
+
+    again, before = hub_store(loopback), len(loopback.requests)
+    for folder, record in zip(folders, records, strict=True):
+        push_run(again, folder, record)
+    assert loopback.api_calls(before) == ["create", "refs", "tree", "tree", "tree"]
+    assert {request.method for request in loopback.requests[before:]} == {"POST", "GET"}
+    assert [request.api for request in loopback.requests[before:] if request.method == "POST"] == ["create"]
+
+
+def test_an_index_is_read_in_three_requests_at_one_commit(loopback: LoopbackHub) -> None:
+    store = hub_store(loopback)
+    push_index(store, "demo", [make_record(run_id="one")])
+    first = loopback.state.repository("dataset", "org/demo-runs").branches["main"]
+    push_index(store, "demo", [make_record(run_id="two", seed=1)])
+
+    def read(revision: str | None = None) -> tuple[int, list[str]]:
+        before = len(loopback.requests)
+        names = [record.run_id for record in load_index(hub_store(loopback, token=False), "demo", revision)]
+        return len(loopback.requests) - before, names
+
+    shutil.rmtree(hub_cache())
+    assert read(first) == (3, ["one"])
+    assert read() == (3, ["one", "two"])
+    assert read() == (1, ["one", "two"])  # from the cache, after asking which commit is the newest
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_an_index_that_changes_while_it_is_read(loopback: LoopbackHub, method: str) -> None:
+    push_index(hub_store(loopback), "demo", [make_record(run_id="one")])
+
+    def other() -> None:
+        loopback.state.put("dataset", "org/demo-runs", "main", {"runs.jsonl": b"{}\n"})
+
+    def during(request: Request) -> bool:
+        return request.method == method and "/resolve/" in request.path
+
+    loopback.faults.append(Fault(during, "before", action=other))
+    assert [record.run_id for record in load_index(hub_store(loopback), "demo")] == ["one"]
+    assert loopback.faults[0].times == 0
+
+
+def test_offline_the_cache_answers(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    store = hub_store(loopback)
+    pushed = push_run(store, checkpoint(), record)
+    push_index(store, "demo", [pushed])
+    assert load_index(store, "demo") == [pushed]
+    pull_run(store, pushed)
+    before = len(loopback.requests)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("hub.store.transport._sleep", lambda _: pytest.fail("waiting does not end offline mode"))
+    assert load_index(store, "demo") == [pushed]
+    assert (pull_run(store, pushed) / "config.json").is_file()
+    with pytest.raises(UnavailableError, match="not in the cache either"):
+        load_index(store, "other")
+    with pytest.raises(UnavailableError):
+        push_index(store, "demo", [make_record(run_id="new", seed=4)])
+    assert len(loopback.requests) == before
+
+
+def test_a_hub_that_is_gone_is_the_same_as_offline(loopback: LoopbackHub, record: RunRecord) -> None:
+    store = hub_store(loopback, attempts=2)
+    push_index(store, "demo", [record])
+    load_index(store, "demo")
+    loopback.faults.append(Fault(lambda request: True, "drop", times=10**9))
+    assert load_index(store, "demo") == [record]
+
+
+def test_a_damaged_cache_is_repaired(loopback: LoopbackHub, record: RunRecord) -> None:
+    store = hub_store(loopback)
+    push_index(store, "demo", [record])
+    load_index(store, "demo")
+    blobs = hub_cache().glob("datasets--org--demo-runs/blobs/*")
+    (blob,) = [path for path in blobs if b"4.25" in path.read_bytes()]
+    blob.write_bytes(blob.read_bytes().replace(b"4.25", b"1.25"))
+    assert load_index(store, "demo") == [record]
+
+
+# -- tokens and permissions
+
+
+def test_the_token_appears_in_the_authorization_header_only(
+    loopback: LoopbackHub,
+    checkpoint: Checkpoint,
+    record: RunRecord,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    caplog.set_level(logging.DEBUG)
+    store = hub_store(loopback, token=None, attempts=3)  # two of the faults hit the same commit
+    loopback.faults.append(Fault(lambda request: request.number in (2, 5, 9), "status", 500, times=3))
+    pushed = push_run(store, checkpoint(), record)
+    push_index(store, "demo", [pushed])
+    pull_run(store, pushed, tmp_path / "pulled")
+    logged = caplog.text
+    logging.getLogger("httpcore2").setLevel(logging.INFO)  # it traces responses, and the next one repeats the token
+    echo = {"X-Error-Message": f"bad {TOKEN}"}
+    loopback.faults.append(Fault(lambda request: True, "status", 403, echo, times=10**9))
+    with pytest.raises(AccessError) as caught:
+        push_run(store, checkpoint("next", weight=3.0), record.replaced(seed=1))
+    chain, link = [], caught.value
+    while link is not None:
+        chain.append(f"{link!r} {link} {vars(link)}")
+        link = link.__cause__
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    shown = capfd.readouterr()
+    everything = [
+        *chain,
+        logged,
+        shown.out,
+        shown.err,
+        repr(store),
+        repr(store.__dict__.keys()),
+        pushed.to_json(),
+    ]
+    assert not any(TOKEN in text for text in everything)
+    assert not any(TOKEN.encode() in content for content in written)
+    sent = 0
+    for request in loopback.requests:
+        sent += request.headers.pop("authorization", "") == f"Bearer {TOKEN}"
+        assert TOKEN not in f"{request.path} {request.query} {request.headers}"
+        assert TOKEN.encode() not in request.body
+        assert request.origin == "hub" or request.method == "POST" or "authorization" not in request.headers
+    assert sent > 10
+    stored = [*loopback.state.blobs.values(), *loopback.state.large.values()]
+    assert not any(TOKEN.encode() in content for content in stored)
+
+
+def test_a_card_or_picture_with_a_token_is_not_sent(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
+) -> None:
+    store = hub_store(loopback)
+    with pytest.raises(FilesError, match=r"README.md holds what looks like an access token"):
+        push_run(store, checkpoint(), record, card=f"---\nlicense: mit\n---\n{TOKEN}\n")
+    with pytest.raises(FilesError, match=r"README.md holds what looks like an access token"):
+        push_index(store, "demo", [record], card=f"---\nlicense: mit\n---\n{TOKEN}\n")
+    with pytest.raises(FilesError, match=r"curve.svg holds what looks like an access token"):
+        push_run(store, checkpoint("b"), record, pictures={"curve.svg": f"<svg>{TOKEN}</svg>".encode()})
+    assert "commit" not in loopback.api_calls()
+
+
+@pytest.mark.parametrize(
+    ("token", "organisation", "message"),
+    [
+        (None, "org", "no access token: run `hf auth login`"),
+        ("hf_" + "unknown" * 5, "org", "does not accept the token"),
+        ("reader", "org", "not allowed with this token"),
+        (TOKEN, "other-org", "don't have the rights to write to other-org"),
+    ],
+)
+def test_access_errors_say_what_to_do(
+    online: None, checkpoint: Checkpoint, record: RunRecord, token: str | None, organisation: str, message: str
+) -> None:
+    users = {
+        TOKEN: {"name": "tester", "orgs": ["org"], "write": True},
+        "reader": {"name": "reader", "orgs": ["org"], "write": False},
+    }
+    with LoopbackHub(users) as server:
+        store = HubStore(organisation, endpoint=server.endpoint, token=token)
+        with pytest.raises(AccessError, match=message):
+            push_run(store, checkpoint(), record)
+        with pytest.raises(AccessError, match=message):
+            push_index(store, "demo", [record])
+        assert server.state.repositories == {}
+        if token is None:
+            assert server.requests == []
+
+
+def test_private_repositories(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
+    store = hub_store(loopback, private=True)
+    push_index(store, "demo", [push_run(store, checkpoint(), record)])
+    assert all(repo.private for repo in loopback.state.repositories.values())
+    stranger = hub_store(loopback, token=False, attempts=1)
+    with pytest.raises(NotFoundError, match="not visible with this token"):
+        load_index(stranger, "demo")
+    assert stranger.repos("model") == []
+    assert store.repos("model") == ["demo-d64-E4"]
+
+
+# -- content that was there before
+
+
+def test_weights_on_main_never_lie_beside_ours(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
+) -> None:
+    """A sharded release beside main's model.safetensors would silently load main's weights."""
+    loopback.state.put("model", "org/demo-d64-E4", "main", {"model.safetensors": b"main's", "extra.txt": b"x"})
+    folder = checkpoint()
+    (folder / "model.safetensors").unlink()
+    write_safetensors(folder / "model-00001-of-00001.safetensors", [7.0])
+    index = {"weight_map": {"weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    pushed = push_run(hub_store(loopback), folder, record)
+    tree = loopback.state.repository("model", "org/demo-d64-E4").commits[pushed.commit or ""].tree
+    assert "model.safetensors" not in tree
+    assert "extra.txt" not in tree
+
+
+def test_files_of_a_squashed_first_commit_are_removed_from_the_branch(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
+) -> None:
+    loopback.state.put("model", "org/demo-d64-E4", "main", {"old.safetensors": b"old", "config.json": b"{}"})
+    repo = loopback.state.repository("model", "org/demo-d64-E4")
+    head = repo.commits[repo.branches["main"]]
+    squashed = type(head)(head.id, None, "squashed", "", head.tree, head.number)
+    repo.commits = {head.id: squashed}
+    pushed = push_run(hub_store(loopback), checkpoint(), record)
+    assert "old.safetensors" not in repo.commits[pushed.commit or ""].tree
+    assert repo.commits[pushed.commit or ""].parent == head.id
+
+
+def test_a_branch_of_someone_else_is_left_alone(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
+) -> None:
+    theirs = loopback.state.put("model", "org/demo-d64-E4", "tokens001.5M-seed0", {"notes.txt": b"mine"})
+    with pytest.raises(ConflictError, match="with other weights"):
+        push_run(hub_store(loopback), checkpoint(), record)
+    assert loopback.state.repository("model", "org/demo-d64-E4").branches["tokens001.5M-seed0"] == theirs
+
+
+def test_a_hub_that_loses_files_is_noticed(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
+    commit = loopback.state.commit
+
+    def forgetful(repo, branch, changes, *rest, **named):  # type: ignore[no-untyped-def]
+        kept = {path: entry for path, entry in changes.items() if path != "config.json"}
+        return commit(repo, branch, kept, *rest, **named)
+
+    loopback.state.commit = forgetful  # type: ignore[method-assign]
+    with pytest.raises(IntegrityError, match=r"config\.json is missing"):
+        push_run(hub_store(loopback), checkpoint(), record)
+
+
+def test_a_repository_with_many_branches_and_commits(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+    """Listings come in pages: the first commit is on the last one."""
+    for number in range(120):
+        loopback.state.put("model", "org/demo-d64-E4", "main", {"notes.txt": b"%d" % number})
+    pushed = push_run(hub_store(loopback), checkpoint(), make_record())
+    tree = loopback.state.repository("model", "org/demo-d64-E4").commits[pushed.commit or ""].tree
+    assert "notes.txt" not in tree
+    for number in range(120):
+        loopback.state.create("model", f"org/more-{number}", private=False)
+    assert len(hub_store(loopback).repos("model", "more")) == 120
+
+
+# -- malicious content
+
+
+def _index(server: LoopbackHub, *rows: str | bytes) -> None:
+    lines = [row if isinstance(row, bytes) else row.encode() for row in rows]
+    server.state.put("dataset", "org/demo-runs", "main", {"runs.jsonl": b"\n".join(lines)})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        json.dumps(record_fields(repo="org/../../etc")),
+        json.dumps(record_fields(branch="../../main")),
+        json.dumps(record_fields(commit="../" * 13 + "x")),
+        json.dumps(record_fields(weights_sha256={"../../x.safetensors": "0" * 64})),
+        json.dumps(record_fields(run_id="<script>alert(1)</script>")),
+        json.dumps(record_fields(tokens=10**300)),
+        json.dumps(record_fields(train_loss=float("nan"))),
+        json.dumps(record_fields(tokens={"$gt": 0})),
+        json.dumps(record_fields()).replace("4.25", "1e400"),
+        json.dumps(record_fields(note="x" * 300_000)),
+        "[" * 100_000,
+        '{"run_id":' * 50_000,
+        b"\xff\xfe\x00",
+        "null",
+    ],
+)
+def test_malicious_rows_are_named_and_can_be_left_out(loopback: LoopbackHub, row: str | bytes) -> None:
+    good = make_record(run_id="good")
+    _index(loopback, good.to_json(), row)
+    store = hub_store(loopback)
+    with pytest.raises(RecordError, match=r"1 of 2 rows are not valid(.|\n)*runs\.jsonl line 2"):
+        load_index(store, "demo")
+    problems: list[str] = []
+    assert load_index(store, "demo", on_invalid="skip", problems=problems) == [good]
+    assert len(problems) == 1
+    assert len(problems[0]) < 2000
+    push_index(store, "demo", [make_record(run_id="new", seed=3)])  # is not blocked, and keeps the row as it is
+    line = row if isinstance(row, bytes) else row.encode()
+    assert store.read("dataset", "demo-runs", "runs.jsonl").splitlines()[-1].strip() == line.strip()
+
+
+def test_a_row_that_points_to_another_repository_is_not_followed_out_of_the_organisation(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, tmp_path: Path
+) -> None:
+    pushed = push_run(hub_store(loopback), checkpoint(), record)
+    before = len(loopback.requests)
+    pull_run(hub_store(loopback), pushed.replaced(repo="elsewhere/demo-d64-E4"), tmp_path / "to")
+    assert all("elsewhere" not in request.path for request in loopback.requests[before:])
+
+
+def test_an_index_that_is_too_large_is_not_downloaded(loopback: LoopbackHub) -> None:
+    _index(loopback, make_record().to_json())
+    before = len(loopback.requests)
+    with pytest.raises(IntegrityError, match="allowed are 100"):
+        hub_store(loopback).read("dataset", "demo-runs", "runs.jsonl", max_bytes=100)
+    assert [request.api for request in loopback.requests[before:]] == ["info"]
+
+
+def test_pulling_ignores_what_a_release_may_not_hold(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, tmp_path: Path
+) -> None:
+    pushed = push_run(hub_store(loopback), checkpoint(), record)
+    extra = {"training_args.bin": b"pickle", "sub/config.json": b"{}", "evil.pkl": b"x", "sub/x.safetensors": b"y"}
+    loopback.state.put("model", "org/demo-d64-E4", pushed.branch or "", extra)
+    head = loopback.state.repository("model", "org/demo-d64-E4").branches[pushed.branch or ""]
+    folder = pull_run(hub_store(loopback), pushed.replaced(commit=head), tmp_path / "to")
+    assert {path.name for path in folder.rglob("*")} == {
+        *("README.md", "config.json", "model.safetensors", "modeling_switch_moe.py", "run.json", "tokenizer.json")
+    }
+
+
+@pytest.mark.parametrize("organisation", ["", "a/b", "..", "a b", "-x", "https://huggingface.co"])
+def test_organisations_have_names(online: None, organisation: str) -> None:
+    with pytest.raises(FilesError, match="organisation"):
+        HubStore(organisation)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_280_runs(loopback: LoopbackHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Forty sizes with seven runs each; prints requests and seconds per run."""
+    store, pushed, started = hub_store(loopback), [], time.perf_counter()
+    for number in range(280):
+        folder = tmp_path / "run"
+        folder.mkdir(exist_ok=True)
+        write_safetensors(folder / "model.safetensors", [float(number)])
+        (folder / "config.json").write_text("{}")
+        size = 64 * (1 + number // 7)
+        record = make_record(run_id=f"run{number}", d_model=size, n_heads=size // 64, seed=number % 7)
+        pushed.append(push_run(store, folder, record))
+    push_index(store, "demo", pushed)
+    push_seconds, calls, requests = time.perf_counter() - started, len(loopback.api_calls()), len(loopback.requests)
+    shutil.rmtree(hub_cache(), ignore_errors=True)
+    started = time.perf_counter()
+    assert sorted(load_index(hub_store(loopback), "demo"), key=lambda r: r.run_id) == sorted(
+        pushed, key=lambda r: r.run_id
+    )
+    load_seconds, load_requests = time.perf_counter() - started, len(loopback.requests) - requests
+    with capsys.disabled():
+        print(f"\n280 runs in 40 repositories: {calls / 280:.2f} API calls and {requests / 280:.2f} requests per run, "
+              f"{push_seconds:.1f} s to push; {load_requests} requests and {load_seconds:.2f} s to load")  # fmt: skip
+    assert calls == 280 * 4 + 40 + 7
+    assert load_requests == 3

@@ -1,0 +1,273 @@
+"""How often the Hub is asked: one retry layer, a token that is refused once, and the limit of commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hub import list_published, load_index, pull_run, push_index, push_run, push_runs
+from hub.cli import main
+from hub.plain.errors import AccessError, FilesError, HubError, PushErrors, UnavailableError, exit_status
+from hub.record.run_record import RunRecord
+from hub.store.hub import HubStore
+from hub.store.transport import Transport
+from tests.hub.conftest import Checkpoint, hub_store
+from tests.hub.loopback import TOKEN, Fault, LoopbackHub, Request
+from tests.hub.samples import make_record
+
+WRONG_TOKEN = "hf_" + "Wrong" * 6
+WHERE: dict[str, Callable[[Request], bool]] = {
+    "everything": lambda request: True,
+    "headers and downloads": lambda request: "/resolve/" in request.path,
+    "downloads": lambda request: "/resolve/" in request.path and request.method == "GET",
+    "storage": lambda request: request.origin == "storage",
+    "preupload": lambda request: request.api == "preupload",
+    "batch": lambda request: request.path.endswith("/batch"),
+    "commit": lambda request: request.api == "commit",
+}
+CALLS: dict[str, Callable[[HubStore, RunRecord, Path], object]] = {
+    "load_index": lambda store, run, folder: load_index(store, "demo"),
+    "push_run": lambda store, run, folder: push_run(store, folder / "new", make_record(run_id="new", seed=9)),
+    "push_index": lambda store, run, folder: push_index(store, "demo", [make_record(run_id="new", seed=9)]),
+    "pull_run": lambda store, run, folder: pull_run(store, run),
+    "pull_run into a folder": lambda store, run, folder: pull_run(store, run, folder / "got"),
+    "repos": lambda store, run, folder: store.repos("model"),
+    "published": lambda store, run, folder: list_published("org/demo-d64-E4", endpoint=store.transport.api.endpoint),
+}
+FAST = [
+    ("load_index", "headers and downloads"),
+    ("pull_run", "storage"),
+    ("push_run", "batch"),
+    ("push_index", "commit"),
+    ("published", "everything"),
+]
+SLOW = [
+    *((call, "everything") for call in CALLS if call != "published"),
+    ("load_index", "downloads"),
+    ("pull_run", "headers and downloads"),
+    *(("pull_run into a folder", where) for where in ("headers and downloads", "storage")),
+    *(("push_run", where) for where in ("preupload", "commit", "storage")),
+    *(("push_index", where) for where in ("preupload", "batch", "storage", "downloads")),
+]
+FAIL = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+
+
+@pytest.mark.parametrize(("call", "where"), FAIL)
+def test_a_permanent_503_costs_six_requests(
+    loopback: LoopbackHub, checkpoint: Checkpoint, tmp_path: Path, call: str, where: str
+) -> None:
+    pushed = push_run(hub_store(loopback), checkpoint("old"), make_record())
+    push_index(hub_store(loopback), "demo", [pushed])
+    checkpoint("new", weight=2.0)
+    store = hub_store(loopback, cache_dir=tmp_path / "empty")
+    down = Fault(WHERE[where], "status", 503, times=10**6)
+    loopback.faults.append(down)
+    with pytest.raises(UnavailableError, match="answered 503"):
+        CALLS[call](store, pushed, tmp_path)
+    assert 10**6 - down.times == 6
+
+
+def test_others_in_the_process_keep_the_retries_of_the_library(loopback: LoopbackHub) -> None:
+    from huggingface_hub import HfApi
+
+    push_index(hub_store(loopback), "demo", [make_record()])
+    loopback.faults.append(Fault(lambda request: request.api == "tree", "status", 503, times=2))
+    files = HfApi(endpoint=loopback.endpoint, token=TOKEN).list_repo_files("org/demo-runs", repo_type="dataset")
+    assert "runs.jsonl" in files
+
+
+def test_a_hub_without_a_connection_is_given_up_within_seconds(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three attempts and two short waits; a Hub that answers 503 is waited for longer."""
+    waited: list[float] = []
+    monkeypatch.setattr("hub.store.transport._sleep", waited.append)
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        list_published("org/model", endpoint="http://127.0.0.1:9")
+    assert len(waited) == 2
+    assert sum(waited) < 2.0
+
+
+def test_pull_goes_on_from_the_cache_when_there_is_no_network(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
+) -> None:
+    pushed = push_run(hub_store(loopback), checkpoint(), record)
+    folder = pull_run(hub_store(loopback), pushed)
+    loopback.faults.append(Fault(lambda request: True, "drop", times=10**6))
+    assert pull_run(hub_store(loopback), pushed) == folder
+
+
+# -- tokens
+
+
+def sweep_of(checkpoint: Checkpoint, count: int) -> list[tuple[Path, RunRecord]]:
+    records = [make_record(run_id=f"run{number:02d}", seed=number) for number in range(count)]
+    return [(checkpoint(record.run_id, weight=float(i)), record) for i, record in enumerate(records)]
+
+
+@pytest.mark.parametrize("token", [WRONG_TOKEN, None])
+def test_a_token_that_is_wrong_or_missing_fails_once(
+    loopback: LoopbackHub, checkpoint: Checkpoint, token: str | None
+) -> None:
+    with pytest.raises(AccessError, match="token") as caught:
+        push_runs(hub_store(loopback, token=token), sweep_of(checkpoint, 12), workers=4)
+    assert str(caught.value).count("token") <= 2
+    assert loopback.api_calls() == (["list"] if token else [])
+
+
+def test_an_account_without_the_right_to_write_is_not_tried_for_each_run(
+    loopback: LoopbackHub, checkpoint: Checkpoint
+) -> None:
+    store = HubStore("other", endpoint=loopback.endpoint, token=TOKEN)
+    with pytest.raises(AccessError, match="rights to write to other"):
+        push_runs(store, sweep_of(checkpoint, 8), workers=2)
+    assert loopback.api_calls()[:2] == ["list", "list"]  # what is public there
+    assert len(loopback.api_calls()) <= 4
+
+
+def test_reading_with_a_wrong_token_asks_once(loopback: LoopbackHub) -> None:
+    push_index(hub_store(loopback), "demo", [make_record()])
+    sent, store = len(loopback.requests), hub_store(loopback, token=WRONG_TOKEN)
+    for _ in range(3):
+        with pytest.raises(AccessError, match="does not accept the token"):
+            load_index(store, "demo")
+    assert len(loopback.requests) - sent == 1
+
+
+# -- the limit of commits, 128 per hour and repository: a 429 that does not say when to come back
+
+
+def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+    """Three commits are taken; one is refused, and the others are not sent any more."""
+    accepted = [0]
+
+    def beyond(request: Request) -> bool:
+        accepted[0] += request.api == "commit"
+        return request.api == "commit" and accepted[0] > 3
+
+    loopback.faults.append(Fault(beyond, "status", 429, times=10**6))
+    runs = sweep_of(checkpoint, 8)
+    with pytest.raises(
+        PushErrors, match=r"5 of the pushes failed: run03, run04, run05 and 2 more: .*no more commits"
+    ) as caught:
+        push_runs(hub_store(loopback), runs)
+    assert [record.run_id for record in caught.value.pushed] == ["run00", "run01", "run02"]
+    assert "start the same command again in an hour" in str(caught.value)
+    assert loopback.api_calls().count("commit") == 4
+    assert loopback.api_calls().count("preupload") == 4
+    assert exit_status(caught.value) == 4
+    loopback.faults.clear()
+    assert len(push_runs(hub_store(loopback), runs)) == 8  # the same command goes on
+    assert loopback.api_calls().count("commit") == 4 + 5
+
+
+def test_the_limit_of_commits_of_one_repository_leaves_the_others_alone(
+    loopback: LoopbackHub, checkpoint: Checkpoint
+) -> None:
+    full = Fault(lambda request: request.api == "commit" and "demo-d64-E4" in request.path, "status", 429, times=10**6)
+    loopback.faults.append(full)
+    store = hub_store(loopback)
+    with pytest.raises(UnavailableError, match="org/demo-d64-E4 takes no more commits"):
+        push_run(store, checkpoint("a"), make_record())
+    push_index(store, "demo", [make_record(run_id="other")])
+    assert 10**6 - full.times == 1
+
+
+def test_a_limit_that_says_when_to_come_back_is_waited_for(
+    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("hub.store.transport._sleep", waited.append)
+    limit = Fault(lambda request: request.api == "commit", "status", 429, {"Retry-After": "40"})
+    loopback.faults.append(limit)
+    assert push_run(hub_store(loopback), checkpoint(), record).commit
+    assert 40.0 <= waited[0] < 41.0
+
+
+def test_a_server_without_xet_gets_the_hint(online: None) -> None:
+    """The library's upload through Xet ends with this, of the class ConnectionError."""
+    transport = Transport("http://127.0.0.1:1", None, timeout=1.0, attempts=3, longest_wait=1.0)
+    calls = [0]
+
+    def upload() -> None:
+        calls[0] += 1
+        raise ConnectionError(
+            "Network error: Request error: HTTP status client error (404 Not Found), "
+            "domain: http://hub.example/api/models/org/demo/xet-write-token/main"
+        )
+
+    with pytest.raises(FilesError, match="no Xet storage; set HF_HUB_DISABLE_XET=1"):
+        transport.call(upload)
+    assert calls == [1]
+
+
+# -- the commands
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["runs", "hf://org", "none"], 2),
+        (["runs", "hf://org", "demo", "--revision", "v9"], 2),
+        (["pull", "hf://org", "demo", "--to", "/proc/none"], 2),
+        (["published", "--repository", "org/none"], 2),
+        (["pull-published", "64", "4", "1", "7", "--to", "new", "--repository", "org/none"], 2),
+    ],
+)
+def test_errors_of_the_commands_are_one_line_with_a_status(
+    loopback: LoopbackHub,
+    checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    status: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    use(monkeypatch, loopback)
+    push_index(hub_store(loopback), "demo", [push_run(hub_store(loopback), checkpoint(), make_record())])
+    shown = run_command(monkeypatch, capsys, arguments)
+    assert shown[0] == status
+    *progress, error = shown[1].splitlines()
+    assert error.startswith("error: ")
+    assert all(line.startswith("fetching ") for line in progress)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_hub_that_is_down_ends_a_command_with_one_line(
+    loopback: LoopbackHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, loopback)
+    loopback.faults.append(Fault(lambda request: True, "status", 503, times=10**6))
+    for arguments in (["runs", "hf://org"], ["runs", "hf://org", "demo"], ["published"]):
+        status, error = run_command(monkeypatch, capsys, arguments)
+        assert (status, error.count("\n")) == (1, 1)
+        assert error.startswith("error: the Hub answered 503")
+
+
+def test_the_status_of_each_error() -> None:
+    assert exit_status(PushErrors([("run", FilesError("x"))], [])) == 4
+    assert exit_status(PermissionError(13, "denied")) == 2
+    assert exit_status(OSError(28, "no space left")) == 3
+    assert exit_status(HubError("x")) == exit_status(UnavailableError("x")) == 1
+
+
+def use(monkeypatch: pytest.MonkeyPatch, server: LoopbackHub) -> None:
+    """Make the loopback Hub the one that the commands talk to."""
+    from huggingface_hub import constants
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+
+def run_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> tuple[int, str]:
+    """Exit status and standard error of `python -m hub`."""
+    monkeypatch.setattr("sys.argv", ["hub", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0), capsys.readouterr().err

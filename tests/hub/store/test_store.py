@@ -1,0 +1,261 @@
+"""Publishing, reading and updating: the same tests for every store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hub import check_parameters, load_index, pull_run, pull_runs, push_index, push_run, select
+from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
+from hub.record.run_record import RunRecord
+from hub.store.base import Store, checked_name, open_store
+from tests.hub.conftest import Checkpoint
+from tests.hub.samples import make_record
+
+RELEASED = {"README.md", "config.json", "model.safetensors", "modeling_switch_moe.py", "run.json", "tokenizer.json"}
+
+
+def test_a_pushed_run_holds_the_listed_files_only(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
+    pushed = push_run(store, checkpoint(), record)
+    assert pushed.repo == store.repo_id("demo-d64-E4")
+    assert pushed.branch == "tokens001.5M-seed0"
+    assert pushed.commit
+    files = store.files("model", "demo-d64-E4", "tokens001.5M-seed0")
+    assert set(files) == RELEASED
+    assert files["model.safetensors"].sha256 == (pushed.weights_sha256 or {})["model.safetensors"]
+    inside = RunRecord.from_json(store.read("model", "demo-d64-E4", "run.json", pushed.branch))
+    assert inside == pushed.replaced(commit=None)
+    assert store.branches("model", "demo-d64-E4")[pushed.branch] == pushed.commit
+
+
+def test_pushing_again_writes_nothing(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
+    folder = checkpoint()
+    first = push_run(store, folder, record)
+    assert push_run(store, folder, record) == first
+    assert push_run(store, folder, record, siblings=[make_record(run_id="next", seed=1)]) == first
+
+
+def test_other_weights_on_the_same_branch_are_refused(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
+    pushed = push_run(store, checkpoint("one"), record)
+    with pytest.raises(ConflictError, match=r"has a branch 'tokens001.5M-seed0' with other weights"):
+        push_run(store, checkpoint("two", weight=2.0), record)
+    assert store.branches("model", "demo-d64-E4")["tokens001.5M-seed0"] == pushed.commit
+    other = push_run(store, checkpoint("three", weight=3.0), record, branch="tokens001.5M-seed0-b")
+    assert other.branch == "tokens001.5M-seed0-b"
+
+
+def test_recorded_weights_must_be_those_of_the_files(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
+    with pytest.raises(RecordError, match="are not those of the files"):
+        push_run(store, checkpoint(), record.replaced(weights_sha256={"model.safetensors": "0" * 64}))
+    assert store.repos("model") == []
+
+
+def test_the_index_gains_rows_and_keeps_them(store: Store) -> None:
+    one, two = make_record(run_id="one"), make_record(run_id="two", seed=1)
+    assert push_index(store, "demo", [one]).written
+    push_index(store, "demo", [two])
+    assert load_index(store, "demo") == [one, two]
+    again = push_index(store, "demo", [two, one])
+    assert not again.written
+    better = one.replaced(eval_loss=4.0)
+    push_index(store, "demo", [better])
+    assert load_index(store, "demo") == [better, two]
+    assert set(store.files("dataset", "demo-runs")) == {"README.md", "runs.jsonl", "runs.parquet"}
+    card = store.read("dataset", "demo-runs", "README.md").decode()
+    assert "path: runs.parquet" in card
+    assert "4.0000" in card
+
+
+def test_the_card_of_an_index_sees_the_merged_rows(store: Store) -> None:
+    push_index(store, "demo", [make_record(run_id="one")])
+    push_index(
+        store, "demo", [make_record(run_id="two")], card=lambda rows: f"---\nlicense: mit\n---\n{len(rows)} rows\n"
+    )
+    assert b"2 rows" in store.read("dataset", "demo-runs", "README.md")
+
+
+def test_an_index_is_refused_when_runs_do_not_belong_together(store: Store) -> None:
+    with pytest.raises(RecordError, match="sweep of run x is 'other', allowed here is 'demo'"):
+        push_index(store, "demo", [make_record(run_id="x", sweep="other")])
+    same = {"weights_sha256": {"model.safetensors": "0" * 64}}
+    with pytest.raises(ConflictError, match="2 runs have the same weights"):
+        push_index(store, "demo", [make_record(run_id="a", **same), make_record(run_id="b", seed=1, **same)])
+    with pytest.raises(NotFoundError):
+        load_index(store, "demo")
+
+
+def test_parallel_writers_lose_no_row(store: Store) -> None:
+    records = [make_record(run_id=f"run{i}", seed=i) for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda record: push_index(store, "demo", [record]), records))
+    assert {record.run_id for record in load_index(store, "demo")} == {f"run{i}" for i in range(8)}
+
+
+def test_parallel_pushes_of_one_branch_agree(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
+    same = [checkpoint(f"same{i}") for i in range(4)]
+    other = checkpoint("other", weight=9.0)
+    push_run(store, checkpoint("first", weight=5.0), record.replaced(seed=5))
+
+    def attempt(folder: Path) -> object:
+        try:
+            return push_run(store, folder, record).weights_sha256
+        except ConflictError as error:
+            return error
+
+    with ThreadPoolExecutor(5) as pool:
+        results = list(pool.map(attempt, [*same, other]))
+    won = [result for result in results if not isinstance(result, ConflictError)]
+    assert len(won) in (1, 4)
+    assert all(result == won[0] for result in won)
+    files = store.files("model", "demo-d64-E4", "tokens001.5M-seed0")
+    assert {"model.safetensors": files["model.safetensors"].sha256} == won[0]
+
+
+def test_pull_gives_a_folder_with_checked_weights(
+    store: Store, checkpoint: Checkpoint, record: RunRecord, tmp_path: Path
+) -> None:
+    folder = checkpoint()
+    pushed = push_run(store, folder, record)
+    pulled = pull_run(store, pushed, tmp_path / "pulled")
+    assert {entry.name for entry in pulled.iterdir()} == RELEASED
+    assert (pulled / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    in_place = pull_run(store, pushed)
+    assert (in_place / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    with pytest.raises(IntegrityError, match="have sha256"):
+        pull_run(store, pushed.replaced(weights_sha256={"model.safetensors": "0" * 64}), tmp_path / "wrong")
+    with pytest.raises(NotFoundError, match="no released weights"):
+        pull_run(store, record, tmp_path / "never")
+    with pytest.raises(NotFoundError):
+        pull_run(store, pushed.replaced(commit="0" * 40), tmp_path / "gone")
+
+
+def test_the_number_of_parameters_is_checked_from_the_headers(store: Store, checkpoint: Checkpoint) -> None:
+    pushed = push_run(store, checkpoint(), make_record(n_active=16, n_total=16))
+    assert store.tensor_shapes("demo-d64-E4", pushed.commit or "") == {"weight": (16,)}
+    assert check_parameters(store, pushed) == 16
+    with pytest.raises(IntegrityError, match="n_total of run demo-d64-E4-a is 17, its released tensors have 16"):
+        check_parameters(store, pushed.replaced(n_total=17))
+    with pytest.raises(NotFoundError, match="no released weights"):
+        check_parameters(store, make_record())
+    store.update("model", "no-weights", (), lambda _: {"config.json": b"{}"}, "message")
+    with pytest.raises(NotFoundError):
+        store.tensor_shapes("no-weights", "main")
+
+
+def test_pull_by_filter(store: Store, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    small = push_run(store, checkpoint("small"), make_record(run_id="small"))
+    large = push_run(store, checkpoint("large", weight=2.0), make_record(run_id="large", tokens=3_000_000_000))
+    push_index(store, "demo", [small, large])
+    chosen = select(load_index(store, "demo"), "E=4, D >= 1B, final")
+    assert [folder for _, folder in pull_runs(store, chosen, tmp_path / "to")] == [
+        tmp_path / "to" / "demo-d64-E4" / "tokens003.0B-seed0"
+    ]
+
+
+def test_what_is_not_there_is_an_error_of_its_own(store: Store) -> None:
+    assert store.repos("model") == []
+    assert store.branches("model", "nothing") == {}
+    for call in (
+        lambda: store.files("model", "nothing"),
+        lambda: store.read("dataset", "nothing", "runs.jsonl"),
+        lambda: load_index(store, "nothing"),
+    ):
+        with pytest.raises(NotFoundError):
+            call()
+    push_index(store, "demo", [make_record()])
+    with pytest.raises(NotFoundError, match="no file 'other'"):
+        store.read("dataset", "demo-runs", "other")
+    assert store.repos("dataset", "demo") == ["demo-runs"]
+    assert store.repos("dataset", "x") == []
+
+
+def test_a_file_larger_than_asked_for_is_refused(store: Store) -> None:
+    push_index(store, "demo", [make_record()])
+    with pytest.raises(IntegrityError, match="bytes"):
+        store.read("dataset", "demo-runs", "runs.jsonl", max_bytes=100)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "a..b", "-a", "a-", "a b", "x" * 200, "a\n"])
+def test_names_that_lead_elsewhere_are_refused(store: Store, name: str) -> None:
+    with pytest.raises(FilesError, match="allowed are letters and digits"):
+        checked_name(name, "branch")
+    with pytest.raises((FilesError, NotFoundError)):
+        store.publish("demo", name, {"config.json": b"{}"}, {}, "message")
+    assert store.repos("model") == []
+
+
+def test_files_off_the_list_are_refused_by_the_store_itself(store: Store) -> None:
+    for name in ("../evil.py", "training_args.bin", "sub/config.json", "/etc/passwd", ".gitattributes"):
+        with pytest.raises(FilesError, match="not on the list"):
+            store.publish("demo", "branch", {"config.json": b"{}", name: b"x"}, {}, "message")
+    assert store.branches("model", "demo") == {}
+
+
+def test_uris() -> None:
+    assert open_store("releases").uri == "releases"
+    assert open_store("file:releases/x").uri == "releases/x"
+    assert open_store("file:///srv/x").uri == "/srv/x"
+    for uri in ("https://huggingface.co/org", "s3://bucket"):
+        with pytest.raises(FilesError, match="allowed are a folder"):
+            open_store(uri)
+
+
+def test_a_publication_is_there_whole_or_not_at_all(tmp_path: Path, checkpoint: Checkpoint, record: RunRecord) -> None:
+    """A process that is killed while it writes leaves no branch, and the next push succeeds."""
+    folder = checkpoint()
+    record.save(folder)
+    code = """
+import os, sys
+from hub import atomic, open_store, push_run
+from hub.records import RunRecord
+copy, copied = atomic.copy_file, []
+def stop(source, destination):
+    copied.append(source)
+    if str(len(copied)) == sys.argv[3]:
+        os._exit(9)
+    return copy(source, destination)
+atomic.copy_file = stop
+if sys.argv[3] == "rename":
+    os.rename = lambda *_: os._exit(9)
+push_run(open_store(sys.argv[1]), sys.argv[2], RunRecord.load(sys.argv[2]))
+"""
+    local = open_store(tmp_path / "releases")
+    for moment in ("1", "4", "rename"):
+        arguments = [str(tmp_path / "releases"), str(folder), moment]
+        assert subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode == 9
+        assert local.branches("model", "demo-d64-E4") == {}
+    assert push_run(local, folder, record).commit
+    assert set(local.files("model", "demo-d64-E4", "tokens001.5M-seed0")) == RELEASED
+    leftover = [path for path in (tmp_path / "releases" / "models" / "demo-d64-E4").iterdir() if path.name[0] == "."]
+    assert len(leftover) == 3
+    for path in leftover:
+        os.utime(path, (0, 0))
+    push_run(local, checkpoint("next", weight=4.0), record.replaced(seed=1))
+    assert sorted(os.listdir(tmp_path / "releases" / "models" / "demo-d64-E4")) == [
+        "tokens001.5M-seed0",
+        "tokens001.5M-seed1",
+    ]
+
+
+def test_processes_that_write_one_index_lose_no_row(tmp_path: Path) -> None:
+    for number in range(2):
+        make_record(run_id=f"run{number}", seed=number).save(tmp_path / str(number))
+    code = """
+import sys
+from hub import open_store, push_index
+from hub.records import RunRecord
+record = RunRecord.load(sys.argv[2])
+for step in range(10):
+    push_index(open_store(sys.argv[1]), "demo", [record.replaced(run_id=f"{record.run_id}-{step}")])
+"""
+    store = tmp_path / "releases"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(store), str(tmp_path / str(number))]) for number in range(2)
+    ]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert len(load_index(open_store(store), "demo")) == 20

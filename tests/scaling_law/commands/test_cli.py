@@ -1,0 +1,212 @@
+"""The shell: answers as tables and JSON, examples in every help, exit codes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from scaling_law.commands.cli import app
+
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+@pytest.fixture
+def shell():
+    runner = CliRunner()
+    return lambda *words: runner.invoke(app, [str(w) for w in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
+
+
+@pytest.fixture
+def runs_file(tmp_path, paper_runs):
+    path = tmp_path / "runs.jsonl"
+    frame = paper_runs.to_pandas().rename(columns={"loss": "eval_loss"})
+    frame.to_json(path, orient="records", lines=True, double_precision=15)
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(shell, command):
+    result = shell(command, "--help")
+    assert result.exit_code == 0
+    assert f"scaling-law {command}" in result.output
+    assert "--json" in result.output
+
+
+def test_loss(shell, published):
+    result = shell("loss", "--n-active", "1.1B", "--tokens", "20B", "--experts", "1,4", "--json")
+    rows = json.loads(result.output)["rows"]
+    assert [row["loss"] for row in rows] == published.loss(1.1e9, 2e10, [1, 4]).tolist()
+    assert "2.5648" in shell("loss", "--n-active", "1.1B", "--tokens", "20B").output
+
+
+def test_optimal(shell):
+    words = ("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k")
+    data = json.loads(shell(*words, "--json").output)
+    assert data["best"]["experts"] == 16
+    assert data["constraints"]["kv_cache_tokens"] == 16384
+    assert data["best"]["memory_bytes"] == pytest.approx(80e9)
+    assert "best" in shell(*words).output
+    integral = json.loads(shell(*words, "--integral", "--experts", "1-3", "--json").output)
+    assert [row["architecture"]["experts"] for row in integral["rows"]] == [1, 2, 3]
+
+
+def test_fit_saves_a_law_that_other_commands_take(shell, runs_file, tmp_path):
+    words = ("fit", runs_file, "--bootstrap", 20, "-o", tmp_path / "law")
+    result = shell(*words, "--json")
+    assert result.exit_code == 0
+    data = json.loads(result.output)
+    assert data["rmse"] == pytest.approx(0.0059, abs=2e-4)
+    assert data["intervals"]["alpha"][0] < data["coefficients"]["alpha"] < data["intervals"]["alpha"][1]
+    assert "Coefficients" in shell(*words).output
+    again = json.loads(shell("optimal", "--law", tmp_path / "law", "--flops", "1e20", "--json").output)
+    assert again["rows"][0]["loss_interval"]
+    held = json.loads(shell("fit", runs_file, "--fix", "e_max=256", "--json").output)
+    assert held["coefficients"]["e_max"] == 256
+
+
+def test_figures(shell, tmp_path):
+    data = json.loads(shell("figures", tmp_path / "out", "--suffix", "svg", "--flops", "1e21", "--json").output)
+    assert len(data["written"]) == 1
+    for path in data["written"]:
+        assert "<svg" in Path(path).read_text()[:1000]
+
+
+def test_tables(shell):
+    data = json.loads(shell("tables", "--json").output)
+    assert {t["name"]: t["agreeing"] for t in data}["compute_optimal"] == 29
+    assert "differs" in shell("tables", "optimal_experts", "--differing").output
+
+
+def test_plan(shell, tmp_path):
+    words = ("plan", "--flops", "1e20", "--experts", "8", "-o", tmp_path / "new" / "run.yaml")
+    data = json.loads(shell(*words, "--json").output)
+    assert data["architecture"]["experts"] == 8
+    assert "accelerate launch train.py" in shell(*words).output
+    assert (tmp_path / "new" / "run.yaml").read_text().startswith("# ")
+
+
+def test_reach(shell):
+    rows = json.loads(shell("reach", "--loss", "2.0", "--memory", "24GB", "--json").output)["rows"]
+    assert rows[0]["flops"] > 1e23
+    assert [row["trusted"] for row in rows[:3]] == [True, True, False]
+    assert rows[-1]["flops"] is None
+    data = json.loads(shell("reach", "--loss", "2.15", "--flops", "1e22", "--experts", 8, "--json").output)
+    assert data["rows"][0]["n_active"] == pytest.approx(2.54e9, rel=1e-2)
+    assert data["rows"][0]["tokens"] == pytest.approx(657e9, rel=1e-2)
+    assert any("D/N 259" in warning for warning in data["warnings"])
+    output = shell("reach", "--loss", "2.15", "--flops", "1e22").output
+    assert all(text in output for text in ("27.5 GB", "2.54B", "657B"))
+
+
+def test_learning_rate(shell):
+    assert "0.001699" in shell("learning-rate", "--d-model", 512).output
+    data = json.loads(shell("learning-rate", "--d-model", 512, "--law", "paper", "--json").output)
+    assert data["learning_rate"] == pytest.approx(4.18e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("loss", "--n-active", "big", "--tokens", "1B"), "--n-active='big'"),
+        (("loss", "--n-active", "1B", "--tokens", "1B", "--experts", "0"), "--experts='0'"),
+        (("optimal", "--flops", "1e22", "--memory", "80XB"), "--memory='80XB'"),
+        (("optimal", "--flops", "1e22", "--memory", "1MB"), "nothing fits"),
+        (("optimal", "--flops", "1e22", "--law", "nowhere"), "nowhere"),
+        (("fit", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("fit", "nowhere.jsonl", "--fix", "e_max"), "nowhere.jsonl"),
+        (("reach", "--loss", "2", "--flops", "1e22", "--memory", "1GB"), "give one of them"),
+        (("tables", "figures"), "'figures' is not one of"),
+        (("plan", "--flops", "1e20", "--mfu", "0"), "mfu=0"),
+        (("learning-rate", "--d-model", 100), "d_model=100"),
+        (("learning-rate", "--d-model", 128, "--law", "other"), "other"),
+        (("figures", "out", "--suffix", "bmp"), "suffix"),
+    ],
+)
+def test_wrong_questions_exit_with_2(shell, words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = shell(*words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("optimal", "--flops", "1e28"), "N_act 73.4T is outside the fitted"),
+        (("optimal", "--flops", "1e22", "--experts", "60000"), "E = 60000 is outside the fitted 1…32"),
+        (("reach", "--loss", "2.3", "--flops", "1e22", "--experts", "32"), "D/N 45.5k is outside the fitted"),
+        (("reach", "--loss", "1.42", "--experts", "1"), "is outside the fitted"),
+        (("plan", "--flops", "1e28"), "N_act"),
+    ],
+)
+def test_far_questions_are_refused_unless_forced(shell, words, message):
+    result = shell(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert "--force" in result.stderr
+    forced = shell(*words, "--force")
+    assert forced.exit_code == 0
+    assert "do not act" in forced.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("loss", "--n-active", "1k", "--tokens", "1T", "--experts", "8"),
+        ("learning-rate", "--d-model", 512, "--experts", 1000),
+    ],
+)
+def test_formulas_answer_always_and_exit_with_1_where_no_one_should_act(shell, words):
+    result = shell(*words)
+    assert result.exit_code == 1
+    assert "do not act" in result.stdout
+    data = json.loads(shell(*words, "--json").stdout)
+    assert data.get("trusted", data.get("rows", [{}])[0].get("trusted")) is False
+
+
+def test_the_law_of_one_number_of_experts_can_be_asked(shell, published, tmp_path):
+    published.to_chinchilla(8).save_pretrained(tmp_path)
+    data = json.loads(shell("optimal", "--law", tmp_path, "--flops", "1e20", "--json").stdout)
+    assert [row["experts"] for row in data["rows"]] == [8]
+    assert shell("reach", "--law", tmp_path, "--loss", "2.3").exit_code == 0
+    assert shell("plan", "--law", tmp_path, "--flops", "1e20").exit_code == 0
+    assert "holds for E = 8 only" in shell("optimal", "--law", tmp_path, "--flops", "1e20", "--experts", 4).stderr
+
+
+def test_a_law_that_rises_for_some_experts_answers_for_the_others(shell, published, tmp_path):
+    """As the fit of a tiny sweep may come out: the exponent of N is positive for E = 1 and 2, or that of D for all."""
+    law = published.replace(alpha=0.12, gamma=-0.09)
+    law.replace(draws=np.tile(list(law.coefficients.values()), (20, 1))).save_pretrained(tmp_path / "some")
+    words = ("--flops", "1e21", "--vocab-size", 1000, "--force")
+    result = shell("optimal", "--law", tmp_path / "some", *words)
+    assert result.exit_code == 0
+    assert "E = 2 is left out: the loss does not fall with N_act (exponent +0.0" in result.stdout
+    data = json.loads(shell("optimal", "--law", tmp_path / "some", *words, "--json").stdout)
+    assert [row["experts"] for row in data["rows"]] == [4, 8, 16, 32]
+    assert all(row["loss_interval"] for row in data["rows"])
+    published.replace(beta=0.3).save_pretrained(tmp_path / "none")
+    result = shell("optimal", "--law", tmp_path / "none", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "It can be asked for the `loss` of models inside its runs: N_act 78.7M to 2.72B" in result.stderr
+
+
+def test_optimal_says_what_cannot_be_told_apart(shell):
+    words = ("optimal", "--flops", "1e22", "--memory", "80G", "--kv-tokens", "16k")
+    assert "E = 8, 16 and 32 cannot be told apart" in shell(*words).stdout
+    comparison = json.loads(shell(*words, "--json").stdout)["comparison"]
+    assert comparison["tied"] == [16, 8, 32]
+    assert comparison["error"] == 0.0062
+    assert comparison["win_shares"]["16"] > 0.5
+
+
+def test_a_machine_that_gives_out_exits_with_3(shell, tmp_path, monkeypatch):
+    def full(self, *_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = shell("plan", "--flops", "1e20", "-o", tmp_path / "run.yaml")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "No space left" in result.stderr

@@ -1,0 +1,170 @@
+"""The shell's fitting commands: as many settings as Python, the same answers, clear refusals."""
+
+import json
+import re
+
+import numpy as np
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from scaling_law import JointLaw, fit, load_runs
+from scaling_law.commands.cli import app
+from scaling_law.commands.support import NOT_TRUSTED
+from scaling_law.fitting.profiles import ProfileInterval, profile_interval
+from scaling_law.fitting.splits import compare, split
+from scaling_law.planning.design import next_runs, predicted_loss
+from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
+
+
+@pytest.fixture
+def shell():
+    runner = CliRunner()
+    return lambda *words: runner.invoke(app, [str(w) for w in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """The tiny sweep with its trunks, a warm-up, and a run that is off."""
+    frame = tiny_runs().to_pandas().rename(columns={"loss": "final_loss"}).assign(warmup_tokens=150_000)
+    frame.loc[4, "final_loss"] += 1.0
+    path = tmp_path_factory.mktemp("runs") / "runs.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def law(table):
+    folder = table.parent / "law"
+    fit(table, outliers="set_aside").bootstrap(60).law.save_pretrained(folder)
+    return folder
+
+
+def test_fit_has_what_python_has(shell, table):
+    words = "--huber-delta 0.02 --weights inverse_loss --l2 1e-6 --bound c=1:2.5 --bound e_max=20: --bound alpha=:0"
+    words += (
+        " --fix gamma=0.004 --outliers set_aside --trunks run --release 8 --allow-unidentifiable --loss final_loss"
+    )
+    result = shell("fit", table, *words.split(), "--json")
+    assert result.exit_code == 0
+    expected = fit(
+        load_runs(table, "final_loss", trunks="run"),
+        huber_delta=0.02,
+        weights="inverse_loss",
+        l2=1e-6,
+        bounds={"c": (1, 2.5), "e_max": (20, None), "alpha": (None, 0)},
+        fixed={"gamma": 0.004},
+        outliers="set_aside",
+        release=8,
+        allow_unidentifiable=True,
+    )
+    found = json.loads(result.output)
+    assert found["coefficients"] == expected.law.coefficients
+    assert found["status"]["set_aside"] == ["row-4"]
+    assert found["status"]["n_trunks"] == 35
+    assert found["status"]["trunk_source"] == "each run its own trunk"
+    assert found["settings"]["outliers"] == "set_aside"
+    assert found["loss"] == "final_loss"
+
+
+def test_fit_names_bad_runs_and_trunks(shell, table):
+    text = shell("fit", table, "--bootstrap", 2).output
+    assert "36 runs of 12 trunks (column trunk) from runs.csv, final_loss" in text
+    assert "1 run lies far from the law of the others (still fitted" in text
+    assert re.search(r"row-4 \(\+(0\.9|1\.0)\d* nats\)", text)
+
+
+def test_a_fit_that_does_not_converge_is_not_trusted(shell, table, monkeypatch):
+    from scaling_law.fitting.problem import Problem
+
+    solve = Problem.solve
+    monkeypatch.setattr(Problem, "solve", lambda *a, **options: solve(*a, **(options | {"max_iterations": 1})))
+    result = shell("fit", table, "--json")
+    assert result.exit_code == NOT_TRUSTED == 1
+    assert json.loads(result.output)["status"]["converged"] is False
+
+
+def test_profile(shell, table):
+    words = ("profile", table, "--level", 0.9, "--outliers", "set_aside")
+    held = {name: value for name, value in TINY_LAW.items() if name not in ("a", "b", "c")}
+    words += tuple(word for name, value in held.items() for word in ("--fix", f"{name}={value}"))
+    found = json.loads(shell(*words, "--json").output)
+    expected = profile_interval(fit(table, outliers="set_aside", fixed=held), "c", 0.9)
+    assert [row["coefficient"] for row in found["profiles"]] == ["a", "b", "c"]
+    found["profiles"] = found["profiles"][2:]
+    assert found["profiles"][0]["low"] == pytest.approx(expected.low)
+    assert found["profiles"][0]["high"] == pytest.approx(expected.high)
+    assert "Profile intervals, 0.9" in shell(*words, "--coefficients", "c").output
+
+
+def test_split(shell, table):
+    words = ("split", table, "--by", "flops", "--validation", 6, "--outliers", "set_aside")
+    found = json.loads(shell(*words, "--json").output)
+    expected = compare(split(load_runs(table), "flops", 6), outliers="set_aside")
+    assert found["rmse"] == {law: pytest.approx(dict(parts)) for law, parts in expected.rmse.items()}
+    assert found["runs"] == {"train": 30, "validation": 6, "test": 0}
+    text = shell(*words, "--fix", "e_max=200", "--fix", "e_start=2").output
+    assert "Split by flops" in text
+    assert "joint law" in text
+
+
+def test_next_runs(shell, law):
+    words = ("next-runs", "--law", law, "--flops", "1e15", "--ask", "loss:1M,20M,4", "--max-runs", 3)
+    words += ("--widths", "64,128", "--vocab-size", 2048, "--tokens-per-parameter", "0.2:40")
+    found = json.loads(shell(*words, "--json").output)
+    assert found["warmup_tokens"] == 150_000
+    assert 1 <= len(found["runs"]) <= 3
+    assert all(0.8 * run["tokens"] >= 150_000 for run in found["runs"])
+    assert found["deviation_after"] < found["deviation_before"]
+    assert "each longer than its warm-up of 150k tokens" in shell(*words).output
+    longer = json.loads(shell(*words, "--warmup", "10M", "--json").output)
+    assert all(0.8 * run["tokens"] >= 10e6 for run in longer["runs"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("fit", "TABLE", "--bound", "c=2"), "--bound 'c=2' is not of the form name=low:high"),
+        (("fit", "TABLE", "--bound", "c=2:1"), "bounds: c=(2.0, 1.0) must be ordered"),
+        (("fit", "TABLE", "--fix", "c"), "--fix 'c' is not of the form name=number"),
+        (("fit", "TABLE", "--outliers", "hide"), "outliers='hide'"),
+        (("fit", "TABLE", "--weights", "loss"), "weights='loss'"),
+        (("fit", "TABLE", "--trunks", "trunkk"), "trunks='trunkk' must be"),
+        (("fit", "TABLE", "--huber-delta", "0"), "huber_delta=0"),
+        (("fit", "TABLE", "--bootstrap", "1"), "--bootstrap 1"),
+        (("profile", "TABLE", "--coefficients", "kappa"), "coefficient='kappa'"),
+        (("split", "TABLE", "--by", "size"), "by='size'"),
+        (("next-runs", "--flops", "1e20", "--ask", "optimum:1e22"), "--ask 'optimum:1e22' must be optimum:FLOPS,E"),
+        (("next-runs", "--flops", "1e20", "--ask", "loss:1B,2B,3", "--memory", "1GB"), "go with advantage only"),
+        (("next-runs", "--flops", "0", "--ask", "optimum:1e22,8"), "max_flops=0"),
+    ],
+)
+def test_wrong_questions_exit_with_2(shell, table, words, message):
+    result = shell(*(table if word == "TABLE" else word for word in words))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_results_show_in_notebooks_and_as_frames(table, law):
+    result = fit(table, fixed={"gamma": 0.004})
+    drawn = result.bootstrap(10)
+    interval = ProfileInterval("c", 1.0, float("inf"), 0.95)
+    parts = split(load_runs(table), "flops", 6)
+    compared = compare(parts, allow_unidentifiable=True)
+    loaded = JointLaw.from_pretrained(law)
+    design = next_runs(loaded, predicted_loss(1e6, 2e7, 4), 1e18, noise=0.01, max_runs=2)
+    for shown in (result, drawn, interval, parts, compared, design):
+        assert shown._repr_html_().startswith("<pre ")
+        assert isinstance(shown.to_dataframe(), pandas.DataFrame)
+    frame = result.to_dataframe().set_index("coefficient")
+    assert list(frame.index) == list(result.law.coefficients)
+    assert bool(frame.loc["gamma", "fixed"])
+    assert np.isnan(frame.loc["gamma", "standard_error"])
+    low, high = drawn.interval("c")
+    assert drawn.to_dataframe().set_index("coefficient").loc["c", ["low", "high"]].tolist() == [low, high]
+    assert interval.to_dataframe().loc[0, "low"] == interval.low
+    assert parts.to_dataframe().part.value_counts().to_dict() == {"train": 30, "validation": 6}
+    assert compared.to_dataframe().rmse[0] == compared.rmse["joint"]["train"]
+    assert design.to_dataframe().tokens.tolist() == [tokens for _, tokens in design.runs()]

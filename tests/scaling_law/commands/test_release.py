@@ -1,0 +1,205 @@
+"""A sweep released with its law: predictions on the runs' cards, the law's repository, the law in the index's card."""
+
+# ruff: noqa: F811 (fixtures are imported)
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from huggingface_hub import DatasetCard, ModelCard
+from typer.testing import CliRunner
+
+from hub import RunRecord, load_index, open_store, push_index, push_runs
+from hub.plain.metadata import license_of
+from scaling_law import Architecture, JointLaw, load_runs
+from scaling_law.commands.release import FIGURE, app, judged, law_section, release_law
+from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
+from tests.hub.loopback import Fault
+from tests.hub.samples import make_record, write_safetensors
+
+
+def sweep_records(noise: float = 0.003) -> list[RunRecord]:
+    """Losses of the published law with noise, on 48 runs of 12 trunks."""
+    law, random = JointLaw.published(), np.random.default_rng(0)
+    records = []
+    for d_model in (256, 512, 1024):
+        for experts in (1, 2, 4, 8):
+            arch = Architecture(d_model, experts)
+            for tokens in (500_000_000, 1_000_000_000, 4_000_000_000, 16_000_000_000):
+                loss = float(law.loss(arch.n_active, tokens, experts)) + random.normal(0, noise)
+                size = {"d_model": d_model, "n_blocks": arch.n_blocks, "n_heads": arch.n_heads, "vocab_size": 50257}
+                counts = {"experts": experts, "n_active": arch.n_active, "n_total": arch.n_total, "tokens": tokens}
+                trunk = f"demo-d{d_model}-E{experts}"
+                names = {"run_id": f"{trunk}-{tokens}", "parent_run_id": trunk}
+                records.append(make_record(**size, **counts, **names, eval_loss=loss))
+    return records
+
+
+@pytest.fixture
+def runs(tmp_path):
+    folder = tmp_path / "runs"
+    for number, record in enumerate(sweep_records()):
+        model = folder / record.run_id / "model"
+        model.mkdir(parents=True)
+        write_safetensors(model / "model.safetensors", [float(number)])
+        (model / "config.json").write_text("{}")
+        record.save(model)
+    return folder
+
+
+def release(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_a_sweep_and_its_law(runs, tmp_path):
+    result = release(runs, tmp_path / "store")
+    assert result.exit_code == 0, result.output
+    store = open_store(tmp_path / "store")
+    rows = load_index(store, "demo")
+    assert len(rows) == 48
+    law = JointLaw.from_pretrained(tmp_path / "store" / "models" / "demo-law" / "main")
+    loaded = load_runs(tmp_path / "store" / "datasets" / "demo-runs" / "main")
+    rmse = float(np.sqrt(np.mean((law.loss(loaded.n_active, loaded.tokens, loaded.experts) - loaded.loss) ** 2)))
+    assert rmse < 0.004
+    assert f"law demo-law, RMSE {rmse:.4f} nats" in result.output
+
+    card = store.read("dataset", "demo-runs", "README.md").decode()
+    assert DatasetCard(card).data.to_dict()["configs"]
+    assert f"Fitted to 48 of these runs: root mean square error {rmse:.4f} nats per token" in card
+    assert f"]({FIGURE})" in card
+    assert 'JointLaw.from_pretrained("models/demo-law/main")' in card
+    assert card.index("## The law") < card.index("## The runs")
+    assert store.read("dataset", "demo-runs", FIGURE).startswith(b"\x89PNG")
+    assert ModelCard(store.read("model", "demo-law", "README.md").decode()).data.license is None
+
+    row = rows[20]
+    predicted = float(law.loss(row.n_active, row.tokens, row.experts))
+    of_run = store.read("model", row.repo, "README.md", row.branch).decode()
+    assert (
+        f"predicts for this run: {predicted:.4f} (measured − predicted = {row.eval_loss - predicted:+.4f})" in of_run
+    )
+    assert f"→ {row.run_id}" in of_run
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.*") if path.name != ".lock"}
+    assert release(runs, tmp_path / "store").exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_given_law_is_taken_as_it_is(runs, tmp_path):
+    JointLaw.published().save_pretrained(tmp_path / "law")
+    assert release(runs, tmp_path / "store", "--law", tmp_path / "law").exit_code == 0
+    store = open_store(tmp_path / "store")
+    assert "Fitted elsewhere; compared with 48 runs" in store.read("dataset", "demo-runs", "README.md").decode()
+    written = json.loads(store.read("model", "demo-law", "scaling_law.json"))
+    assert written["coefficients"] == JointLaw.published().coefficients
+    row = load_index(store, "demo")[0]
+    predicted = JointLaw.published().loss(row.n_active, row.tokens, row.experts)
+    assert f"{float(predicted):.4f} (measured" in store.read("model", row.repo, "README.md", row.branch).decode()
+
+
+def test_too_few_runs_are_released_without_a_law(runs, tmp_path, caplog):
+    one = next(path for path in sorted(runs.iterdir()))
+    result = release(one, tmp_path / "store")
+    assert result.exit_code == 0, result.output
+    assert "released without a law" in caplog.text
+    store = open_store(tmp_path / "store")
+    assert len(load_index(store, "demo")) == 1
+    assert "demo-law" not in store.repos("model")
+
+
+def test_what_cannot_be_released_is_one_line(runs, tmp_path):
+    make_record(sweep="other").save(runs / "zz" / "model")
+    for words, reason in (
+        ((runs, tmp_path / "store"), "holds runs of several sweeps, demo, other"),
+        ((tmp_path / "nothing", tmp_path / "store"), "there is no folder"),
+        ((runs, "ftp://x"), "allowed are a folder"),
+        ((runs, tmp_path / "store", "--law", tmp_path / "none"), "neither a folder or Hub repo"),
+    ):
+        result = release(*words)
+        assert result.exit_code == 2, reason
+    command = [sys.executable, "-m", "training.release", str(runs), str(tmp_path / "store")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("error: ")
+    assert "several sweeps" in shown.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_malicious_status_of_a_law_is_no_markup():
+    published = JointLaw.published()
+    evil = "<script>x</script> <!-- /law --> | ](javascript:x)"
+    law = published.replace(conditions=type(published.conditions)(provenance=evil, status=evil))
+    judgement = judged(sweep_records(), law)
+    text = law_section(judgement, "org/demo-law")
+    assert "<" not in text
+    assert "](javascript" not in text.replace("\\]", "")
+
+
+def test_the_law_needs_an_index(tmp_path):
+    store = open_store(tmp_path / "store")
+    judgement = judged(sweep_records())
+    with pytest.raises(LookupError, match="has no index"):
+        release_law(store, "demo", judgement)
+    records = sweep_records()[:1]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", [1.0])
+    (folder / "config.json").write_text("{}")
+    push_index(store, "demo", push_runs(store, [(folder, records[0])]))
+    assert release_law(store, "demo", judgement)[0] == "demo-law"
+
+
+def test_one_command_releases_runs_law_tag_and_collection(runs, tmp_path, loopback, monkeypatch):
+    monkeypatch.setattr(
+        "scaling_law.commands.release.open_store", lambda uri, private: hub_store(loopback, private=private)
+    )
+    options = ("--license", "cc-by-4.0", "--tag", "v1", "--collection", "--workers", "4")
+    for folder in sorted(runs.iterdir())[3:]:
+        shutil.rmtree(folder)
+    JointLaw.published().save_pretrained(tmp_path / "law")
+    result = release(runs, "hf://org", "--law", tmp_path / "law", *options)
+    assert result.exit_code == 0, result.output
+    index = loopback.state.repository("dataset", "org/demo-runs")
+    assert index.tags == {"v1": index.branches["main"]}
+    tagged = index.commits[index.tags["v1"]].tree
+    assert "## The law" in loopback.state.content(tagged["README.md"]).decode()
+    (collection,) = loopback.state.collections.values()
+    models = {repo for kind, repo in loopback.state.repositories if kind == "model"}
+    assert {item["id"] for item in collection["items"]} == {"org/demo-runs", *models}
+    assert "org/demo-law" in models
+    cards = [loopback.state.content(repo.resolve("main").tree["README.md"]).decode()
+             for repo in loopback.state.repositories.values()]  # fmt: skip
+    assert {license_of(card) for card in cards} == {"cc-by-4.0"}
+    before = {key: set(repo.commits) for key, repo in loopback.state.repositories.items()}
+    assert release(runs, "hf://org", "--law", tmp_path / "law", *options).exit_code == 0
+    assert {key: set(repo.commits) for key, repo in loopback.state.repositories.items()} == before
+
+
+def test_a_law_that_cannot_be_published_leaves_a_release_that_is_not_complete(runs, tmp_path, loopback, monkeypatch):
+    monkeypatch.setattr(
+        "scaling_law.commands.release.open_store", lambda uri, private: hub_store(loopback, private=private)
+    )
+    for folder in sorted(runs.iterdir())[1:]:
+        shutil.rmtree(folder)
+    JointLaw.published().save_pretrained(tmp_path / "law")
+    denied = Fault(lambda request: request.api == "commit" and "demo-law" in request.path, "status", 403, times=10**9)
+    loopback.faults.append(denied)
+    result = release(runs, "hf://org", "--law", tmp_path / "law")
+    assert result.exit_code == 4
+    assert len(load_index(hub_store(loopback), "demo")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--license", "apache2"), "license 'apache2'"),
+        (("--tag", "v1"), "allowed with a store on the Hub"),
+        (("--collection",), "allowed with a store on the Hub"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_written(runs, tmp_path, words, reason):
+    result = release(runs, tmp_path / "store", *words)
+    assert result.exit_code == 2
+    assert not (tmp_path / "store").exists()

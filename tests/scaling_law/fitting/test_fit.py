@@ -1,0 +1,310 @@
+"""The fit: its objective, its derivatives, that it reaches the optimum, and that its status tells the truth."""
+
+import io
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from scaling_law import JointLaw, RoutedLaw, Runs, fit
+from scaling_law.fitting.objective import Objective
+from scaling_law.fitting.problem import make_problem
+from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
+
+
+def problem_of(runs, law="joint", **changes):
+    settings = {"huber_delta": 0.01, "weights": None, "l2": 0.0, "fixed": {}, "bounds": {}, "starts": "scaled"}
+    return make_problem(runs, law, **(settings | changes))
+
+
+def huber_sum(law, runs, delta=0.01):
+    """The objective, written down once more without any of the fit's code."""
+    r = np.abs(np.log(law.loss(runs.n_active, runs.tokens, runs.experts)) - np.log(runs.loss))
+    return float(np.sum(np.where(r <= delta, 0.5 * r**2, delta * (r - 0.5 * delta))))
+
+
+def test_objective_is_the_papers(paper_runs, published):
+    objective = problem_of(paper_runs).objective
+    theta = objective.from_coefficients(published.coefficients)
+    assert objective.evaluate(theta[None]).cost[0] == pytest.approx(huber_sum(published, paper_runs), rel=1e-12)
+    np.testing.assert_allclose(objective.coefficients(theta), list(published.coefficients.values()), rtol=1e-12)
+
+
+@pytest.mark.parametrize("law", ["joint", "chinchilla", "routed"])
+@pytest.mark.parametrize("l2", [0.0, 1e-3])
+def test_gradient_against_finite_differences(paper_runs, law, l2):
+    objective = problem_of(paper_runs, law, l2=l2).objective
+    rng = np.random.default_rng(1)
+    theta = rng.normal(0, 0.3, (4, objective.size))
+    at = objective.evaluate(theta)
+    for j in range(objective.size):
+        step = 1e-6 * np.eye(objective.size)[j]
+        slope = (objective.evaluate(theta + step).cost - objective.evaluate(theta - step).cost) / 2e-6
+        np.testing.assert_allclose(at.gradient[:, j], slope, rtol=1e-6, atol=1e-6 * np.abs(at.gradient).max())
+    assert np.linalg.eigvalsh(at.curvature).min() > -1e-9 * np.abs(at.curvature).max()
+
+
+def test_sums_over_runs_agree_with_the_jacobian(paper_runs):
+    objective = problem_of(paper_runs, l2=1e-4).objective
+    theta = np.random.default_rng(2).normal(0, 0.3, (5, objective.size))
+    theta[:, -2:] = theta[0, -2:]
+    plain, quick = objective.evaluate(theta), objective.evaluate(theta, fixed_transform=True)
+    np.testing.assert_allclose(quick.cost, plain.cost, rtol=1e-12)
+    np.testing.assert_allclose(quick.gradient[:, :-2], plain.gradient[:, :-2], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(quick.curvature[:, :-2, :-2], plain.curvature[:, :-2, :-2], rtol=1e-9, atol=1e-12)
+
+
+def test_noiseless_runs_give_the_law_back(published):
+    result = fit(synthetic_runs(sigma=0.0))
+    assert result.status.converged
+    assert result.rmse < 1e-6
+    arguments = ([1e8, 3e9], [1e9, 1e11], [1, 32])
+    np.testing.assert_allclose(result.law.loss(*arguments), published.loss(*arguments), rtol=1e-5)
+
+
+def test_noisy_runs_reach_an_optimum_that_scipy_cannot_better(paper_runs, paper_fit):
+    """L-BFGS-B with the analytic gradient, from the fit's optimum and from the truth."""
+    objective = paper_fit.problem.objective
+    assert paper_fit.objective == pytest.approx(huber_sum(paper_fit.law, paper_runs), rel=1e-9)
+    assert paper_fit.objective < huber_sum(JointLaw.published(), paper_runs)
+
+    def value(theta):
+        at = objective.evaluate(theta[None])
+        return at.cost[0] * 1e3, at.gradient[0] * 1e3
+
+    truth = objective.from_coefficients(JointLaw.published().coefficients)
+    bounds = list(zip(paper_fit.problem.lower, paper_fit.problem.upper, strict=True))
+    for start in (paper_fit.theta, truth):
+        found = minimize(
+            value, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 5000, "ftol": 1e-15}
+        )
+        assert found.fun / 1e3 > paper_fit.objective * (1 - 1e-7)
+
+
+def test_fit_of_the_papers_design(paper_fit):
+    assert paper_fit.rmse == pytest.approx(0.0059, abs=2e-4)
+    assert paper_fit.status.converged
+    assert paper_fit.status.n_agree == paper_fit.status.n_released == 64
+    assert max(abs(b) for b in paper_fit.bias_by_experts().values()) < 0.003
+    assert sum(n for n in paper_fit.rmse_by_experts().values()) > 0
+    assert paper_fit.law.conditions.n_runs == 270
+    assert {r.experts for r in paper_fit.law.conditions.ranges} == {None, 1, 2, 4, 8, 16, 32}
+
+
+def test_fit_is_deterministic(paper_runs, paper_fit):
+    assert fit(paper_runs).law == paper_fit.law
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tiny_sweeps_fit_without_fuss(seed):
+    runs = tiny_runs(seed=seed)
+    result = fit(runs)
+    assert result.status.converged
+    assert result.objective <= huber_sum(JointLaw(**TINY_LAW), runs)
+    vague = {*result.status.undetermined, *result.status.bounds_hit}
+    assert "e_max" in vague
+    assert any("ot determined by these runs" in message for message in result.status.messages)
+    truth = JointLaw(**TINY_LAW).loss(runs.n_active, runs.tokens, runs.experts)
+    assert np.sqrt(np.mean((result.law.loss(runs.n_active, runs.tokens, runs.experts) / truth - 1) ** 2)) < 0.01
+
+
+def test_other_starts_find_nothing_better():
+    runs = tiny_runs(seed=3)
+    best = fit(runs).objective
+    rng = np.random.default_rng(0)
+    starts = []
+    for _ in range(40):
+        noise = dict(zip(TINY_LAW, rng.uniform(0.5, 1.5, len(TINY_LAW)), strict=True))
+        starts.append(
+            JointLaw(**{k: max(v * noise[k], 1.02) if k == "e_start" else v * noise[k] for k, v in TINY_LAW.items()})
+        )
+    assert fit(runs, starts=starts).objective >= best * (1 - 1e-6)
+
+
+def test_per_expert_chinchilla_is_a_lower_bound(paper_runs, paper_fit):
+    separate = [fit(paper_runs.subset(paper_runs.experts == e), "chinchilla") for e in (1, 2, 4, 8, 16, 32)]
+    assert all(s.status.converged for s in separate)
+    assert sum(s.objective for s in separate) < paper_fit.objective
+    truth = JointLaw.published().to_chinchilla(4)
+    assert separate[2].law.loss(1e9, 1e10) == pytest.approx(truth.loss(1e9, 1e10), abs=0.006)
+
+
+def test_routed_law_is_recovered():
+    truth = RoutedLaw(a=12.9, alpha=-0.083, delta=-0.118, gamma=0.0043, e_start=2.0746, e_max=238.7)
+    n, e = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 6), [1, 2, 8, 32, 128, 512]))
+    runs = Runs.from_columns(n, 1e11, e, truth.loss(n, None, e))
+    result = fit(runs, "routed")
+    assert result.status.converged
+    for name, value in truth.coefficients.items():
+        assert result.law.coefficients[name] == pytest.approx(value, rel=1e-4)
+
+
+def test_fixed_and_bounded_coefficients(paper_runs, paper_fit):
+    held = fit(paper_runs, fixed={"e_max": 256.0, "gamma": 0.01})
+    assert (held.law.e_max, held.law.gamma) == (256.0, pytest.approx(0.01))
+    assert held.objective >= paper_fit.objective
+    assert held.status.converged
+    bounded = fit(paper_runs, bounds={"c": (1.0, 1.3), "e_start": (1.5, 2.5)})
+    assert 1.0 <= bounded.law.c <= 1.3 + 1e-12
+    assert "c" in bounded.status.bounds_hit
+    free = fit(paper_runs, bounds={"alpha": (-1.0, 0.0)})
+    assert free.objective == pytest.approx(paper_fit.objective, rel=1e-6)
+
+
+def test_e_max_is_bounded_like_the_others(paper_runs, paper_fit):
+    """The free fit puts E_max elsewhere; inside the bounds the optimum is that of E_max fixed there."""
+    free = paper_fit.law.e_max
+    wide = fit(paper_runs, bounds={"e_max": (0.5 * free, 2 * free)}, starts=[paper_fit.law])
+    assert wide.objective == pytest.approx(paper_fit.objective, rel=1e-9)
+    assert wide.law.e_max == pytest.approx(free, rel=1e-2)
+    for low, high, end in ((1.5 * free, 3 * free, 1.5 * free), (10.0, 0.5 * free, 0.5 * free)):
+        bounded = fit(paper_runs, bounds={"e_max": (low, high)})
+        held = fit(paper_runs, fixed={"e_max": end})
+        assert bounded.status.converged
+        assert "e_max" in bounded.status.bounds_hit
+        assert bounded.law.e_max == pytest.approx(end)
+        assert bounded.objective == pytest.approx(held.objective, rel=1e-6)
+        draws = bounded.bootstrap(5).draws[:, bounded.law.coefficient_names().index("e_max")]
+        assert np.all((draws >= low * (1 - 1e-9)) & (draws <= high * (1 + 1e-9)))
+    open_end = fit(paper_runs, bounds={"e_max": (1.5 * free, None)})
+    assert open_end.law.e_max == pytest.approx(1.5 * free)
+
+
+def test_gradient_where_e_max_is_bounded(paper_runs):
+    objective = problem_of(paper_runs, bounds={"e_max": (20.0, 300.0)}).objective
+    theta = objective.from_coefficients(JointLaw.published().coefficients)[None]
+    at = objective.evaluate(theta)
+    for j in range(objective.size):
+        step = 1e-6 * np.eye(objective.size)[j]
+        slope = (objective.evaluate(theta + step).cost - objective.evaluate(theta - step).cost) / 2e-6
+        np.testing.assert_allclose(at.gradient[:, j], slope, rtol=1e-5, atol=1e-6 * np.abs(at.gradient).max())
+
+
+def test_settings_with_an_obvious_meaning(paper_runs, paper_fit, tmp_path):
+    start = {"starts": [paper_fit.law]}
+    both = fit(paper_runs, fixed={"c": 1.2}, bounds={"c": (1.0, 1.3)}, **start)
+    assert both.law.c == pytest.approx(1.2)
+    same = fit(paper_runs, bounds={"c": (1.2, 1.2)}, **start)
+    assert same.problem.settings.fixed == {"c": 1.2}
+    positive = fit(paper_runs, bounds={"c": (0, 9.0), "alpha": (None, 0.0)}, **start)
+    assert positive.objective == pytest.approx(paper_fit.objective, rel=1e-6)
+    saved = JointLaw.from_pretrained(positive.law.save_pretrained(tmp_path))
+    assert saved.conditions.objective["bounds"] == {"c": [None, 9.0], "alpha": [None, 0.0]}
+    above = fit(paper_runs, fixed={"c": 2.4}, **start)
+    assert any(message.startswith("The constant c ≥ 2.4 is above the loss of ") for message in above.status.messages)
+
+
+def test_weight_decay_moves_the_answer(paper_runs, paper_fit):
+    """The trap of the paper's 1e-5 on the summed objective: the flat directions follow the penalty."""
+    penalised = fit(paper_runs, l2=1e-5)
+    assert penalised.status.converged
+    assert penalised.law.b < 0.5 * paper_fit.law.b
+    assert huber_sum(penalised.law, paper_runs) > paper_fit.objective
+
+
+def test_underweighting(paper_runs):
+    weights = paper_runs.loss.min() / paper_runs.loss
+    named, given = fit(paper_runs, weights="inverse_loss"), fit(paper_runs, weights=weights)
+    assert named.law == given.law
+    assert named.problem.settings.weights == "inverse_loss"
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (lambda r: r.experts == 4, r"experts=4: delta, e_max, e_start, gamma, omega, zeta are not identifiable"),
+        (lambda r: r.n_active == r.n_active[0], r"all runs have n_active="),
+        (lambda r: r.tokens == 1e9, r"all runs have tokens=1e\+09: beta, zeta"),
+        (lambda r: np.arange(len(r)) < 7, r"7 runs cannot determine 11 coefficients"),
+    ],
+)
+def test_designs_that_determine_nothing_are_refused(paper_runs, mask, message):
+    part = paper_runs.subset(mask(paper_runs))
+    with pytest.raises(ValueError, match=message):
+        fit(part)
+    result = fit(part, allow_unidentifiable=True)
+    assert result.status.undetermined
+    assert result.status.warnings
+
+
+def test_single_ratio_is_refused(published):
+    n = np.geomspace(1e8, 1e9, 8)
+    runs = Runs.from_columns(n, 20 * n, 1, published.loss(n, 20 * n, 1))
+    with pytest.raises(ValueError, match="tokens/n_active=20: m, mu, n, nu cannot be told apart"):
+        fit(runs, "chinchilla")
+
+
+def test_one_number_of_experts_fits_with_the_rest_fixed(paper_runs):
+    names = ("delta", "gamma", "omega", "zeta")
+    fixed = dict.fromkeys(names, 0.0) | {"e_start": 2.0, "e_max": 256.0}
+    part = paper_runs.subset(paper_runs.experts == 1)
+    joint, single = fit(part, fixed=fixed), fit(part, "chinchilla")
+    assert joint.objective == pytest.approx(single.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"law": "cubic"}, "law="),
+        ({"huber_delta": 0}, "huber_delta=0"),
+        ({"l2": -1}, "l2=-1"),
+        ({"weights": [1.0]}, "weights"),
+        ({"weights": "loss"}, "weights='loss'"),
+        ({"fixed": {"kappa": 1}}, "kappa"),
+        ({"fixed": {"a": -1}}, "positive"),
+        ({"fixed": {"e_start": 0.5}}, "e_start"),
+        ({"bounds": {"alpha": (0, -1)}}, "alpha"),
+        ({"bounds": {"e_max": (1.5, 2), "e_start": (3, 4)}}, "e_start=3.0 must be below e_max=2.0"),
+        ({"bounds": {"e_max": (0.5, 20)}}, r"bounds: e_max=\(0.5, 20.0\) must be above 1"),
+        (
+            {"law": "chinchilla", "bounds": {"e_max": (10, 20)}},
+            "'e_max' is not a coefficient of the chinchilla law: m, mu",
+        ),
+        ({"bounds": {"kappa": (0, 1)}}, "bounds: 'kappa' is not a coefficient of the joint law: a, alpha"),
+        ({"bounds": {"c": 1.0}}, r"bounds: c=1.0 must be a pair \(low, high\)"),
+        ({"bounds": {"c": ("low", 2)}}, "bounds: c='low' must be a number"),
+        ({"fixed": {"c": 1.5}, "bounds": {"c": (1.0, 1.2)}}, r"fixed: c=1.5 lies outside its bounds \(1.0, 1.2\)"),
+        ({"fixed": {"c": np.float64(9.0)}}, r"fixed: c=9 must be below the losses of the runs, 2\.\d+ to \d"),
+        ({"bounds": {"c": (8.0, 9.0)}}, r"bounds: c=8 must be below the losses"),
+        ({"fixed": {"c": "x"}}, "fixed: c='x' must be a number"),
+        ({"fixed": {"c": float("nan")}}, "fixed: c=nan must be finite"),
+        ({"huber_delta": "wide"}, "huber_delta='wide' must be a number"),
+        ({"huber_delta": np.float64(np.inf)}, "huber_delta=inf must be finite"),
+        ({"l2": None}, "l2=None must be a number"),
+        ({"weights": [-1.0] * 270}, "weights must be .* 270 finite numbers"),
+        ({"weights": ["heavy"] * 270}, "weights must be"),
+        ({"release": 0}, "release=0"),
+        ({"workers": 0}, "workers=0"),
+        ({"starts": 5}, "starts=5"),
+        ({"starts": "random"}, "starts='random'"),
+        ({"starts": []}, "starts"),
+        ({"outliers": "hide"}, "outliers='hide'"),
+    ],
+)
+def test_bad_settings_are_named(paper_runs, options, field):
+    with pytest.raises(ValueError, match=field) as caught:
+        fit(paper_runs, **options)
+    assert "np." not in str(caught.value)
+
+
+def test_summary_and_export(paper_fit):
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(paper_fit.summary())
+    text = console.export_text()
+    assert "RMSE 0.0059" in text
+    assert "converged" in text
+    data = paper_fit.to_dict()
+    assert data["runs"] == 270
+    assert data["status"]["n_agree"] == 64
+
+
+def test_centres_change_coordinates_only(paper_runs):
+    """θ of the same law in centred and plain coordinates predicts the same."""
+    columns = problem_of(paper_runs).columns
+    law = JointLaw.published()
+    for centred in ((), ("a",), ("a", "b")):
+        objective = Objective("joint", columns, 0.01, 0.0, centred)
+        theta = objective.from_coefficients(law.coefficients)
+        assert objective.evaluate(theta[None]).cost[0] == pytest.approx(huber_sum(law, paper_runs), rel=1e-10)

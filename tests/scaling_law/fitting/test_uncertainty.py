@@ -1,0 +1,133 @@
+"""The bootstrap: clusters stay together, intervals cover, draws travel."""
+
+import numpy as np
+import pytest
+
+from scaling_law import JointLaw, Runs, fit
+from scaling_law.fitting.profiles import profile_interval, profile_objective
+from scaling_law.fitting.uncertainty import cluster_counts, optimum_uncertainty
+from tests.scaling_law.synthetic import synthetic_runs, tiny_runs
+
+
+@pytest.fixture(scope="module")
+def drawn(paper_fit):
+    return paper_fit.bootstrap(120, seed=3)
+
+
+def test_trunks_are_resampled_whole(paper_runs):
+    counts = cluster_counts(paper_runs, 50, seed=1)
+    for trunk in np.unique(paper_runs.trunk):
+        own = counts[:, paper_runs.trunk == trunk]
+        assert np.all(own == own[:, :1])
+    first = [np.flatnonzero(paper_runs.trunk == t)[0] for t in np.unique(paper_runs.trunk)]
+    assert np.all(counts[:, first].sum(axis=1) == len(first))
+
+
+def test_deterministic_for_a_seed(paper_fit, drawn):
+    np.testing.assert_array_equal(paper_fit.bootstrap(120, seed=3).draws, drawn.draws)
+    assert not np.array_equal(paper_fit.bootstrap(4, seed=4).draws, drawn.draws[:4])
+
+
+def test_each_draw_is_the_optimum_of_its_resample(paper_fit, drawn):
+    """Refits from the full grid of starts find nothing better than the warm start did."""
+    counts = cluster_counts(paper_fit.runs, 120, seed=3)
+    for k in (0, 7, 19):
+        cold = fit(paper_fit.runs, weights=counts[k])
+        warm = fit(paper_fit.runs, weights=counts[k], starts=[JointLaw(*drawn.draws[k])])
+        assert warm.objective <= cold.objective * (1 + 1e-6)
+
+
+def test_intervals_cover_the_truth(drawn, published):
+    n, d, e = np.array([2e8, 1e9, 6e8]), np.array([8e9, 2e10, 4e9]), np.array([16, 1, 4])
+    low, high = drawn.prediction_interval(n, d, e, level=0.99)
+    truth = published.loss(n, d, e)
+    assert np.all((low < truth) & (truth < high))
+    wide_low, wide_high = drawn.prediction_interval(n, d, e, level=0.99, kind="prediction")
+    assert np.all((wide_low < low) & (wide_high > high))
+    assert np.all(wide_high - wide_low > 0.02)
+    start, end = drawn.interval("c")
+    assert start < published.c < end
+
+
+def test_intervals_have_their_level():
+    """Ninety-percent intervals of a prediction, over repeated sweeps, contain the truth nine times of ten or so."""
+    law, hits = JointLaw.published(), []
+    for seed in range(24):
+        result = fit(synthetic_runs(seed=100 + seed), starts=[law])
+        low, high = result.bootstrap(60, seed=seed).prediction_interval([1e9, 3e8], [1e10, 8e9], [1, 8], level=0.9)
+        hits.append(
+            (low < law.loss([1e9, 3e8], [1e10, 8e9], [1, 8])) & (law.loss([1e9, 3e8], [1e10, 8e9], [1, 8]) < high)
+        )
+    assert 0.72 <= np.mean(hits) <= 1.0
+
+
+def test_draws_travel_with_the_law(drawn, tmp_path):
+    drawn.law.save_pretrained(tmp_path)
+    law = JointLaw.from_pretrained(tmp_path)
+    np.testing.assert_array_equal(law.draws, drawn.draws)
+    row = law.optimal(1e20, [4]).best
+    assert row.loss_interval[0] < row.loss < row.loss_interval[1]
+    assert law.loss_draws([1e8, 1e9], 1e10, 1).shape == (120, 2)
+
+
+def test_tiny_sweeps_bootstrap_too():
+    result = fit(tiny_runs())
+    drawn = result.bootstrap(100)
+    assert np.all(np.isfinite(drawn.draws))
+    low, high = drawn.prediction_interval(1e6, 1e6, 4)
+    assert low < result.law.loss(1e6, 1e6, 4) < high
+
+
+def test_refusals(paper_fit, drawn, published):
+    with pytest.raises(ValueError, match="coefficient='kappa'"):
+        drawn.interval("kappa")
+    with pytest.raises(ValueError, match="level=1"):
+        drawn.interval("a", 1)
+    with pytest.raises(ValueError, match="kind"):
+        drawn.prediction_interval(1e8, 1e9, 1, kind="tolerance")
+    with pytest.raises(ValueError, match="n_resamples=1"):
+        paper_fit.bootstrap(1)
+    with pytest.raises(ValueError, match="no draws"):
+        JointLaw.published(rounded=True).loss_draws(1e8, 1e9, 1)
+    runs = paper_fit.runs
+    one = Runs.from_columns(runs.n_active, runs.tokens, runs.experts, runs.loss, np.zeros(len(runs)))
+    with pytest.raises(ValueError, match="two independent trunks"):
+        fit(one, starts=[published]).bootstrap(5)
+
+
+def test_optima_have_intervals(drawn, published):
+    found = optimum_uncertainty(drawn.law, 1e20, [1, 4, 16])
+    low, high = found.interval("n_active", 0.99)
+    truth = published.compute_optimal(1e20, [1, 4, 16]).n_active
+    assert np.all((low < truth) & (truth < high))
+    assert found.best_share.sum() == pytest.approx(1.0, abs=0.05)
+    assert found.best_share[2] > 0.9
+    limited = optimum_uncertainty(drawn.law, 1e22, [1, 16], max_memory_bytes=80e9)
+    assert np.ptp(limited.n_active[:, 1]) < 1e-3 * limited.n_active[0, 1]  # the memory decides, not the law
+    with pytest.raises(ValueError, match="quantity"):
+        found.interval("d_model")
+    with pytest.raises(ValueError, match="no draws"):
+        optimum_uncertainty(JointLaw.published(rounded=True), 1e20)
+
+
+def test_profile_intervals(paper_fit, published):
+    for name in ("alpha", "e_max", "c"):
+        found = profile_interval(paper_fit, name)
+        assert found.low < paper_fit.law.coefficients[name] < found.high
+        assert found.low < published.coefficients[name] < found.high
+        if name != "e_max":  # its low end is reached by following the profile only
+            ends = [profile_objective(paper_fit, name, end) for end in (found.low, found.high)]
+            assert ends[0] == pytest.approx(ends[1], rel=1e-3)
+            assert ends[0] > paper_fit.objective
+    narrow = profile_interval(paper_fit, "c", level=0.5)
+    assert narrow.high - narrow.low < found.high - found.low
+    assert profile_objective(paper_fit, "c", -1.0) == np.inf
+    with pytest.raises(ValueError, match="coefficient='kappa'"):
+        profile_interval(paper_fit, "kappa")
+    with pytest.raises(ValueError, match="level=2"):
+        profile_interval(paper_fit, "c", 2)
+
+
+def test_unbounded_profiles_are_open():
+    """A tiny sweep sets no upper limit on E_max."""
+    assert profile_interval(fit(tiny_runs()), "e_max").high > 1e4

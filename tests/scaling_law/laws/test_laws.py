@@ -1,0 +1,232 @@
+"""Laws against the paper's tables, their derivatives, their files."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit
+from scaling_law.law_files.serialization import law_to_dict, load_law
+from scaling_law.laws.experts import expert_transform, log_expert_transform_gradient
+from scaling_law.laws.law import LAWS, register
+from scaling_law.laws.terms import Term
+from scaling_law.paper.published import CHINCHILLA_TABLE, PRINTED, RECOVERED
+
+ROUTED = RoutedLaw(a=12.9, alpha=-0.083, delta=-0.118, gamma=0.0043, e_start=2.0746, e_max=238.7)
+# One of each kind, with coefficients of real size; what is tested of every law is tested of these.
+EXAMPLES = [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED]
+every_law = pytest.mark.parametrize("law", EXAMPLES, ids=lambda law: law.name)
+
+
+def test_every_registered_law_has_an_example():
+    assert {law.name for law in EXAMPLES} == {*LAWS}
+
+
+@pytest.mark.parametrize("experts", CHINCHILLA_TABLE)
+def test_recovered_coefficients_reproduce_the_per_expert_table(published, experts):
+    law = published.to_chinchilla(experts)
+    assert (law.m, law.mu, law.n, law.nu) == pytest.approx(CHINCHILLA_TABLE[experts], rel=6e-9)
+    assert law.c == 1.3637
+
+
+def test_printed_coefficients_are_the_recovered_ones_rounded_but_for_the_transform():
+    for name, value in PRINTED.items():
+        places = 2 if name in ("a", "b") else 4
+        assert (round(RECOVERED[name], places) == value) == (name not in ("e_start", "e_max"))
+    assert RECOVERED["e_max"] == pytest.approx(PRINTED["e_max"], rel=2e-6)
+    assert RECOVERED["e_start"] == pytest.approx(PRINTED["e_start"] + 0.0098, abs=1e-4)
+
+
+def test_predictions_of_both_sets_differ_by_what_was_found(published, paper_runs):
+    printed = JointLaw.published(rounded=True)
+    arguments = (paper_runs.n_active, paper_runs.tokens, paper_runs.experts)
+    difference = np.abs(published.loss(*arguments) - printed.loss(*arguments)).max()
+    assert difference == pytest.approx(0.0026, abs=1e-4)
+
+
+@given(st.integers(1, 4096), st.floats(1.01, 50), st.floats(1.01, 1e4))
+def test_expert_transform(experts, e_start, span):
+    e_max = e_start + span
+    assert expert_transform(1, e_start, e_max) == pytest.approx(e_start, rel=1e-9)
+    e_hat = expert_transform(experts, e_start, e_max)
+    assert e_start * (1 - 1e-9) <= e_hat < e_max * (1 + 1e-9)
+    assert expert_transform(experts + 1, e_start, e_max) > e_hat
+    inverse = 1 / (experts - 1 + 1 / (1 / e_start - 1 / e_max)) + 1 / e_max
+    assert 1 / e_hat == pytest.approx(inverse, rel=1e-6)
+
+
+def test_expert_transform_derivatives():
+    at = np.array([1.0, 2.0, 8.0, 64.0]), 2.08, 290.0
+    found = log_expert_transform_gradient(*at)[1:]
+    for i, derivative in enumerate(found):
+        step = 1e-5 * at[i]
+        up, down = (expert_transform(*(v + s * step * (j == i) for j, v in enumerate(at))) for s in (1, -1))
+        np.testing.assert_allclose(derivative, (np.log(up) - np.log(down)) / (2 * step), rtol=1e-6, atol=1e-10)
+
+
+@every_law
+def test_jacobian_is_the_derivative(law):
+    n, d, e = np.array([1e8, 2e9, 5e6]), np.array([5e8, 8e10, 1e6]), np.array([1.0, 4.0, 32.0])
+    jacobian = law.jacobian(n, d, e)
+    assert jacobian.shape == (3, len(law.coefficients))
+    for i, (name, value) in enumerate(law.coefficients.items()):
+        step = 1e-6 * abs(value)
+        up, down = (law.replace(**{name: value + s * step}).loss(n, d, e) for s in (1, -1))
+        np.testing.assert_allclose(jacobian[:, i], (up - down) / (2 * step), rtol=2e-5, atol=1e-9)
+
+
+@every_law
+def test_a_law_is_the_sum_of_its_terms(law, paper_runs):
+    """What a class writes out against what its terms say, for values and for draws."""
+    law = law.replace(draws=np.tile(list(law.coefficients.values()), (2, 1)))
+    at = paper_runs.n_active, paper_runs.tokens, paper_runs.experts
+    summed = Law._evaluate(law, tuple(law.coefficients.values()), *at)
+    np.testing.assert_allclose(law.loss(*at), summed, rtol=1e-12)
+    np.testing.assert_allclose(law.loss_draws(*at), np.tile(summed, (2, 1)), rtol=1e-12)
+
+
+@every_law
+def test_a_fit_finds_the_law_that_made_the_runs(law, paper_runs):
+    at = paper_runs.n_active, paper_runs.tokens, paper_runs.experts
+    result = fit(Runs.from_columns(*at, law.loss(*at)), law=law.name)
+    assert result.status.converged
+    np.testing.assert_allclose(result.law.loss(*at), law.loss(*at), rtol=1e-5)
+
+
+def changed_kind(**changes):
+    """A class like RoutedLaw but for its name and what is changed."""
+    return dataclass(frozen=True, repr=False)(type("Changed", (RoutedLaw,), {"name": "changed", **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": ""}, "must be given"),
+        ({"name": "joint"}, "must be given, and not be another law's"),
+        (
+            {"terms": (Term("n_active", ("a", "alpha")),)},
+            r"its fields .*delta.* must be those of its terms \(a, alpha\)",
+        ),
+        ({"terms": (Term("n_active", ("a", "alpha")), Term("tokens", ("a", "beta")))}, "names of their own"),
+        ({"terms": (Term(None, ("a",)), Term(None, ("c",)))}, "one constant at most"),
+    ],
+)
+def test_a_law_that_contradicts_itself_is_not_registered(changes, message):
+    with pytest.raises(ValueError, match=message):
+        register(changed_kind(**changes))
+    assert "changed" not in LAWS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("n_total", ("a", "alpha")), "variable='n_total'"),
+        (("tokens", ("a",)), "must be 2: size, slope"),
+        (("tokens", ("a", "alpha"), True), "must be 4"),
+        ((None, ("c",), True), "constant term"),
+    ],
+)
+def test_wrong_terms_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Term(*arguments)
+
+
+@given(st.floats(1e5, 1e12), st.floats(1e5, 1e14), st.integers(1, 64))
+def test_joint_law_is_its_chinchilla_view(n, d, e):
+    law = JointLaw.published()
+    assert law.to_chinchilla(e).loss(n, d) == pytest.approx(law.loss(n, d, e), rel=1e-12)
+    assert law.loss(2 * n, d, e) < law.loss(n, d, e)
+    assert law.loss(n, 2 * d, e) < law.loss(n, d, e)
+
+
+def test_loss_broadcasts(published):
+    loss = published.loss(np.geomspace(1e8, 1e9, 3)[:, None, None], np.array([1e9, 1e10])[:, None], [1, 2, 4, 8])
+    assert loss.shape == (3, 2, 4)
+    assert loss[2, 1, 3] == published.loss(1e9, 1e10, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [((0, 1e9, 1), "n_active"), ((1e8, -1, 1), "tokens"), ((1e8, np.nan, 1), "tokens"), ((1e8, 1e9, 0.5), "experts")],
+)
+def test_senseless_questions_are_refused(published, arguments, field):
+    with pytest.raises(ValueError, match=f"{field}="):
+        published.loss(*arguments)
+
+
+def test_warnings_name_the_worst_of_each_quantity(published):
+    assert published.warnings(1e9, 2e10, 1) == []
+    found = published.warnings([1e9, 1e10, 1e7], [1e10, 1e10, 1e10], [1, 1, 64])
+    assert found == [
+        "N_act 10M is outside the fitted 78.7M…2.72B (÷7.87)",
+        "N_act 10B is outside the fitted 78.7M…2.72B (×3.68) at E = 1",
+        "D/N 1k is outside the fitted 0.361…72.7 (×13.8)",
+        "E = 64 is outside the fitted 1…32 (×2)",
+    ]
+    assert published.beyond_guard([1e9, 1e7, 1e9, 1e4], 1e12, [1, 1, 129, 1]).tolist() == [False, True, True, True]
+    assert published.replace(conditions=None).warnings(1, 1, 1)[0].startswith("this law carries no fitted ranges")
+    assert not published.replace(conditions=None).beyond_guard(1, 1e20, 1)
+
+
+def test_the_loss_of_one_number_of_experts_is_not_passed_off_as_anothers(published):
+    view = published.to_chinchilla(8)
+    assert view.warnings(1e8, 1e9) == view.warnings(1e8, 1e9, 8) == []
+    assert view.warnings(1e8, 1e9, [4, 8]) == ["this Chinchilla law holds for E = 8: its loss for E = 4 is the same"]
+
+
+def test_repr_is_readable(published):
+    text = repr(published)
+    assert text.startswith("JointLaw(a=35.9075, alpha=-0.18893")
+    assert "270 runs" in text
+
+
+@every_law
+def test_saved_laws_come_back_bit_for_bit(law, tmp_path):
+    law = law.replace(draws=np.random.default_rng(0).normal(size=(7, len(law.coefficients))))
+    path = law.save_pretrained(tmp_path / "law")
+    assert path.name == "scaling_law.json"
+    assert [p.name for p in path.parent.iterdir()] == ["scaling_law.json"]
+    for source in (tmp_path / "law", path):
+        again = type(law).from_pretrained(source)
+        assert again == law
+        assert again.conditions == law.conditions
+        np.testing.assert_array_equal(again.draws, law.draws)
+
+
+def test_conditions_travel_with_the_chinchilla_view(published):
+    draws = np.tile(list(published.coefficients.values()), (3, 1))
+    view = published.replace(draws=draws).to_chinchilla(8)
+    np.testing.assert_allclose(view.draws, np.tile(list(view.coefficients.values()), (3, 1)))
+    assert view.conditions is published.conditions
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "format"),
+        ({"version": 2}, "version=2"),
+        ({"law": "cubic"}, "law='cubic'"),
+        ({"coefficients": {"a": 1.0}}, "coefficients"),
+        ({"draws": [[1.0, 2.0]]}, "draws"),
+        ({"conditions": {"nonsense": 1}}, "conditions"),
+    ],
+)
+def test_foreign_files_are_refused(published, tmp_path, change, message):
+    (tmp_path / "scaling_law.json").write_text(json.dumps(law_to_dict(published) | change))
+    with pytest.raises(ValueError, match=message):
+        load_law(tmp_path)
+
+
+def test_missing_and_mistaken_laws(published, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"scaling_law\.json"):
+        load_law(tmp_path)
+    with pytest.raises(FileNotFoundError, match="neither a folder"):
+        load_law("not-there")
+    published.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="JointLaw, not a ChinchillaLaw"):
+        ChinchillaLaw.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="e_start"):
+        published.replace(e_start=0.9)

@@ -1,0 +1,93 @@
+"""The draws of the published law: made again by their command, as wide as theory says, read only when needed."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from scaling_law import JointLaw
+from scaling_law.paper import published
+from scaling_law.paper.published_draws import make_draws, noise_level
+from scaling_law.size.listing import published_design
+
+DESIGN = published_design()[:3]
+
+
+@pytest.fixture
+def fresh():
+    """A published law that nobody has asked for its draws yet."""
+    return published.published_law.__wrapped__()
+
+
+def test_the_command_makes_the_shipped_draws_again(published, tmp_path):
+    target = tmp_path / "draws.npy"
+    command = [sys.executable, "-m", "scaling_law.paper.published_draws", str(target), "--draws", "4"]
+    subprocess.run(command, check=True, capture_output=True)
+    again = published.replace(draws=np.load(target))
+    # E_max may differ between machines, the losses may not
+    np.testing.assert_allclose(again.loss_draws(*DESIGN), published.loss_draws(*DESIGN)[:4], rtol=0, atol=1e-6)
+    assert published.draws.shape == (1000, 11)
+
+
+def test_other_seeds_are_other_draws(published):
+    other = published.replace(draws=make_draws(2, seed=1))
+    assert np.abs(other.loss_draws(*DESIGN) - published.loss_draws(*DESIGN)[:2]).max() > 1e-4
+
+
+def test_the_spread_at_the_runs_is_that_of_least_squares(published):
+    """Over the runs the variance of a fit is σ² p/n on average; the draws lie about the law, and so do intervals."""
+    losses, law = published.loss_draws(*DESIGN), published.loss(*DESIGN)
+    expected = noise_level() * np.sqrt(len(published.coefficients) / len(law))
+    assert np.sqrt(losses.var(axis=0).mean()) == pytest.approx(expected, rel=0.05)
+    low, high = np.quantile(losses, [0.025, 0.975], axis=0)
+    assert np.all((low < law) & (law < high))
+    assert 0.003 < np.median(high - low) < 0.006
+    assert noise_level() == pytest.approx(0.0062 * np.sqrt(270 / 259))
+
+
+def test_draws_are_read_only_when_an_interval_is_asked_for(fresh, monkeypatch, tmp_path):
+    monkeypatch.setattr(published, "DRAWS_FILE", tmp_path / "missing.npy")
+    fresh.loss(1e9, 1e10, [1, 8])
+    fresh.compute_optimal(1e21)
+    fresh.chinchilla_coefficients(8)
+    again = pickle.loads(pickle.dumps(fresh.replace(conditions=None)))
+    assert again == fresh
+    with pytest.raises(FileNotFoundError):
+        _ = again.draws
+    monkeypatch.undo()
+    assert again.draws.shape == fresh.draws.shape == (1000, 11)
+    assert pickle.loads(pickle.dumps(fresh)).draws.shape == (1000, 11)
+
+
+def test_draws_travel_with_the_published_law(fresh, tmp_path):
+    fresh.save_pretrained(tmp_path)
+    loaded = JointLaw.from_pretrained(tmp_path)
+    assert loaded == fresh
+    np.testing.assert_array_equal(loaded.draws, fresh.draws)
+    assert loaded.conditions == fresh.conditions
+    assert "not the authors'" in loaded.conditions.draws
+    view = fresh.to_chinchilla(8)
+    np.testing.assert_allclose(view.loss_draws(1e9, 1e10, 8), fresh.loss_draws(1e9, 1e10, 8))
+    row = fresh.optimal(1e21).best
+    assert row.loss_interval[0] < row.loss < row.loss_interval[1]
+
+
+def test_draws_belong_to_their_coefficients(fresh):
+    assert fresh.replace(a=40.0).draws is None
+    assert fresh.replace(a=fresh.a, conditions=None).draws.shape == (1000, 11)
+    assert fresh.replace(a=40.0, draws=fresh.draws).draws.shape == (1000, 11)
+    assert JointLaw.published(rounded=True).draws is None
+    with pytest.raises(ValueError, match=r"shape \(2, 3\); \[n, 11\] is needed"):
+        _ = fresh.replace(draws=lambda: np.zeros((2, 3))).draws
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(ValueError, match="n_draws=0 must be at least 1"):
+        make_draws(0)
+    command = [sys.executable, "-m", "scaling_law.paper.published_draws", str(tmp_path / "draws.txt")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the suffix must be .npy" in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,65 @@
+"""The paper's tables: how many cells agree is a fact about the paper, and must stay what it is."""
+
+import pytest
+
+from scaling_law import JointLaw
+from scaling_law.paper.tables import all_tables, find
+
+
+@pytest.fixture(scope="module")
+def recovered(published):
+    return all_tables(published)
+
+
+@pytest.fixture(scope="module")
+def printed():
+    return all_tables(JointLaw.published(rounded=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "with_recovered", "with_printed"),
+    [
+        ("coefficients", 11, 9, 11),
+        ("chinchilla", 30, 30, 11),
+        ("compute_optimal", 36, 29, 12),
+        ("optimal_experts", 12, 9, 9),
+        ("listing", 106, 106, 106),
+        ("learning_rate", 3, 3, 3),
+        ("text", 5, 5, 5),
+    ],
+)
+def test_agreement(recovered, printed, name, cells, with_recovered, with_printed):
+    ours, rounded = find(recovered, name), find(printed, name)
+    assert (len(ours.cells), ours.agreeing, rounded.agreeing) == (cells, with_recovered, with_printed)
+
+
+def test_median_differences_of_the_compute_optimal_table(recovered, printed):
+    assert find(recovered, "compute_optimal").median_relative_difference == pytest.approx(0.0013, abs=5e-5)
+    assert find(printed, "compute_optimal").median_relative_difference == pytest.approx(0.0057, abs=5e-5)
+
+
+def test_cells_beyond_coarse_rounding(recovered):
+    by_name = {(c.row, c.column): c for c in find(recovered, "compute_optimal").cells}
+    assert by_name["1e20, E = 8", "N_act"].value == pytest.approx(984.6e6, rel=1e-4)
+    assert by_name["1e20, E = 4", "D"].value == pytest.approx(13.81e9, rel=5e-4)
+    assert by_name["1e22, E = 1", "D"].value == pytest.approx(88.55e9, rel=1e-4)
+
+
+def test_optimal_experts_where_print_and_law_differ(recovered, published):
+    cells = [c for c in find(recovered, "optimal_experts").cells if not c.agrees]
+    assert [(c.row, c.column, c.printed_value, c.value) for c in cells] == [
+        ("1e21", "24 GB", 16, 32),
+        ("1e23", "80 GB", 8, 4),
+        ("1e24", "640 GB", 16, 8),
+    ]
+    for cell in cells:
+        gigabytes = float(cell.column.split()[0])
+        table = published.optimal(float(cell.row), max_memory_bytes=gigabytes * 1e9, kv_cache_tokens=16_384)
+        assert abs(table[cell.printed_value].loss - table[cell.value].loss) < 0.007
+
+
+def test_export(recovered):
+    data = find(recovered, "text").to_dict()
+    assert (data["agreeing"], data["of"]) == (5, 5)
+    with pytest.raises(ValueError, match="'figures' is not one of coefficients, chinchilla"):
+        find(recovered, "figures")

@@ -1,0 +1,119 @@
+"""Experimental design: what it promises is what a simulation finds, and a grid needs far more FLOPs for as much."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scaling_law import JointLaw, Runs, fit
+from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, next_runs, predicted_loss
+from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
+
+NOISE = 0.002
+HELD = {"e_start": 2.083, "e_max": 290.45}
+BUDGET = 2e20
+
+
+def measured(candidates, chosen, seed):
+    """Columns of the chosen runs with losses of the published law and noise."""
+    n, d, e = (v[chosen] for v in (candidates.n_active, candidates.tokens, candidates.experts))
+    noise = np.random.default_rng(seed).normal(0.0, NOISE, len(n))
+    return n, d, e, JointLaw.published().loss(n, d, e) * np.exp(noise)
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    """A cheap first sweep: four widths, E = 1 and 4, 1e19 FLOPs in all."""
+    return candidate_grid(3e18, experts=(1, 4), widths=(256, 384, 512, 640), tokens_per_parameter=(2, 40))
+
+
+@pytest.fixture(scope="module")
+def law(sweep):
+    runs = Runs.from_columns(*measured(sweep, np.arange(len(sweep.tokens)), 0), trunk="run")
+    return fit(runs, fixed=HELD).bootstrap(400).law
+
+
+def found_deviation(answer, sweep, candidates, chosen, seeds=6):
+    """Spread of the answer over repeated sweeps with the chosen runs added."""
+    answers = []
+    for seed in range(seeds):
+        first = measured(sweep, np.arange(len(sweep.tokens)), seed)
+        extra = measured(candidates, list(chosen), 1000 + seed)
+        runs = Runs.from_columns(*(np.concatenate(pair) for pair in zip(first, extra, strict=True)))
+        answers.append(answer(fit(runs, fixed=HELD, starts=[JointLaw.published()]).law))
+    return float(np.sqrt(np.mean((np.array(answers) - answer(JointLaw.published())) ** 2)))
+
+
+def test_design_beats_grids_of_several_times_its_cost(law, sweep):
+    answer = log_optimal_parameters(1e21, 4)
+    design = next_runs(law, answer, BUDGET, candidate_grid(BUDGET / 3, experts=(1, 2, 4, 8)), noise=NOISE)
+    assert design.flops <= BUDGET
+    assert design.deviation_after < 0.3 * design.deviation_before
+    ours = found_deviation(answer, sweep, design.candidates, design.chosen)
+    assert ours == pytest.approx(design.deviation_after, rel=0.6)
+    for multiple in (1, 4):
+        grid = candidate_grid(multiple * BUDGET / 6, (1, 4), (512, 768, 1024, 1280, 1536), (2, 40))
+        order = np.random.default_rng(1).permutation(len(grid.flops))
+        kept = order[np.cumsum(grid.flops[order]) <= multiple * BUDGET]
+        assert grid.flops[kept].sum() > 0.5 * multiple * BUDGET
+        assert found_deviation(answer, sweep, grid, kept) > 1.3 * ours
+
+
+def test_more_budget_means_less_variance(law):
+    answer = predicted_loss(1e9, 2e10, 8)
+    candidates = candidate_grid(1e19)
+    after = [next_runs(law, answer, flops, candidates, NOISE).deviation_after for flops in (1e19, 1e20, 1e21)]
+    assert after[0] > after[1] > after[2]
+    few = next_runs(law, answer, 1e20, candidates, NOISE, max_runs=3)
+    assert len(few.chosen) == 3
+    assert few.deviation_after > after[1]
+
+
+def test_the_best_number_of_experts_as_the_answer(law):
+    answer = advantage(1e21, 4, 1, max_memory_bytes=24e9)
+    assert answer(JointLaw.published()) > 0  # four experts have the lower loss
+    design = next_runs(law, answer, 1e20, noise=NOISE)
+    assert design.deviation_after < design.deviation_before
+    experts = {a.experts for a, _ in design.runs()}
+    assert experts & {2, 4, 8, 16, 32}
+    assert all(a.training_flops(t) <= 1e20 / 4 for a, t in design.runs())
+
+
+def test_no_run_is_shorter_than_its_warmup(law):
+    """Warm-up first, and then a decay of the last fifth: a run of 160M tokens has no time for 130M of warm-up."""
+    answer = predicted_loss(1e9, 2e10, 8)
+    short = next_runs(law, answer, 1e19, noise=NOISE)
+    assert min(tokens for _, tokens in short.runs()) < 130e6 / 0.8
+    assert short.warmup_tokens is None
+    given = next_runs(law, answer, 1e19, noise=NOISE, warmup_tokens=130e6)
+    assert min(tokens for _, tokens in given.runs()) >= 130e6 / 0.8
+    known = law.replace(conditions=replace(law.conditions, warmup_tokens=130e6))
+    assert next_runs(known, answer, 1e19, noise=NOISE).to_dict() == given.to_dict()
+    assert next_runs(known, answer, 1e19, noise=NOISE, warmup_tokens=0).chosen == short.chosen
+    with pytest.raises(ValueError, match=r"warmup_tokens=1T: no candidate run has the 1\.25T tokens"):
+        next_runs(law, answer, 1e19, noise=NOISE, warmup_tokens=1e12)
+    with pytest.raises(ValueError, match="warmup_tokens=-1"):
+        next_runs(law, answer, 1e19, noise=NOISE, warmup_tokens=-1)
+    with pytest.raises(ValueError, match="flops=-1"):
+        next_runs(law, answer, -1.0)
+
+
+def test_the_warmup_comes_from_the_records():
+    rows = tiny_runs().to_pandas().rename(columns={"loss": "eval_loss"}).to_dict("records")
+    for i, row in enumerate(rows):
+        row["schedule"] = {"warmup_tokens": 50_000 + 1000 * (i % 2)}
+    law = fit(rows, starts=[JointLaw(**TINY_LAW)]).law
+    assert law.conditions.warmup_tokens == 51_000
+
+
+def test_refusals(law):
+    with pytest.raises(ValueError, match="30 draws"):
+        next_runs(JointLaw.published(rounded=True), predicted_loss(1e9, 1e10, 1), 1e20)
+    with pytest.raises(ValueError, match="max_flops=1"):
+        candidate_grid(1.0)
+    with pytest.raises(ValueError, match="max_runs=0"):
+        next_runs(law, predicted_loss(1e9, 1e10, 1), 1e20, max_runs=0)
+    with pytest.raises(ValueError, match="tokens_per_parameter"):
+        candidate_grid(1e19, tokens_per_parameter=(5, 1))
+    with pytest.raises(ValueError, match="too few"):
+        next_runs(law, lambda law: 1.0, 1e20, noise=NOISE)

@@ -1,0 +1,372 @@
+"""Optima against the paper's tables and against brute force."""
+
+import inspect
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from scaling_law import Architecture, ChinchillaLaw, ExtrapolationError, JointLaw
+from scaling_law.fitting.uncertainty import optimum_uncertainty
+from scaling_law.planning.inverse import cheapest_budget
+from scaling_law.planning.optimum import ComputeOptimum, Constraints, optimal_widths
+from scaling_law.planning.plan import plan
+from scaling_law.size.architecture import active_parameters, kv_cache_elements, total_parameters
+
+EXPERTS = [1, 2, 4, 8, 16, 32]
+
+
+def brute_force(law, flops, experts, constraints, widths):
+    """Lowest loss over a grid of widths that fit, and its width."""
+    n = active_parameters(widths, vocab_size=constraints.vocab_size)
+    tokens = flops / (6 * n) - constraints.inference_tokens / 3
+    total = total_parameters(widths, experts, vocab_size=constraints.vocab_size)
+    kv = constraints.kv_heads_ratio * kv_cache_elements(widths, constraints.kv_cache_tokens)
+    memory = constraints.bytes_per_parameter * total + constraints.bytes_per_kv * kv
+    ok = (tokens > 0) & (total <= (constraints.max_parameters or np.inf))
+    ok &= memory <= (constraints.max_memory_bytes or np.inf)
+    loss = np.where(ok, law.loss(n, np.where(tokens > 0, tokens, 1.0), experts), np.inf)
+    best = int(np.argmin(loss))
+    return float(loss[best]), float(widths[best])
+
+
+def test_closed_form_is_the_minimum_along_the_budget(published):
+    found = published.compute_optimal([1e20, 1e22], EXPERTS)
+    assert found.loss.shape == (2, 6)
+    np.testing.assert_allclose(6 * found.n_active * found.tokens, np.array([[1e20], [1e22]]) * np.ones(6), rtol=1e-12)
+    for scale in (0.97, 1.03):
+        assert np.all(published.loss(found.n_active * scale, found.tokens / scale, EXPERTS) > found.loss)
+
+
+@pytest.mark.parametrize("integral", [False, True])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_parameters": 3e9},
+        {"max_memory_bytes": 24e9, "kv_cache_tokens": 16384},
+        {"max_memory_bytes": 80e9, "kv_cache_tokens": 2e6, "kv_heads_ratio": 0.25, "bytes_per_kv": 1.0},
+        {"inference_tokens": 1e11},
+        {"max_memory_bytes": 80e9, "max_parameters": 2e10, "kv_cache_tokens": 1e5, "inference_tokens": 5e11},
+        {"max_memory_bytes": 8e9, "vocab_size": 128_000, "bytes_per_parameter": 1.0},
+    ],
+)
+@pytest.mark.parametrize("flops", [1e19, 1e21, 5e22])
+def test_constrained_optimum_is_that_of_brute_force(published, flops, limits, integral):
+    constraints = Constraints(**limits)
+    found = optimal_widths(published, flops, EXPERTS, constraints, integral)
+    widths = 64.0 * np.arange(1, 1001) if integral else np.geomspace(64, 64_000, 60_001)
+    for i, experts in enumerate(EXPERTS):
+        loss, width = brute_force(published, flops, experts, constraints, widths)
+        if not integral and np.isfinite(loss):  # a second, finer grid: at a limit the error is first order in the step
+            around = np.geomspace(width / 1.0003, width * 1.0003, 60_001)
+            loss, width = brute_force(published, flops, experts, constraints, around)
+        assert found.fits[i] == np.isfinite(loss)
+        if integral:
+            assert found.d_model[i] == width
+        if np.isfinite(loss):
+            assert found.loss[i] <= loss + 1e-12
+            assert found.loss[i] == pytest.approx(loss, abs=1e-12 if integral else 1e-8)
+
+
+@settings(max_examples=60)
+@given(
+    st.floats(18, 25),
+    st.floats(7.2, 13),
+    st.floats(0, 7),
+    st.one_of(st.just(0.0), st.floats(1e6, 1e13)),
+    st.integers(1, 64),
+    st.booleans(),
+)
+def test_optimum_properties(log_flops, log_memory, log_cache, inference, experts, integral):
+    law, flops = JointLaw.published(), 10**log_flops
+    limits = {"max_memory_bytes": 10**log_memory, "kv_cache_tokens": 10**log_cache, "inference_tokens": inference}
+    found = optimal_widths(law, flops, [experts], Constraints(**limits), integral)
+    if not found.fits[0]:
+        return
+    d, n, tokens = found.d_model[0], found.n_active[0], found.tokens[0]
+    memory = 2 * total_parameters(d, experts) + 2 * kv_cache_elements(d, 10**log_cache)
+    assert memory <= 10**log_memory * (1 + 1e-9)
+    assert 6 * n * tokens + 2 * n * inference == pytest.approx(flops, rel=1e-9)
+    assert found.loss[0] == pytest.approx(law.loss(n, tokens, experts), rel=1e-12)
+    larger = optimal_widths(
+        law, flops, [experts], Constraints(**limits | {"max_memory_bytes": 10 ** (log_memory + 0.3)})
+    )
+    assert larger.loss[0] <= found.loss[0] + 1e-12
+    if integral:
+        assert d % 64 == 0
+
+
+def test_caption_of_the_matched_models(published):
+    """Appendix: 1B dense on 10B tokens, matched in FLOPs and memory at E = 16: 155M active, 64B tokens, D/N 414."""
+    dense_flops = 6 * 1e9 * 10e9
+    row = published.optimal(dense_flops, [16], max_parameters=1e9)[16]
+    assert row.n_active == pytest.approx(155e6, rel=4e-3)
+    assert row.tokens == pytest.approx(64e9, rel=1e-2)
+    assert row.tokens_per_parameter == pytest.approx(414, abs=1.0)
+    assert any("D/N" in warning for warning in row.warnings)
+
+
+def test_table_of_the_best_models(published):
+    table = published.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384)
+    assert [row.experts for row in table] == EXPERTS
+    assert table.best is table[16]
+    assert {row.limited_by for row in table.rows[2:]} == {"memory"}
+    assert table[1].limited_by == "compute"
+    for row in table.rows[2:]:
+        assert row.memory_bytes == pytest.approx(80e9, rel=1e-9)
+        assert row.weight_bytes == pytest.approx(2 * row.n_total)
+    assert "best" in str(table)
+    frame = table.to_pandas()
+    assert frame.loc[frame.best, "experts"].tolist() == [16]
+    assert table.to_dict()["best"]["experts"] == 16
+
+
+def test_integral_rows_are_architectures(published):
+    table = published.optimal(1e21, [1, 3, 8], max_memory_bytes=10e9, integral=True)
+    for row in table:
+        a = row.architecture
+        assert isinstance(a, Architecture)
+        assert (a.d_model % 64, a.blocks, a.heads) == (0, a.d_model // 64, a.d_model // 64)
+        assert (a.n_active, a.n_total) == (row.n_active, row.n_total)
+        assert row.config_arguments()["num_experts"] == row.experts
+    with pytest.raises(ValueError, match="integral"):
+        published.optimal(1e21)[1].config_arguments()
+
+
+def test_guard_far_below_the_fitted_range(published):
+    """Under about 0.34B elements at 5e22 the bare law prefers sparse models with absurd D/N."""
+    bare = published.replace(conditions=None).optimal(5e22, max_parameters=0.06e9)
+    assert bare.best.experts > 1
+    assert "no fitted ranges" in bare.warnings[0]
+    with pytest.raises(ExtrapolationError, match=r"D/N .* is outside the fitted 0.361…72.7 .*force=True"):
+        published.optimal(5e22, max_parameters=0.06e9)
+    forced = published.optimal(5e22, max_parameters=0.06e9, force=True)
+    assert not forced.best.trusted
+    assert any("do not act" in warning for warning in forced.warnings)
+
+
+@pytest.mark.parametrize(
+    ("question", "beyond"),
+    [
+        ({"flops": 1e28}, "N_act"),
+        ({"flops": 1e12}, r"\(÷"),
+        ({"flops": 1e22, "experts": [60_000]}, "E = 60000"),
+        ({"flops": 6e15, "experts": [1], "vocab_size": 10_000_000}, "D/N"),  # the smallest width is too large a model
+    ],
+)
+def test_the_guard_looks_at_every_quantity_in_both_directions(published, question, beyond):
+    with pytest.raises(ExtrapolationError, match=beyond):
+        published.optimal(**question)
+    assert published.optimal(**question, force=True).best.warnings
+    if "vocab_size" not in question:
+        with pytest.raises(ExtrapolationError, match=beyond):
+            published.compute_optimal(**question)
+        assert published.compute_optimal(**question, force=True).warnings
+
+
+def test_rows_beyond_the_guard_are_not_compared_unless_forced(published):
+    table = published.optimal(1e22, [1, 60_000])
+    assert (table.best.experts, table[60_000].trusted) == (1, False)
+    assert table[60_000].loss < table.best.loss
+    assert any("E = 60000 not compared" in warning for warning in table.warnings)
+    forced = published.optimal(1e22, [1, 60_000], force=True)
+    assert forced.best.experts == 60_000
+    assert any("do not act" in warning for warning in forced.warnings)
+
+
+def test_a_tie_is_called_one(published):
+    """At 80 GB the best two E differ by less than the law's error: by draws, and without them by the RMSE."""
+    question = {"flops": 1e22, "max_memory_bytes": 80e9, "kv_cache_tokens": 16_384}
+    plain = published.replace(draws=None).optimal(**question)
+    assert plain.comparison.tied == (16, 8, 32)
+    assert plain.comparison.error == 0.0062
+    assert plain.comparison.win_shares == {}
+    text = "E = 8, 16 and 32 cannot be told apart (0.0038 nats between the best two; the law's error is 0.0062)"
+    assert text in plain.warnings
+    table = published.optimal(**question)
+    shares = table.comparison.win_shares
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares[16] > shares[8] > 0.05
+    assert table.comparison.interval[0] < 0 < table.comparison.difference < table.comparison.interval[1]
+    assert {8.0, 16.0} <= set(table.comparison.tied)
+    data = table.to_dict()
+    assert data["comparison"]["win_shares"]["16"] == data["rows"][4]["win_share"] == shares[16]
+    assert table.to_dataframe().win_share.tolist() == list(shares.values())
+    assert " tie " in str(table)
+    clear = published.replace(draws=None).optimal(1e20, [1, 32])
+    assert clear.comparison.tied == (32,)
+
+
+def test_differences_are_taken_within_draws(published):
+    """Draws that differ by a constant alone leave every difference certain, however wide the intervals are."""
+    coefficients = np.array(list(published.coefficients.values()))
+    shifted = np.tile(coefficients, (200, 1))
+    shifted[:, -1] += np.random.default_rng(0).normal(0, 0.1, 200)
+    table = published.replace(draws=shifted).optimal(1e20, [8, 16])
+    low, high = table.best.loss_interval
+    assert high - low > 0.3
+    assert table.comparison.interval == pytest.approx([table.comparison.difference] * 2, abs=1e-9)
+    assert table.comparison.tied == (16,)
+    assert table.comparison.win_shares == {8: 0, 16: 1}
+
+
+def test_contradictory_constraints_say_what_is_needed(published):
+    with pytest.raises(ValueError, match=r"nothing fits.*at least 13 MB \(12972288 bytes\)"):
+        published.optimal(1e20, max_memory_bytes=1e6)
+    with pytest.raises(ValueError, match=r"inference_tokens=1e\+14 alone"):
+        published.optimal(1e20, inference_tokens=1e14)
+    table = published.optimal(1e16, [1, 128], max_memory_bytes=13e6)
+    assert table.experts_that_do_not_fit == (128,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"flops": -1}, "flops"),
+        ({"flops": 1e20, "experts": [0]}, "experts"),
+        ({"flops": 1e20, "experts": []}, "experts"),
+        ({"flops": 1e20, "max_parameters": 0}, "max_parameters"),
+        ({"flops": 1e20, "kv_cache_tokens": -1}, "kv_cache_tokens"),
+        ({"flops": 1e20, "bytes_per_kv": 0}, "bytes_per_kv"),
+        ({"flops": 1e20, "kv_heads_ratio": 2}, "kv_heads_ratio"),
+        ({"flops": 1e20, "experts": [1.5], "integral": True}, "experts"),
+        ({"flops": [1e20, 1e21]}, r"flops=\[1e\+20, 1e\+21\]: optimal takes one budget"),
+        ({"flops": 1e20, "experts": "1,two"}, "experts='1,two': 'two' is not an integer"),
+        ({"flops": 1e20, "experts": [1, None, "x"]}, "experts="),
+        ({"flops": np.array([1e20, 1e21])}, r"flops=\[1e\+20, 1e\+21\]"),
+        ({"flops": "much"}, "flops='much' is not a quantity"),
+        ({"flops": 1e20, "max_memory_bytes": "80XB"}, "max_memory_bytes='80XB' is not a quantity"),
+        ({"flops": 1e20, "max_memory_bytes": [80e9]}, "max_memory_bytes"),
+        ({"flops": 1e20, "max_parameters": True}, "max_parameters=True"),
+    ],
+)
+def test_bad_limits_are_named(published, arguments, field):
+    with pytest.raises(ValueError, match=field) as error:
+        published.optimal(**arguments)
+    assert "np." not in str(error.value)
+
+
+def test_quantities_may_be_text(published):
+    text = published.optimal("1e22", max_memory_bytes="80 gb", kv_cache_tokens="16k", inference_tokens="100b")
+    assert text == published.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, inference_tokens=1e11)
+    assert [row.experts for row in published.optimal(1e20, "1,4-5")] == [1, 4, 5]
+    assert published.optimal("1e20", 8, max_parameters="2B").constraints.max_parameters == 2e9
+
+
+@pytest.mark.parametrize("method", [JointLaw.optimal, ChinchillaLaw.optimal, plan])
+def test_arguments_have_names(published, method):
+    """Completion knows them, and a typo is not swallowed."""
+    parameters = inspect.signature(method).parameters
+    assert {f.name for f in fields(Constraints)} <= set(parameters)
+    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    with pytest.raises(TypeError, match="max_memory"):
+        method(published, 1e20, max_memory=80e9)
+
+
+def test_both_laws_answer_alike(published):
+    """The Chinchilla view of one E gives the row of that E, and refuses others."""
+    view = published.to_chinchilla(8)
+    signatures = [inspect.signature(kind.optimal) for kind in (JointLaw, ChinchillaLaw)]
+    assert signatures[0] == signatures[1]
+    found = view.compute_optimal([1e20, 1e21])
+    assert isinstance(found, ComputeOptimum)
+    assert found.n_active.shape == (2,)
+    np.testing.assert_allclose(found.n_active, published.compute_optimal([1e20, 1e21], 8).n_active)
+    limits = {"max_memory_bytes": 24e9, "kv_cache_tokens": 16_384}
+    mine, theirs = view.optimal(1e21, **limits).best, published.optimal(1e21, [8], **limits).best
+    assert mine.loss_interval == pytest.approx(theirs.loss_interval)
+    assert mine.loss == pytest.approx(theirs.loss, rel=1e-12)
+    assert (mine.experts, mine.weight_bytes) == (8, pytest.approx(theirs.weight_bytes))
+    for ask in (view.compute_optimal, view.optimal):
+        with pytest.raises(ValueError, match="experts=4: this Chinchilla law holds for E = 8 only"):
+            ask(1e20, [4, 8])
+
+
+# A law as tiny sweeps give: with few runs and much scatter an exponent of E = 1, 2 is positive, and of half the draws.
+RISING = {"alpha": 0.12, "gamma": -0.09}
+
+
+def rising_law(published):
+    """Of 1/5 of the draws none has an optimum at any E; the others as the law, from E = 4 on."""
+    law = published.replace(**RISING)
+    draws = np.tile(list(law.coefficients.values()), (50, 1))
+    draws[:, 1] += np.where(np.arange(50) < 10, 0.6, 0.0)
+    draws[:, 0] *= np.linspace(0.9, 1.1, 50)
+    return law.replace(draws=draws)
+
+
+def test_experts_without_an_optimum_are_left_out_and_named(published):
+    table = rising_law(published).optimal(1e21, vocab_size=1000, force=True)
+    assert [row.experts for row in table] == [4, 8, 16, 32]
+    assert set(table.experts_without_optimum) == {1, 2}
+    assert any("E = 1 is left out: the loss does not fall with N_act (exponent +0.0" in w for w in table.warnings)
+    for row in table:
+        assert row.loss_interval[0] < row.loss < row.loss_interval[1]
+    assert table.to_dict()["experts_without_optimum"]["2"]
+    with pytest.raises(ValueError, match="no compute optimum for some of these experts: E = 1: the loss does not"):
+        rising_law(published).compute_optimal(1e21)
+
+
+def test_draws_without_an_optimum_leave_an_interval(published):
+    law = rising_law(published)
+    drawn = optimum_uncertainty(law, 1e21, [1, 4, 8], vocab_size=1000)
+    low, high = drawn.interval("n_active")
+    assert np.isnan(low[0])
+    assert np.all(low[1:] < high[1:])
+    assert drawn.best_share.sum() == pytest.approx(0.8)
+
+
+def test_a_law_that_does_not_fall_has_no_optimum_and_says_what_it_can_answer(published):
+    law = published.replace(beta=0.3)
+    for ask in (law.optimal, law.compute_optimal, lambda flops: cheapest_budget(law, 2.3)):
+        with pytest.raises(
+            ValueError, match=r"no compute optimum for any of these experts: E = 1: .* fall with D"
+        ) as e:
+            ask(1e20)
+        assert "`loss` of models inside its runs: N_act 78.7M to 2.72B, D 500M to 80B, E = 1, 2, 4" in str(e.value)
+
+
+def test_an_optimum_below_the_smallest_width_is_said_to_be(published):
+    table = published.optimal(3e15, [1, 8], vocab_size=100_000)
+    assert {row.limited_by for row in table} == {"smallest"}
+    assert any("smaller than d_model 64 with a vocabulary of 100,000" in warning for warning in table.warnings)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("integral", [False, True])
+def test_a_narrow_terminal_shows_the_answer_first_and_drops_nothing(published, width, integral):
+    table = published.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=integral)
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    lines = capture.get().splitlines()
+    first = next(line for line in lines if "N_act" in line)
+    assert first.split("┃")[1].strip() == "E"
+    assert all(name in first for name in ("d_model", "tokens", "loss"))
+    best = next(line for line in lines if line.split("│")[-2:-1] == [" best "])
+    assert all(text in best for text in (f"{table.best.d_model:.0f}", f"{table.best.loss:.4f}"))
+    shown = {cell.strip() for line in lines if "┃" in line for cell in line.split("┃")}
+    wide = {cell.strip() for cell in str(table).splitlines()[2].split("┃")}
+    assert wide <= shown
+    assert not any(len(line) > width or "…\n" in line for line in lines)
+
+
+def test_results_are_frames_and_html(published):
+    table, found = published.optimal(1e20, [1, 8]), published.compute_optimal([1e20, 1e21], [1, 8])
+    assert table.to_dataframe().experts.tolist() == [1, 8]
+    frame = found.to_dataframe()
+    assert frame.flops.tolist() == [1e20, 1e20, 1e21, 1e21]
+    assert frame.n_active.tolist() == found.n_active.ravel().tolist()
+    for result in (table, found):
+        assert "<pre" in result._repr_html_()
+        assert "N_act" in result._repr_html_()
+
+
+def test_a_rate_outside_the_range_of_its_law_is_warned_of(published):
+    table = published.optimal(1e24, experts=[1], force=True)
+    assert any(text.startswith("best row: learning rate: N") for text in table.warnings)
+    assert not any("learning rate" in text for text in published.optimal(1e20, experts=[1]).warnings)

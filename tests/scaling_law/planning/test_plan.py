@@ -1,0 +1,73 @@
+"""Plans: the numbers of the paper's schedule, and a YAML that train.py takes."""
+
+import pytest
+import yaml
+
+from scaling_law import ExtrapolationError
+from scaling_law.planning.plan import plan
+from scaling_law.size.batch_ramp import BatchRamp
+from training.configuration.schedule import Schedule, total_tokens
+
+
+def test_plan_of_a_run(published):
+    made = plan(published, 1e20, [4], branches=3, max_memory_bytes=10e9, gpu_flops=1e15, mfu=0.5)
+    a = made.architecture
+    row = published.optimal(1e20, [4], max_memory_bytes=10e9, integral=True)[4]
+    assert a == row.architecture
+    assert made.tokens == pytest.approx(row.tokens, rel=1e-4)
+    assert made.training_flops == 6 * a.n_active * made.tokens
+    trunk = Schedule(BatchRamp(made.batch_ramp, made.sequence_length), made.warmup_tokens, 0.2, 1e-3)
+    assert made.total_tokens == total_tokens([trunk.branch(tokens) for tokens in made.branches])
+    assert made.total_flops == 6 * a.n_active * made.total_tokens
+    assert made.total_flops / made.training_flops == pytest.approx(1.15, abs=1e-3)  # 0.2 · (1/2 + 1/4)
+    assert made.gpu_hours == pytest.approx(made.total_flops / 5e14 / 3600)
+    assert made.optimizer_bytes == 12 * a.n_total
+    assert made.warmup_tokens == 130_000_000
+    assert made.decay_tokens == pytest.approx(0.2 * made.tokens, rel=1e-4)
+    assert len(made.branches) == 3
+    assert made.branches[-1] == made.tokens
+    assert made.branches[0] == pytest.approx(made.tokens / 4, rel=1e-4)
+    assert made.learning_rate == row.learning_rate
+    configuration = yaml.safe_load(made.to_yaml("sweep"))
+    assert configuration == made.configuration("sweep")
+    assert configuration["model"] == {"d_model": a.d_model, "experts": 4, "n_blocks": a.blocks, "n_heads": a.heads}
+
+
+def test_train_takes_the_yaml(published, tmp_path):
+    arguments = pytest.importorskip("training.configuration.reading")
+    made = plan(published, 3e18, [8], branches=2)
+    (tmp_path / "run.yaml").write_text(made.to_yaml())
+    parsed = arguments.parse_command_line(["--config", str(tmp_path / "run.yaml")])
+    assert tuple(int(t) for t in parsed.schedule.tokens) == made.branches
+    assert parsed.model.experts == 8
+    assert parsed.optimizer.learning_rate == made.learning_rate
+
+
+def test_the_loss_is_that_of_the_tokens_that_are_trained(published):
+    """Whole steps, of 65,536 tokens at first, and not the tokens that the budget would buy."""
+    row = published.optimal(2e14, [4], integral=True, force=True)[4]
+    made = plan(published, 2e14, [4], force=True)
+    assert made.tokens == made.steps * 128 * 512 < row.tokens
+    assert made.loss == published.loss(made.architecture.n_active, made.tokens, 4) > row.loss
+    assert made.loss_interval[0] < made.loss < made.loss_interval[1]
+
+
+def test_far_questions_are_refused(published):
+    with pytest.raises(ExtrapolationError, match="N_act"):
+        plan(published, 1e28)
+    assert any("learning rate: N" in warning for warning in plan(published, 1e28, force=True).warnings)
+
+
+def test_small_budgets_warm_up_less(published):
+    made = plan(published, 1e15, [1], branches=20)
+    assert made.warmup_tokens == int(0.1 * made.tokens)
+    assert all(t * 0.8 > made.warmup_tokens for t in made.branches)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"branches": 0}, "branches=0"), ({"mfu": 1.5}, "mfu=1.5"), ({"gpu_flops": 0}, "gpu_flops=0")],
+)
+def test_bad_options_are_named(published, options, field):
+    with pytest.raises(ValueError, match=field):
+        plan(published, 1e20, **options)

@@ -1,0 +1,166 @@
+"""A law keeps the vocabulary of its runs, and sizes count it: asked without one, it answers inside its own range."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from scaling_law import JointLaw, fit, load_runs
+from scaling_law.commands.cli import app
+from scaling_law.figures.law_figures import models_within_memory
+from scaling_law.fitting.uncertainty import optimum_uncertainty
+from scaling_law.law_files.card import law_card
+from scaling_law.law_files.serialization import law_from_dict, law_to_dict
+from scaling_law.laws.conditions import Conditions
+from scaling_law.planning.constraints import Constraints
+from scaling_law.planning.design import advantage, next_runs, predicted_loss
+from scaling_law.planning.inverse import cheapest_budget, compute_matched, matched_memory, smallest_memory
+from scaling_law.planning.matched import plan_matched
+from scaling_law.planning.plan import plan
+
+RECORDED = Path(__file__).parents[3] / "docs" / "results" / "runs.jsonl"  # vocabulary 1,024, N_act 79k to 688k
+FLOPS = 1e13  # inside
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return fit(RECORDED).bootstrap(40)
+
+
+@pytest.fixture(scope="module")
+def law(fitted, tmp_path_factory):
+    """Saved and read again."""
+    folder = tmp_path_factory.mktemp("law")
+    fitted.law.save_pretrained(folder)
+    return JointLaw.from_pretrained(folder)
+
+
+def table(**columns):
+    """Four rows of one size."""
+    rows = [{"n_active": 1e6, "tokens": 1e6 * (1 + i), "experts": 1, "eval_loss": 4 - 0.1 * i} for i in range(4)]
+    return [row | {name: values[i] for name, values in columns.items()} for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("column", "known"),
+    [
+        ([1024] * 4, 1024),
+        ([1024, None, 1024.0, float("nan")], 1024),  # those that say agree
+        ([1024, 1024, 512, 1024], None),
+        ([None] * 4, None),
+        (["many", 1024, 1024, 1024], None),
+        ([0.5] * 4, None),
+        ([[1024]] * 4, None),
+    ],
+)
+def test_runs_carry_the_vocabulary_that_they_share(column, known):
+    runs = load_runs(table(vocab_size=column))
+    assert runs.vocab_size == known
+    assert runs.subset(np.arange(4) < 2).vocab_size == known
+    assert load_runs(table()).vocab_size is None
+
+
+def test_the_shell_answers_inside_the_runs_of_a_saved_law(law, tmp_path):
+    law.save_pretrained(tmp_path)
+    command = f"{sys.executable} -m scaling_law.commands.cli optimal --law {tmp_path} --flops {FLOPS} --json"
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    best, (low, high) = answer["best"], law.conditions.overall.n_active
+    assert answer["constraints"]["vocab_size"] == 1024
+    assert low <= best["n_active"] <= high
+    assert best["loss_interval"][0] < best["loss"] < best["loss_interval"][1]
+    assert best["limited_by"] == "compute"
+    assert "d_model 64" not in " ".join(answer["warnings"])
+
+
+def test_a_vocabulary_that_is_given_wins_and_the_note_stays(law, tmp_path):
+    table = law.optimal(FLOPS, [1, 2], vocab_size=50_257)
+    assert {row.limited_by for row in table} == {"smallest"}
+    assert any("smaller than d_model 64 with a vocabulary of 50,257" in warning for warning in table.warnings)
+    law.save_pretrained(tmp_path)
+    words = ["optimal", "--law", str(tmp_path), "--flops", str(FLOPS), "--vocab-size", "50257"]
+    assert "smaller than d_model 64 with a vocabulary of 50,257" in CliRunner().invoke(app, words).output
+    below = law.optimal(5e11, [1])  # its own vocabulary, and yet smaller than the smallest width
+    assert below.best.limited_by == "smallest"
+    assert any("smaller than d_model 64 with a vocabulary of 1,024" in warning for warning in below.warnings)
+
+
+def test_every_question_counts_the_vocabulary_of_the_law(law, fitted):
+    """Asked without a vocabulary as with 1,024, and not as with GPT-2's."""
+    questions = [
+        lambda **v: law.optimal(FLOPS, [1, 2, 4], **v).best.d_model,
+        lambda **v: cheapest_budget(law, 3.4, [1, 4], **v).memory_bytes,
+        lambda **v: cheapest_budget(law, 3.4, [1, 4], max_parameters=400_000, **v).flops,
+        lambda **v: smallest_memory(law, FLOPS, 3.5, [1, 2], **v).memory_bytes,
+        lambda **v: matched_memory(law, FLOPS, [2, 4], **v).n_active,
+        lambda **v: compute_matched(law, FLOPS, [2, 4], **v),
+        lambda **v: optimum_uncertainty(law, FLOPS, [1, 2], max_parameters=300_000, **v).loss,
+        lambda **v: advantage(FLOPS, 2, 1, **v)(law),
+        lambda **v: plan_matched(fitted, FLOPS, (2,), n_blocks=2, **v).models[1].architecture.d_model,
+        lambda **v: plan(law, FLOPS, [1, 2], **v).architecture.n_active,
+    ]
+    for ask in questions:
+        own, same, other = ask(), ask(vocab_size=1024), _or_nothing(lambda ask=ask: ask(vocab_size=50_257))
+        np.testing.assert_array_equal(own, same)
+        assert other is None or not np.array_equal(own, other, equal_nan=True)
+
+
+def _or_nothing(ask):
+    try:
+        return ask()
+    except ValueError:
+        return None
+
+
+def test_a_plan_names_the_tokenizer_that_it_needs(law, published):
+    made = plan(law, FLOPS, [1, 2])
+    assert made.architecture.vocab_size == 1024
+    assert any("give train.py a tokenizer of that size" in warning for warning in made.warnings)
+    assert not any("tokenizer" in warning for warning in plan(published, 1e20).warnings)
+
+
+def test_new_runs_and_figures_count_it_too(law):
+    design = next_runs(law, predicted_loss(5e5, 5e6, 2), 1e16, warmup_tokens=0)
+    assert {architecture.vocab_size for architecture, _ in design.runs()} == {1024}
+    within = models_within_memory(law, FLOPS, [1, 2])
+    best = law.optimal(FLOPS, [1, 2])
+    assert within.n_active[-1] == pytest.approx([row.n_active for row in best])
+    assert within.memory[-1] < 10 * max(row.n_total for row in best)
+
+
+def test_the_vocabulary_travels_and_is_shown(law, fitted, published):
+    assert (law.vocab_size, law.conditions.vocab_size, law.to_chinchilla(2).vocab_size) == (1024, 1024, 1024)
+    assert published.conditions.vocab_size == JointLaw.published(rounded=True).vocab_size == 50_257
+    assert published.replace(conditions=None).vocab_size == 50_257
+    assert "the vocabulary of these runs, 1,024 tokens" in law_card(law, "org/law")
+    result = fit(RECORDED, release=4)
+    assert result.to_dict()["vocab_size"] == 1024
+    assert "vocabulary 1,024; RMSE" in _printed(result.summary())
+    assert "vocabulary" not in law_card(law.replace(conditions=Conditions("unknown")), "org/law")
+
+
+def _printed(renderable):
+    from rich.console import Console
+
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def test_a_file_of_a_law_from_before_is_read_and_a_wrong_vocabulary_refused(law):
+    data = law_to_dict(law)
+    old = {name: value for name, value in data["conditions"].items() if name != "vocab_size"}
+    assert law_from_dict(data | {"conditions": old}).vocab_size == 50_257
+    for wrong in (0, "1024", 1024.5, True):
+        with pytest.raises(ValueError, match=r"conditions: vocab_size=.* must be an integer of at least 1"):
+            law_from_dict(data | {"conditions": old | {"vocab_size": wrong}})
+    with pytest.raises(ValueError, match=r"vocab_size=0\.0 must be positive"):
+        law.optimal(FLOPS, vocab_size=0)
+    assert Constraints.of(law, vocab_size=7).vocab_size == 7

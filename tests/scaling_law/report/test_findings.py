@@ -1,0 +1,108 @@
+"""The paper's findings hold for the paper's law, fail for a law in which experts do harm, and stay open in between."""
+
+import numpy as np
+import pytest
+
+from scaling_law import JointLaw
+from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.report import findings
+from scaling_law.report.findings import Finding
+from tests.scaling_law.fitting.test_learning_rate_grid import rows as learning_rate_rows
+
+PAPER = JointLaw.published()
+
+
+def drawn(law, scatter=1e-4, draws=40):
+    """The law with draws that scatter about it, as a bootstrap leaves them."""
+    values = np.array(list(law.coefficients.values()))
+    noise = np.random.default_rng(0).normal(0.0, scatter, (draws, len(values)))
+    return law.replace(draws=values * (1 + noise))
+
+
+def every(law, flops):
+    yield findings.more_tokens_per_parameter(law, flops, (1, 2, 4, 8))
+    for e in (2, 4, 8):
+        yield findings.better_with_experts(law, flops, e)
+        yield findings.better_in_memory(law, flops, e)
+        yield findings.better_in_memory(law, flops, e, times_tokens=True)
+
+
+@pytest.mark.parametrize("flops", [1e19, 1e21, 1e23])
+def test_the_papers_law_has_the_papers_findings(flops):
+    for finding in every(drawn(PAPER), flops):
+        assert finding.verdict == "confirmed", finding
+        assert finding.share == 1.0
+
+
+def test_a_law_in_which_experts_do_harm_has_the_opposite():
+    values = PAPER.coefficients | {"delta": 0.2, "gamma": 0.0, "omega": 0.2, "zeta": 0.0}
+    law = drawn(JointLaw(**values))
+    for e in (2, 8):
+        assert findings.better_with_experts(law, 1e20, e).verdict == "not confirmed: the opposite holds"
+        assert findings.better_in_memory(law, 1e20, e).share == 0.0
+
+
+def test_a_law_without_experts_decides_nothing_about_them():
+    values = PAPER.coefficients | {"delta": 0.0, "gamma": 0.0, "omega": 0.0, "zeta": 0.0}
+    names = list(values)
+    law = JointLaw(**values)
+    draws = np.tile(np.array(list(values.values())), (40, 1))
+    for name in ("delta", "omega"):
+        draws[:, names.index(name)] = np.tile([-1e-3, 1e-3], 20)  # half of the draws for, half against
+    finding = findings.better_with_experts(law.replace(draws=draws), 1e20, 8)
+    assert finding.share == 0.5
+    assert finding.verdict == "cannot be decided"
+
+
+def test_draws_without_an_optimum_are_on_neither_side():
+    """A draw whose loss rises with N has no best size; it must not count for a finding."""
+    law = drawn(PAPER)
+    draws = law.draws.copy()
+    draws[:20, list(PAPER.coefficients).index("alpha")] = 0.5
+    finding = findings.better_with_experts(law.replace(draws=draws), 1e20, 8)
+    assert finding.share == pytest.approx(0.75)
+    assert finding.verdict == "cannot be decided"
+
+
+def test_the_gain_is_the_difference_of_the_two_losses():
+    from scaling_law.size.architecture import active_parameters, width_of_total
+
+    law, flops = drawn(PAPER, scatter=0.0, draws=2), 1e20
+    dense = PAPER.compute_optimal(flops, 1.0)
+    n = active_parameters(width_of_total(dense.n_active, 4))
+    expected = dense.loss - PAPER.loss(n, flops / 6 / n, 4)
+    assert findings.memory_matched_gain(law, flops, 4) == pytest.approx([float(expected)] * 2)
+    longer = dense.loss - PAPER.loss(n, 4 * dense.tokens, 4)
+    assert findings.memory_matched_gain(law, flops, 4, times_tokens=True) == pytest.approx([float(longer)] * 2)
+
+
+def test_a_law_without_draws_is_refused():
+    with pytest.raises(ValueError, match="no draws"):
+        findings.better_with_experts(PAPER.replace(draws=None), 1e20, 8)
+
+
+def test_the_sign_of_the_learning_rate_has_the_error_of_the_fit():
+    """The grid's law has slope -0.2 in E exactly; with scatter in its best rates the sign is no longer sure."""
+    exact = findings.lower_learning_rate(LearningRateGrid.load(learning_rate_rows()))
+    assert exact.verdict == "confirmed"
+    rows = list(learning_rate_rows())
+    for i, row in enumerate(rows):
+        row["schedule"] = {"peak_learning_rate": row["schedule"]["peak_learning_rate"] * (3 if i % 8 < 4 else 1)}
+    scattered = findings.lower_learning_rate(LearningRateGrid.load(rows))
+    assert scattered.verdict == "cannot be decided"
+    with pytest.raises(ValueError, match="at least four"):
+        findings.lower_learning_rate(LearningRateGrid.load(learning_rate_rows(((64, 1), (128, 1), (64, 8)))))
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [
+        (1.0, "confirmed"),
+        (0.975, "confirmed"),
+        (0.97, "cannot be decided"),
+        (0.03, "cannot be decided"),
+        (0.025, "not confirmed: the opposite holds"),
+    ],
+)
+def test_the_verdict_is_that_of_a_two_sided_interval(share, verdict):
+    assert Finding("", "", share, "").verdict == verdict

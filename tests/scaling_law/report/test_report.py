@@ -1,0 +1,159 @@
+"""A report says what the records say: its blocks are filled from them, its prose is left alone."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from scaling_law import Architecture, JointLaw, fit, load_runs
+from scaling_law.commands.cli import app
+from scaling_law.planning.matched import plan_matched
+from scaling_law.report import results
+from scaling_law.report.page import BLOCKS, all_findings, write_report
+from scaling_law.report.results import Results
+from tests.scaling_law.fitting.test_learning_rate_grid import rows as learning_rate_rows
+from tests.scaling_law.synthetic import TINY_LAW
+
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (
+    "# Report\n\nBefore.\n\n" + "\n\n".join(f"<!-- {name} -->\n<!-- /{name} -->" for name in BLOCKS) + "\n\nAfter.\n"
+)
+
+
+def records(seeds=(0,)):
+    """Rows of a small sweep with losses of a known law: three widths, four E, branches at three token counts."""
+    law = JointLaw(**TINY_LAW)
+    for seed in seeds:
+        for d in (64, 128, 192):
+            for e in (1, 2, 4, 8):
+                a = Architecture(d, e, vocab_size=2048)
+                for tokens in (500_000, 1_000_000, 4_000_000):
+                    yield {
+                        "run_id": f"d{d}-E{e}-{tokens}-{seed}",
+                        "parent_run_id": f"d{d}-E{e}-{seed}",
+                        "branch_point_tokens": int(0.8 * tokens),
+                        "status": "final",
+                        "d_model": d,
+                        "n_blocks": a.blocks,
+                        "n_heads": a.heads,
+                        "experts": e,
+                        "vocab_size": 2048,
+                        "n_active": a.n_active,
+                        "n_total": a.n_total,
+                        "tokens": tokens,
+                        "epochs": 0.5,
+                        "seed": seed,
+                        "schedule": {"peak_learning_rate": 0.01},
+                        "eval_loss": float(law.loss(a.n_active, tokens, e)) + 0.01 * (-1) ** seed * (len(seeds) > 1),
+                    }
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "RESAMPLES", 50)
+    write(tmp_path / "results" / "runs.jsonl", records())
+    (tmp_path / "report.md").write_text(TEXT)
+    return tmp_path
+
+
+def test_every_block_is_filled_and_the_prose_stays(folder):
+    source = folder / "results"
+    write(source / "learning-rates.jsonl", learning_rate_rows())
+    plan = plan_matched(fit(load_runs(source / "runs.jsonl")).bootstrap(20), 5e12, (2,), n_blocks=2, vocab_size=2048)
+    plan.save(source / "matched-plan.json")
+    trained = [
+        row
+        | {"run_id": f"m{i}", "n_active": m.architecture.n_active, "tokens": m.tokens, "eval_loss": 5.0}
+        | {"experts": m.architecture.experts, "n_total": m.architecture.n_total, "d_model": m.architecture.d_model}
+        | {"n_blocks": 2, "n_heads": 2}
+        for i, (m, row) in enumerate(zip(plan.models, records(), strict=False))
+    ]
+    write(source / "matched.jsonl", trained)
+    target = folder / "report.md"
+    done = CliRunner().invoke(app, ["report", str(source), "--into", str(target)])
+    assert done.exit_code == 0, done.output
+    text = target.read_text()
+    assert text.startswith("# Report\n\nBefore.\n")
+    assert text.endswith("\nAfter.\n")
+    for name in BLOCKS:
+        assert re.search(rf"<!-- {name} -->\n\|.+?<!-- /{name} -->", text, re.DOTALL), name
+    assert "36 runs of 12 trunks" in text
+    assert "| outside |" in text  # no one predicted a loss of 5
+    pictures = {"fit", "losses", "isoflop", "held-out", "learning-rates", "matched"}
+    assert {path.stem.removeprefix("report-") for path in (folder / "figures").iterdir()} == pictures
+    assert write_report(source, target)[0] == target
+    assert target.read_text() == text  # and again the same
+
+
+def test_only_what_is_there_is_reported(folder):
+    write_report(folder / "results", folder / "report.md")
+    text = (folder / "report.md").read_text()
+    assert "No learning rates were searched." in text
+    assert "No matched experiment was run." in text
+    assert "seed only scatter" not in text
+
+
+def test_a_subfolder_has_blocks_of_its_own(folder):
+    write(folder / "results" / "other" / "runs.jsonl", list(records())[:-3])
+    (folder / "report.md").write_text(
+        "<!-- other/runs -->\n<!-- /other/runs -->\n![Losses](figures/report-other-losses.png)\n"
+    )
+    written = write_report(folder / "results", folder / "report.md")
+    assert "33 runs of 11 trunks" in (folder / "report.md").read_text()
+    assert [path.name for path in written if "other" in path.name] == ["report-other-losses.png"]
+    assert written[-1].exists()
+
+
+def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
+    write(folder / "results" / "runs.jsonl", records(seeds=(0, 1)))
+    text = BLOCKS["runs"](Results(folder / "results"))
+    # 24 trunks to 0.8 of 4M, and the decays of 0.5M, 1M and 4M
+    assert "103M tokens" in text
+    assert "72 runs of 24 trunks" in text
+    assert "scatter by 0.0141 nats (standard deviation, 36 degrees of freedom)" in text
+
+
+def test_every_loss_stands_in_the_row_of_its_trunk(folder):
+    text = BLOCKS["losses"](Results(folder / "results"))
+    assert text.splitlines()[0] == r"| d_model | E | seed | peak LR | 500k | 1M | 4M |"
+    a = Architecture(128, 4, vocab_size=2048)
+    losses = [f"{float(JointLaw(**TINY_LAW).loss(a.n_active, t, 4)):.3f}" for t in (500_000, 1_000_000, 4_000_000)]
+    assert f"| 128 | 4 | 0 | 0.0100 | {' | '.join(losses)} |" in text
+
+
+def test_what_cannot_be_reported_is_refused(folder):
+    (folder / "report.md").write_text("no block\n")
+    with pytest.raises(ValueError, match="no block such as"):
+        write_report(folder / "results", folder / "report.md")
+    write(folder / "results" / "runs.jsonl", [*records(), next(iter(records())) | {"vocab_size": 512, "run_id": "x"}])
+    with pytest.raises(ValueError, match="several vocabularies"):
+        _ = Results(folder / "results").vocab_size
+    missing = CliRunner().invoke(app, ["report", str(folder / "none"), "--into", str(folder / "report.md")])
+    assert missing.exit_code == 2
+
+
+def test_budgets_lie_inside_the_runs(folder):
+    of = Results(folder / "results")
+    assert of.runs.flops.min() < min(of.budgets)
+    assert max(of.budgets) < of.runs.flops.max()
+
+
+def test_the_report_of_this_repository_is_what_its_records_give(tmp_path):
+    """Numbers may differ in their last digit between machines; words and verdicts may not."""
+    committed = (DOCS / "report.md").read_text()
+    (tmp_path / "report.md").write_text(committed)
+    write_report(DOCS / "results", tmp_path / "report.md")
+    assert _without_numbers((tmp_path / "report.md").read_text()) == _without_numbers(committed)
+    verdicts = [finding.verdict for finding in all_findings(Results(DOCS / "results"))]
+    assert len(verdicts) > 10
+
+
+def _without_numbers(text):
+    return re.sub(r"[+-]?\d[\d.,e+-]*[kMBT]?", "#", text)

@@ -1,0 +1,350 @@
+"""Training on a cache that is being built: by whom, how far, and what happens when one of the two is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import make_documents, write_dataset
+from tests.training.token_caches import contents, prepare
+from training.configuration.arguments import ConfigurationError
+from training.data import builder as token_builder
+from training.data.builder import GrowingCache, TokenBuildError
+from training.data.cache import CorruptCacheError, TokenCache, open_cache
+from training.data.order import SequenceOrder
+from training.data.text import TextSource
+from training.data.training_data import TrainingData
+from training.data.writer import lock_of
+from training.run.inputs import held_out, training_data
+
+ROOT = Path(__file__).parents[3]
+CPU = torch.device("cpu")
+LENGTH = 32
+
+
+@pytest.fixture
+def growing(corpus, tokenizer, tmp_path, small_shards):
+    """A function: a growing cache for `until` tokens; what it started is ended with the test."""
+    made = []
+
+    def build(until=None, **changes):
+        source = TextSource(**{"dataset": str(corpus), **changes})
+        made.append(GrowingCache(*open_cache(source, tokenizer, tmp_path), until))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.close()
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    for _ in range(int(seconds * 20)):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, corpus, tokenizer, tmp_path):
+    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
+    short = growing(until=1500)
+    short.wait_for(1500)
+    assert 1500 <= len(short.cache) < 1500 + 2 * 700
+    assert not short.cache.complete
+    builder = short._builder
+    assert builder is None or builder.process.wait(10) == 0
+    longer = growing(until=4000)  # a second, longer run goes on from there
+    longer.wait_for(4000)
+    assert len(longer.cache) < 4000 + 2 * 700
+    longer.wait_for(None)  # more than was foreseen
+    assert longer.cache.complete
+    assert [s["sha256"] for s in longer.cache.shards] == [s["sha256"] for s in whole.shards]
+    assert longer.cache.fingerprint == short.cache.fingerprint
+
+
+def test_what_is_there_needs_no_builder(growing, monkeypatch):
+    growing().wait_for(None)
+    monkeypatch.setattr(token_builder, "_Builder", None)
+    again = growing()
+    again.start()
+    again.wait_for(None)
+
+
+def test_a_killed_builder_is_started_again(growing, monkeypatch, corpus, tokenizer, tmp_path):
+    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
+    one = growing()
+    for _ in range(2):
+        one.start()
+        while one._builder is None:
+            one.start()
+        os.kill(one._builder.process.pid, signal.SIGKILL)
+        one._builder.process.wait()
+        one._next_look = 0
+    one.wait_for(None)
+    assert [s["sha256"] for s in one.cache.shards] == [s["sha256"] for s in whole.shards]
+
+
+def test_a_builder_that_is_always_killed_is_an_error_at_last(growing, monkeypatch):
+    monkeypatch.setattr(token_builder, "_LOOK_SECONDS", 0)
+    start = token_builder._Builder.__init__
+
+    def started_and_killed(self, *arguments):
+        start(self, *arguments)
+        os.kill(self.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(token_builder._Builder, "__init__", started_and_killed)
+    with pytest.raises(TokenBuildError, match="was killed by signal 9"):
+        growing().wait_for(None)
+
+
+TRAINER = """
+import sys, time
+from training.tokens.builder import GrowingCache
+from training.tokens.cache import TokenCache
+from training.tokens.text import TextSource
+import training.tokens.writer
+from pathlib import Path
+cache = GrowingCache(TokenCache(Path(sys.argv[1])), TextSource(sys.argv[2]), None)
+cache.start()
+print(cache._builder.process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, corpus, tmp_path, tokenizer):
+    fifo = tmp_path / "slow" / "train.jsonl"  # a source that never says anything: the builder waits in a read
+    fifo.parent.mkdir()
+    cache = growing().cache
+    os.mkfifo(fifo)
+    command = [sys.executable, "-c", TRAINER, str(cache.folder), str(fifo)]
+    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    pid = int(trainer.stdout.readline())
+    for _ in range(1200):  # until it holds the lock
+        try:
+            lock_of(cache.folder, 0).acquire().lock.release()
+        except token_builder.Timeout:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the builder never took the lock")
+    trainer.kill()
+    trainer.wait()
+    assert gone(pid)
+    one = growing()
+    one.wait_for(None)  # the lock went with it
+    assert one.cache.complete
+
+
+def test_two_at_once_share_one_cache(growing, corpus, tokenizer, tmp_path):
+    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
+    one, two = growing(), growing()
+    one.start()
+    two.start()
+    two.wait_for(None)
+    one.wait_for(None)
+    assert [s["sha256"] for s in one.cache.shards] == [s["sha256"] for s in whole.shards]
+    assert one.cache.shards == two.cache.shards
+    assert contents(one.cache.folder).keys() == contents(two.cache.folder).keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text_column": "body"}, "data.text_column: no column 'body'"),
+        ({"split": "test"}, "split 'test'"),
+        ({"held_out_buckets": 1000}, "no document to train on"),
+    ],
+)
+def test_what_the_builder_finds_wrong_is_raised_here(growing, change, message):
+    with pytest.raises(ValueError, match=message):
+        growing(**change).wait_for(1)
+
+
+def test_a_full_disk_is_one_error_here(growing):
+    one = growing()
+    (one.cache.folder / "tokens-00000.tmp").symlink_to("/dev/full")
+    with pytest.raises(TokenBuildError, match=r"tokenising into .* failed: OSError: .* No space left on device"):
+        one.wait_for(1)
+    one.wait_for(1)  # there is space again: the link went with the failed shard
+
+
+def test_a_truncated_shard_is_found_when_the_cache_is_opened(growing):
+    one = growing()
+    one.wait_for(None)
+    path = one.cache.folder / one.cache.shards[3]["file"]
+    os.truncate(path, path.stat().st_size - 2)
+    with pytest.raises(CorruptCacheError, match=r"tokens-00003.bin does not hold"):
+        TokenCache(one.cache.folder)
+
+
+# -- the training's view
+
+
+def batches(data: TrainingData, steps, rank=0, world=1):
+    """Inputs and targets of the global batches (position, sequences), one array."""
+    parts = [part for step in steps for part in data.micro_batches(*step, rank, world, CPU)]
+    return torch.stack([torch.cat(part) for part in parts]).numpy()
+
+
+def steps_of(sizes):
+    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+
+@pytest.fixture
+def complete(growing):
+    growing().wait_for(None)
+    return growing
+
+
+def test_read_ahead_and_read_at_once_are_the_same(complete):
+    order = SequenceOrder(0, 16)
+    data = TrainingData(complete(), order, LENGTH, 2)
+    cache, n = data._tokens.cache, data._tokens.cache.n_sequences(LENGTH)
+    steps = steps_of([2] * 5 + [4] * 5 + [8] * 3)
+    steps += [(4, 2), (6, 2), (30, 8), (n - 4, 8), (n + 4, 8)]  # back to a branch point, and over the end
+    found = batches(data, steps)
+    expected = []
+    for position, count in steps:
+        for start in range(position, position + count, 2):
+            sequences = cache.sequences(order.indices(start, 2, n), LENGTH)
+            expected.append(np.concatenate([sequences[:, :-1], sequences[:, 1:]]))
+    assert np.array_equal(found, np.stack(expected))
+    assert data.wait_seconds > 0
+    data.close()
+    assert np.array_equal(batches(data, steps[:2]), found[:2])  # it can be gone on with
+    data.close()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_processes_share_the_micro_batches_of_one(complete, world):
+    steps = steps_of([8, 8, 16])
+    data = [TrainingData(complete(), SequenceOrder(1, 16), LENGTH, 2) for _ in range(world + 1)]
+    whole = batches(data[-1], steps)
+    for rank in range(world):
+        assert np.array_equal(batches(data[rank], steps, rank, world), whole[rank::world])
+    for one in data:
+        one.close()
+
+
+def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, corpus, tokenizer, tmp_path):
+    """And it begins long before the cache is whole."""
+    steps = steps_of([4] * 30)
+    whole = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2)
+    expected = batches(whole, steps)
+    cache, source = open_cache(TextSource(str(corpus)), tokenizer, tmp_path / "new")
+    part = GrowingCache(cache, source, 16 * LENGTH + 1)
+    data = TrainingData(part, SequenceOrder(0, 16), LENGTH, 2, end_position=16)
+    assert np.array_equal(batches(data, steps[:4]), expected[:8])
+    assert not cache.complete
+    assert data.unique_tokens is None
+    assert data.unique_among(512) == 512
+    identity = data.dataset
+    data.close()
+    data = TrainingData(GrowingCache(cache, source, None), SequenceOrder(0, 16), LENGTH, 2)
+    assert np.array_equal(batches(data, steps), expected)
+    data._tokens.wait_for(None)
+    assert data.dataset == identity == whole.dataset
+    assert data.unique_tokens == whole.unique_tokens == cache.n_sequences(LENGTH) * LENGTH
+    data.close()
+    whole.close()
+
+
+def test_the_cap_is_an_epoch_of_its_own(complete, caplog):
+    data = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2, max_sequences=20)
+    assert data.unique_tokens == 20 * LENGTH
+    assert data.unique_among(100_000) == 20 * LENGTH
+    assert sorted(data.indices(0, 20)) == sorted(data.indices(20, 20)) == list(range(20))
+    batches(data, [(18, 2)])
+    assert "repeats" not in caplog.text
+    batches(data, [(20, 2)])
+    assert "the data repeats: epoch 2 of 640 tokens" in caplog.text
+    data.close()
+
+
+def test_nothing_is_read_ahead_beyond_the_end_of_the_run(complete, monkeypatch):
+    data = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2, end_position=12)
+    read, seen = TrainingData._read, []
+    monkeypatch.setattr(
+        TrainingData, "_read", lambda self, position, *rest: seen.append(position) or read(self, position, *rest)
+    )
+    batches(data, steps_of([4, 4, 4]))
+    data._prefetcher._thread.join(5)
+    assert seen == [0, 2, 4, 6, 8, 10]
+    batches(data, [(12, 2)])  # asked for all the same
+    data.close()
+
+
+def test_an_error_while_reading_ahead_is_raised_where_its_batch_is_wanted(complete, monkeypatch):
+    data = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2)
+    read = TrainingData._read
+
+    def fail_at_6(self, position, *rest):
+        if position == 6:
+            raise OSError("gone")
+        return read(self, position, *rest)
+
+    monkeypatch.setattr(TrainingData, "_read", fail_at_6)
+    assert len(batches(data, [(0, 4), (4, 2)])) == 3
+    with pytest.raises(OSError, match="gone"):
+        batches(data, [(6, 2)])
+    data.close()
+
+
+def test_closing_does_not_wait_for_tokens_that_never_come(complete, growing, corpus, tokenizer, tmp_path):
+    cache, source = open_cache(TextSource(str(corpus)), tokenizer, tmp_path / "new")
+    prepare(source, tokenizer, tmp_path / "new", until=600)
+    data = TrainingData(GrowingCache(cache, source, 600), SequenceOrder(0, 4), LENGTH, 2)
+    with lock_of(cache.folder, 0):  # held by a process that hangs
+        batches(data, [(0, 4)])
+        began = time.monotonic()
+        data.close()
+        assert time.monotonic() - began < 5
+
+
+# -- from a configuration
+
+
+def test_too_little_data_is_a_configuration_error(tiny, tokenizer, tmp_path):
+    write_dataset(tmp_path / "few", {"train": ["one."], "validation": make_documents(3, 0)})
+    few = tiny(data__dataset=str(tmp_path / "few"))
+    with pytest.raises(ConfigurationError, match=r"data.sequence_length: 32; the training data has only \d+ tokens"):
+        training_data(few, tokenizer)
+    with pytest.raises(ConfigurationError, match=r"data.train_tokens: 31; it must hold a sequence of 32"):
+        training_data(tiny(data__train_tokens=31), tokenizer)
+    with pytest.raises(ConfigurationError, match=r"data.shuffle_window: 0; it must be greater than 0"):
+        tiny(data__shuffle_window=0)
+
+
+def test_what_is_wrong_with_the_held_out_text_is_said_while_training(tiny, tokenizer):
+    pending = held_out(tiny(data__validation_split="absent"), tokenizer)
+    for _ in range(1200):
+        try:
+            pending.check()
+        except ConfigurationError as error:
+            assert "absent" in str(error)  # noqa: PT017 (it comes when it comes)
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("nothing was said")
+
+
+def test_runs_of_any_length_share_one_cache_and_compare_their_held_out_loss(tiny, tokenizer):
+    short, long = (training_data(tiny(schedule__tokens=tokens), tokenizer) for tokens in ([1280], [2560]))
+    assert short.dataset == long.dataset
+    shuffled = training_data(tiny(data__order_seed=1), tokenizer)
+    assert shuffled._tokens.cache.folder != short._tokens.cache.folder
+    one, two = held_out(tiny(), tokenizer), held_out(tiny(data__order_seed=1), tokenizer)
+    assert np.array_equal(one.sequences, two.sequences)
+    assert one.tokens == 8 * 32
+    for data in (short, long, shuffled):
+        data.close()

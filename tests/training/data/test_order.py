@@ -1,0 +1,73 @@
+"""The data order: a permutation in every epoch, the same however much of the data is known, at O(1) from anywhere."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.data.order import SequenceOrder
+
+SIZES = st.integers(1, 2000)
+WINDOWS = st.integers(40, 700)
+SEEDS = st.integers(0, 2**32)
+
+
+@given(SIZES, WINDOWS, SEEDS)
+def test_every_epoch_holds_every_sequence_once_and_every_window_its_own(n, window, seed):
+    order = SequenceOrder(seed, window)
+    for epoch in (0, 1, 7):
+        indices = order.indices(epoch * n, n, n)
+        assert sorted(indices) == list(range(n))
+        assert np.array_equal(indices // window, np.arange(n) // window)
+
+
+@given(SIZES, WINDOWS, SEEDS, st.lists(st.integers(1, 60), max_size=8))
+def test_any_cutting_into_batches_reads_the_same_sequences(n, window, seed, batches):
+    order = SequenceOrder(seed, window)
+    whole = order.indices(0, sum(batches), n)
+    starts = np.cumsum([0, *batches])
+    parts = [order.indices(int(start), batch, n) for start, batch in zip(starts, batches, strict=False)]
+    assert np.array_equal(np.concatenate([*parts, np.empty(0, int)]), whole)
+
+
+@given(SIZES, WINDOWS, SEEDS, st.integers(0, 2000), st.integers(1, 50))
+def test_the_order_does_not_depend_on_how_much_is_known(n, window, seed, start, count):
+    """What is read while the total is unknown (as soon as `needed` sequences are there) is what is read later."""
+    order = SequenceOrder(seed, window)
+    needed = order.needed(start, count)
+    assert needed >= start + count
+    early = order.indices(start, count, None)
+    assert early.max() < needed
+    for total in (needed, needed + 1, needed + n):
+        assert np.array_equal(order.indices(start, count, total), early)
+
+
+def test_seeds_epochs_and_windows_give_different_orders():
+    orders = [SequenceOrder(seed, 1000).indices(0, 1000, 2000) for seed in (0, 1)]
+    orders.append(SequenceOrder(0, 1000).indices(2000, 1000, 2000))
+    orders.append(SequenceOrder(0, 1000).indices(1000, 1000, 2000) - 1000)
+    for i, one in enumerate(orders):
+        for other in orders[i + 1 :]:
+            assert (one == other).mean() < 0.02
+
+
+def test_the_order_is_pinned():
+    """A change here would silently change the data of every run that is resumed or extended."""
+    assert SequenceOrder(0, 1 << 16).indices(0, 8, 100).tolist() == [51, 61, 49, 95, 34, 59, 78, 7]
+    assert SequenceOrder(0, 50).indices(48, 4, 100).tolist() == [26, 13, 66, 58]
+
+
+def test_places_are_uniform():
+    """Mean position of each tenth of the data: none is systematically early."""
+    order = SequenceOrder(3, 10_000).indices(0, 10_000, 10_000)
+    place = np.empty(10_000)
+    place[order] = np.arange(10_000)
+    means = place.reshape(10, 1000).mean(axis=1)
+    assert np.all(np.abs(means - 5000) < 4 * 10_000 / np.sqrt(12 * 1000))
+
+
+def test_no_data_is_refused():
+    with pytest.raises(ValueError, match="at least one sequence"):
+        SequenceOrder(0, 8).indices(0, 1, 0)
+    with pytest.raises(ValueError, match=r"data.shuffle_window: 0"):
+        SequenceOrder(0, 0)

@@ -1,0 +1,125 @@
+"""Which commits a run and a sweep are pinned to, whatever happens upstream; the Hub is played by a function."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from training.configuration.arguments import ConfigurationError
+from training.data import pins
+from training.data.pins import Pin, pinned, pinned_with_sweep
+
+NAME = "org/text"
+
+
+class Upstream:
+    """A Hub on which a commit comes with every `push`."""
+
+    def __init__(self):
+        self.number, self.asked, self.offline = 0, 0, False
+
+    def push(self):
+        self.number += 1
+
+    @property
+    def commit(self):
+        return f"{self.number:040x}"
+
+    def __call__(self, kind, name, asked):
+        self.asked += 1
+        if self.offline:
+            raise pins._Unreachable("no network")
+        return self.commit if asked in (None, "main") else f"{asked:0>40}"
+
+
+@pytest.fixture
+def upstream(monkeypatch):
+    hub = Upstream()
+    monkeypatch.setattr(pins, "_ask", hub)
+    return hub
+
+
+@pytest.fixture
+def on_the_hub(tiny, tmp_path):
+    """A function: arguments of a run on a dataset of the Hub, with a cache of its own."""
+    return lambda **changes: tiny(data__dataset=NAME, data__cache_dir=str(tmp_path / "cache"), **changes)
+
+
+def started(folder: Path, arguments) -> None:
+    """Leave what a run leaves that starts now."""
+    now, its_pins = pinned(arguments, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "data.json").write_text(
+        json.dumps({"dataset": {"id": NAME, "revision": now.data.revision}, "pins": [vars(pin) for pin in its_pins]})
+    )
+
+
+def test_a_run_keeps_its_commit(upstream, on_the_hub, tmp_path):
+    folder = tmp_path / "run"
+    started(folder, on_the_hub())
+    first = upstream.commit
+    upstream.push()
+    for asked in (None, first):
+        now, (pin,) = pinned(on_the_hub(data__revision=asked), folder)
+        assert now.data.revision == first
+        assert pin == Pin("dataset", NAME, None, first)
+    with pytest.raises(ConfigurationError, match=rf"data.revision: 'main', but the run in .*run is pinned to {first}"):
+        pinned(on_the_hub(data__revision="main"), folder)
+    assert pinned(on_the_hub())[0].data.revision == upstream.commit != first  # another run
+
+
+def test_a_run_of_an_earlier_version_is_pinned_to_what_it_recorded(upstream, on_the_hub, tmp_path):
+    old = {"dataset": {"id": NAME, "revision": "a" * 40, "fingerprint": "sha256:0"}, "tokenizer": {}}
+    (tmp_path / "data.json").write_text(json.dumps(old))
+    assert pinned(on_the_hub(), tmp_path)[0].data.revision == "a" * 40
+    assert upstream.asked == 0
+
+
+def test_without_a_network_the_commit_is_the_one_that_the_caches_were_made_at(upstream, on_the_hub, tmp_path, caplog):
+    upstream.offline = True
+    with pytest.raises(ConfigurationError) as caught:
+        pinned(on_the_hub())
+    assert str(caught.value).startswith(
+        "data.revision: None, but the Hub cannot be asked for the commit of 'org/text'"
+    )
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "cache").exists()
+    pinned(on_the_hub(data__revision="b" * 40))  # no need to ask, and remembered
+    assert pinned(on_the_hub())[0].data.revision == "b" * 40
+    upstream.offline = False
+    pinned(on_the_hub())
+    upstream.offline = True
+    assert pinned(on_the_hub())[0].data.revision == upstream.commit
+    assert f"{NAME} is taken at the commit known here, {upstream.commit}" in caplog.text
+
+
+def test_the_members_of_a_sweep_are_pinned_together_even_when_all_start_at_once(upstream, on_the_hub, tmp_path):
+    def start(number):
+        upstream.push()
+        arguments = pinned_with_sweep(on_the_hub(run__seed=number), tmp_path / "runs" / f"seed{number}")
+        return arguments.data.revision
+
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(start, range(16)))
+    assert len(found) == 1
+    assert upstream.asked == 1
+    (pin,) = json.loads((tmp_path / "runs" / "pins.json").read_text())
+    assert pin == {"kind": "dataset", "id": NAME, "asked": None, "commit": found.pop()}
+    assert start(99) == pin["commit"]
+
+
+def test_a_sweep_that_was_begun_without_pins_takes_its_members_commit(upstream, on_the_hub, tmp_path):
+    started(tmp_path / "runs" / "first", on_the_hub())
+    before = upstream.commit
+    upstream.push()
+    assert pinned_with_sweep(on_the_hub(), tmp_path / "runs" / "second").data.revision == before
+    other = on_the_hub(data__revision="c" * 40)
+    assert pinned_with_sweep(other, tmp_path / "runs" / "third").data.revision == "c" * 40
+
+
+def test_a_local_dataset_is_left_as_it_is(upstream, tiny, tmp_path):
+    assert pinned(tiny(), tmp_path) == (tiny(), [])
+    assert pinned_with_sweep(tiny(), tmp_path / "runs" / "one") == tiny()
+    assert not (tmp_path / "runs").exists()
+    assert upstream.asked == 0

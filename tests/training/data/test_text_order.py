@@ -1,0 +1,191 @@
+"""The order in which text is drawn: a prefix is a sample of all files, and reading goes on anywhere."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from tests.training.token_caches import prepare
+from training.configuration.arguments import ConfigurationError
+from training.data import cache as tokens
+from training.data import parts
+from training.data.text import Place, TextSource
+from training.run.inputs import check_inputs, data_order, held_out, text_sources
+
+CRAWLS, ROWS = 12, 120
+
+
+def write_crawls(folder, rows=ROWS, row_group_size=10):
+    """A file for each crawl, whose documents name it and their place in it."""
+    folder.mkdir()
+    for crawl in range(CRAWLS):
+        columns = {
+            "text": [f"crawl {crawl} document {i}" for i in range(rows)],
+            "id": [f"{crawl}-{i}" for i in range(rows)],
+        }
+        pq.write_table(pa.table(columns), folder / f"CC-{crawl:02d}.parquet", row_group_size=row_group_size)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def crawls(tmp_path_factory):
+    return write_crawls(tmp_path_factory.mktemp("crawls") / "sorted")
+
+
+@pytest.fixture(params=[1 << 23, 700], ids=["files", "row groups"])
+def part_bytes(request, monkeypatch):
+    """Whole files are parts, or a few row groups are."""
+    monkeypatch.setattr(parts, "PART_BYTES", request.param)
+    monkeypatch.setattr(parts, "GROUP", 5)
+
+
+def crawl_of(text):
+    return int(text.split()[1])
+
+
+def test_a_prefix_is_a_sample_of_all_files_and_nothing_is_lost(crawls, part_bytes, monkeypatch):
+    documents = list(TextSource(str(crawls), file_seed=0).documents())
+    assert sorted(documents) == sorted(TextSource(str(crawls)).documents())
+    if parts.PART_BYTES > 700:
+        monkeypatch.setattr(parts, "GROUP", 16)
+        documents = list(TextSource(str(crawls), file_seed=0).documents())
+        for n in (CRAWLS, 10 * CRAWLS, 50 * CRAWLS):  # every file at the same rate, from the first documents on
+            counts = [sum(crawl_of(text) == crawl for text in documents[:n]) for crawl in range(CRAWLS)]
+            assert max(counts) - min(counts) <= 2
+    else:  # as many as chance has
+        assert len({crawl_of(text) for text in documents[: len(documents) // 5]}) >= 10
+    # The mean crawl does not drift with the number of documents, as it does in the stored order.
+    half = len(documents) // 2
+    means = [sum(map(crawl_of, part)) / half for part in (documents[:half], documents[half:])]
+    assert abs(means[0] - means[1]) < 1
+
+
+def test_the_order_depends_on_the_seed_and_not_on_the_folder(crawls, tmp_path, part_bytes):
+    orders = [list(TextSource(str(crawls), file_seed=seed).documents()) for seed in (0, 1)]
+    assert orders[0] != orders[1]
+    copy = shutil.copytree(crawls, tmp_path / "elsewhere")
+    assert list(TextSource(str(copy), file_seed=1).documents()) == orders[1]
+
+
+def test_reading_goes_on_at_any_place(crawls, part_bytes):
+    source = TextSource(str(crawls), held_out_buckets=300, file_seed=3)
+    batches = list(source.batches(90))
+    whole = [text for texts, _ in batches for text in texts]
+    assert whole == list(source.documents())
+    for texts, place in batches:
+        kept = Place(*json.loads(json.dumps(place.behind(texts, 5))))
+        for start in (kept, kept._replace(datasets="another version")):
+            assert [text for part, _ in source.batches(200, start) for text in part] == whole[kept.documents :]
+    with pytest.raises(ValueError, match="holds other documents"):
+        next(source.batches(7, kept._replace(last="0" * 64)))
+
+
+def test_what_lies_before_the_group_of_a_place_is_not_opened_again(crawls, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 700)
+    source = TextSource(str(crawls), file_seed=0)
+    *_, (_, place) = source.batches(16)
+    opened, open_part = [], parts.ShuffledRows._open
+    monkeypatch.setattr(parts.ShuffledRows, "_open", lambda self, part: opened.append(part) or open_part(self, part))
+    assert sum(len(texts) for texts, _ in source.batches(16, place)) == CRAWLS * ROWS - place.documents
+    assert len(opened) <= 2 * parts.GROUP
+
+
+def test_row_groups_larger_than_a_part_are_read_beside_each_other(tmp_path, monkeypatch):
+    """Most parts of such files are empty: a row group is not cut."""
+    folder = write_crawls(tmp_path / "large", row_group_size=ROWS)
+    monkeypatch.setattr(parts, "PART_BYTES", 100)
+    documents = list(TextSource(str(folder), file_seed=0).documents())
+    assert len(documents) == CRAWLS * ROWS
+    assert len({crawl_of(text) for text in documents[:CRAWLS]}) == CRAWLS
+
+
+def test_files_of_other_formats_alternate_in_proportion_to_their_size(tmp_path):
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for crawl, rows in enumerate((100, 300)):
+        lines = [json.dumps({"text": f"crawl {crawl} document {i:03d}"}) for i in range(rows)]
+        (folder / f"train-{crawl}.jsonl").write_text("\n".join(lines) + "\n")
+    source = TextSource(str(folder), file_seed=0)
+    documents = list(source.documents())
+    assert len(documents) == 400
+    assert sum(crawl_of(text) for text in documents[:100]) == pytest.approx(75, abs=2)
+    *_, (texts, place) = source.batches(60)
+    assert [text for part, _ in source.batches(60, place) for text in part] == texts
+
+
+def test_one_file_is_drawn_by_its_row_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 300)
+    pq.write_table(pa.table({"text": [f"date {i // 100} {i}" for i in range(1000)]}), tmp_path / "all.parquet", 20)
+    documents = list(TextSource(str(tmp_path / "all.parquet"), file_seed=0).documents())
+    assert sorted(documents) == sorted(f"date {i // 100} {i}" for i in range(1000))
+    assert len({text.split()[1] for text in documents[:100]}) > 4
+
+
+def test_a_cache_in_the_stored_order_is_the_one_of_earlier_versions(corpus, tokenizer, tmp_path):
+    """Its recipe, and so its name, is what it was before there was another order."""
+    stored = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    assert set(stored.recipe) == {
+        *("format", "shard_tokens", "source", "tokenizer", "eos_token_id", "dtype", "max_tokens")
+    }
+    assert set(stored.recipe["source"]) == {
+        *("dataset", "config", "revision", "split", "text_column", "held_out_buckets", "held_out", "file_seed")
+    }
+    shuffled = prepare(TextSource(str(corpus), file_seed=0), tokenizer, tmp_path)
+    assert shuffled.folder != stored.folder
+    assert shuffled.recipe["order"] == parts.RECIPE
+
+
+def test_a_shuffled_cache_in_pieces_is_the_one_in_one_go(crawls, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "SHARD_TOKENS", 700)
+    monkeypatch.setattr(parts, "PART_BYTES", 700)
+    source = TextSource(str(crawls), held_out_buckets=300, file_seed=1)
+    whole = prepare(source, tokenizer, tmp_path / "whole")
+    for until in (1, 1500, 9000):
+        part = prepare(source, tokenizer, tmp_path / "parts", until=until)
+        assert until <= len(part) < len(whole)
+    extended = prepare(source, tokenizer, tmp_path / "parts")
+    assert [shard["sha256"] for shard in extended.shards] == [shard["sha256"] for shard in whole.shards]
+    assert extended.fingerprint == whole.fingerprint
+
+
+def test_runs_draw_across_files_unless_they_ask_for_the_stored_order(tiny, tokenizer):
+    training, validation = text_sources(tiny())
+    assert (training.file_seed, validation.file_seed) == (0, 0)
+    training, validation = text_sources(tiny(data__order_seed=5))
+    assert (training.file_seed, validation.file_seed) == (5, 0)
+    assert [source.file_seed for source in text_sources(tiny(data__order="stored"))] == [None, None]
+    assert data_order(tiny()) == (
+        "drawn across all files, 16 parts of 8 MB of parquet (whole files of other formats) at a time, in the order "
+        "of seed 0; sequences shuffled in windows of 65,536 by seed 0"
+    )
+    assert data_order(tiny(data__order="stored")).startswith("files in their stored order; sequences shuffled")
+
+
+def test_the_record_says_which_text_was_held_out(tiny, tokenizer):
+    some = held_out(tiny(), tokenizer)
+    assert some.origin.startswith("split 'validation'; sequences from the first 1,")  # 4 times 8 sequences of 32
+    assert some.origin.endswith(" tokens drawn across all files")
+    assert some.n_documents >= 4
+    everything = held_out(tiny(run__eval_sequences=100_000), tokenizer)
+    assert everything.origin.startswith("split 'validation'; sequences from all of its ")
+    assert everything.n_documents == 40
+    by_hash = held_out(tiny(data__validation_split=None, data__held_out_per_mille=50), tokenizer)
+    assert by_hash.origin.startswith("50 in 1,000 documents of split 'train', by the hash of their id; sequences from")
+    for one in (some, everything, by_hash):
+        one.close()
+
+
+def test_a_run_of_an_earlier_version_goes_on_in_the_stored_order(tiny):
+    stored = tiny(data__order="stored")
+    path = Path(stored.run.output_dir) / "config.yaml"
+    values = stored.with_capacity_group(None).to_dict()
+    del values["data"]["order"], values["data"]["order_seed"]
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump(values))
+    check_inputs(stored)
+    with pytest.raises(ConfigurationError, match=r"data.order: 'shuffled', but .*config.yaml has 'stored'$"):
+        check_inputs(tiny())

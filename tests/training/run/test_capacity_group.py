@@ -1,0 +1,134 @@
+"""The capacity group: what is dropped, and the balance loss, depend on it alone, not on how a batch is computed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.training.run.test_run import finish, folders
+from training.configuration.arguments import ConfigurationError
+from training.configuration.reading import parse_command_line
+from training.run.inputs import check_inputs, settled
+from training.run.loop import train_step
+from training.run.main import Run, main
+
+LARGE = {"schedule.batch_ramp": ["0:1024"], "schedule.tokens": ["1M"]}
+
+
+def steps(arguments, count=3):
+    """What `count` updates measure, and the weights after them."""
+    run = Run(arguments)
+    run.session.model.train()
+    found = []
+    for step in range(count):
+        r = train_step(run.session, step, 1e-3)
+        losses = [r.loss, r.gradient_norm, r.balance_loss.item(), r.z_loss.item()]
+        found.append((losses, r.tokens_per_expert.tolist(), r.dropped_tokens.tolist()))
+    run._run_data.close()
+    return found, [p.detach().clone() for p in run.session.model.parameters()]
+
+
+@pytest.fixture
+def even(tiny):
+    """Tiny runs whose batch has four sequences from the start."""
+    return lambda **changes: tiny(**{"schedule.batch_ramp": ["0:4"], **changes})
+
+
+@pytest.mark.parametrize("capacity_factor", [1.0, 0])
+def test_the_cut_into_micro_batches_changes_nothing(tiny, capacity_factor):
+    """With drops and the balance loss, with and without recomputation, in both stages of the batch ramp."""
+    common = {
+        "model.capacity_group_tokens": 32,
+        "model.capacity_factor": capacity_factor,
+        "schedule.batch_ramp": ["0:4", "128:8"],
+    }
+    expected, weights = steps(tiny(**common, **{"run.micro_batch_sequences": 1}))
+    assert (min(map(min, (dropped for _, _, dropped in expected))) > 0) == (capacity_factor > 0)
+    for micro, recompute in ((1, True), (2, False), (4, False), (4, True)):
+        changes = {"run.micro_batch_sequences": micro, "run.gradient_checkpointing": recompute}
+        found, other = steps(tiny(**common, **changes))
+        for (losses, routed, dropped), (same_losses, same_routed, same_dropped) in zip(found, expected, strict=True):
+            assert losses == pytest.approx(same_losses, rel=1e-5)
+            assert (routed, dropped) == (same_routed, same_dropped)
+        torch.testing.assert_close(other, weights, rtol=0, atol=1e-5)
+
+
+def test_another_group_drops_other_tokens(tiny):
+    by_group = [
+        steps(tiny(model__capacity_group_tokens=group, run__micro_batch_sequences=2), 1)[0][0][2] for group in (32, 64)
+    ]
+    assert by_group[0] != by_group[1]
+
+
+def test_the_first_start_fixes_the_group(even):
+    def group(**changes):
+        return settled(even(**changes)).model.capacity_group_tokens
+
+    assert group() == 2 * 32  # a micro-batch of 2 sequences of 32
+    assert group(run__micro_batch_sequences=512, **LARGE) == 16_384
+    assert group(run__micro_batch_sequences=1024, **LARGE) == 16_384
+    assert group(model__capacity_group_tokens=16) == 16
+    finish(even(schedule__tokens=[1280]))
+    folder = Path(even().run.output_dir)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["capacity_group_tokens"] == 64
+    assert group(run__micro_batch_sequences=4) == 64
+    (model,) = folders(even())
+    assert '"capacity_group_tokens": 64' in (model / "config.json").read_text()
+
+
+def test_a_run_goes_on_with_another_micro_batch_and_trains_the_same(even, tmp_path):
+    group = {"model.capacity_group_tokens": 32, "optimizer.learning_rate": 0.001}
+    whole = finish(even(**group, **{"run.micro_batch_sequences": 4, "run.output_dir": str(tmp_path / "whole")}))
+    finish(even(**group, **{"run.micro_batch_sequences": 4, "schedule.tokens": [1280]}))
+    other = {"run.micro_batch_sequences": 1, "run.gradient_checkpointing": True}
+    resumed = finish(even(**group, **other))
+    for tokens, record in whole.items():
+        assert resumed[tokens].eval_loss == pytest.approx(record.eval_loss, abs=1e-5)
+        assert resumed[tokens].drop_rate == record.drop_rate > 0
+
+
+def test_a_run_of_before_there_were_groups_keeps_its_micro_batch_as_the_group(even):
+    arguments = even(schedule__tokens=[1280])
+    finish(arguments)
+    path = Path(arguments.run.output_dir) / "config.yaml"
+    before = yaml.safe_load(path.read_text())
+    for newer in ("capacity_group_tokens", "final_norm"):
+        del before["model"][newer]
+    path.write_text(yaml.safe_dump(before))
+    assert settled(even(run__micro_batch_sequences=4)).model.capacity_group_tokens == 64
+    check_inputs(even(run__micro_batch_sequences=4))
+    assert sorted(finish(even())) == [1280, 2560]
+
+
+def test_what_would_change_the_drops_is_refused_on_resume(even):
+    finish(even(schedule__tokens=[1280]))
+    with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 32, but .*config.yaml has 64"):
+        check_inputs(even(model__capacity_group_tokens=32))
+    with pytest.raises(ConfigurationError) as error:
+        check_inputs(even(run__micro_batch_sequences=1))
+    assert "run.micro_batch_sequences: 1; it must be a multiple of 2, because" in str(error.value)
+    assert "capacity in groups of 64 tokens" in str(error.value)
+    assert "\n" not in str(error.value)
+    check_inputs(even(run__micro_batch_sequences=4))
+
+
+@pytest.mark.parametrize("group", [128, 48])  # larger than a micro-batch, and no part of it
+def test_a_group_that_a_micro_batch_does_not_hold_is_refused_with_the_ways_out(tiny, tmp_path, capsys, group):
+    config = tmp_path / "config.yaml"
+    tiny().save(config)
+    assert main(["--config", str(config), "--model.capacity_group_tokens", str(group)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "capacity_group_tokens" in line]
+    assert f"model.capacity_group_tokens: {group}; a micro-batch (2 sequences of 32 tokens)" in line
+    assert "(64 or a divisor of it)" in line
+    assert f"run.micro_batch_sequences a multiple of {4 if group == 128 else 3}" in line
+    assert "train dropless and without balance loss (model.capacity_factor 0, model.balance_loss 0)" in line
+    assert not (tmp_path / "run").exists()
+    without = [*("--model.capacity_group_tokens", str(group), "--model.capacity_factor", "0")]
+    parse_command_line(["--config", str(config), *without, "--model.balance_loss", "0"])
+    parse_command_line(["--config", str(config), *without[:2], "--model.experts", "1"])
+
+
+def test_a_default_group_that_does_not_fit_is_refused_as_well(tiny):
+    with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 16384; a micro-batch \(768 sequences"):
+        settled(tiny(run__micro_batch_sequences=768, schedule__batch_ramp=["0:768"], schedule__tokens=["1M"]))

@@ -1,0 +1,79 @@
+"""The held-out loss and its standard error."""
+
+import numpy as np
+import pytest
+import torch
+
+from modeling_switch_moe import SwitchMoeForCausalLM
+from tests.conftest import write_dataset
+from tests.training.token_caches import prepare
+from training.configuration.reading import from_dict
+from training.data.text import TextSource
+from training.run.evaluation import HeldOut, HeldOutLoss, evaluate
+from training.run.model import model_config
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model():
+    arguments = from_dict({"run": {"output_dir": "unused"}, "model": {"d_model": 64, "experts": 4}})
+    torch.manual_seed(0)
+    return SwitchMoeForCausalLM(model_config(arguments, 300, 0)).eval()
+
+
+def test_the_losses_of_tokens_add_up_to_the_loss(model):
+    ids = torch.randint(300, (3, 33), generator=torch.Generator().manual_seed(0))
+    inputs, targets = ids[:, :-1], ids[:, 1:].clone()
+    targets[0, :5] = -100
+    whole = model(input_ids=inputs, shift_labels=targets, output_logits=False)
+    each = model(input_ids=inputs, shift_labels=targets, output_logits=False, output_token_losses=True)
+    assert whole.token_losses is None
+    assert each.token_losses.shape == (3, 32)
+    assert (each.token_losses[0, :5] == 0).all()
+    assert each.lm_loss.item() == pytest.approx(whole.lm_loss.item(), rel=1e-6)
+    logits = model(input_ids=inputs).logits
+    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    assert torch.allclose(each.token_losses, expected, atol=1e-5)
+
+
+def test_the_error_is_that_of_a_mean_over_documents():
+    """Against the spread of the means of many samples of documents, whose tokens share a part of their loss."""
+    rng = np.random.default_rng(0)
+
+    def sample(documents=200):
+        lengths = rng.integers(10, 300, documents)
+        level = rng.normal(3.0, 0.5, documents)
+        nats = np.array([rng.normal(mean, 1.0, n).sum() for mean, n in zip(level, lengths, strict=True)])
+        return HeldOutLoss.of(nats, lengths.astype(float))
+
+    samples = [sample() for _ in range(400)]
+    spread = np.std([one.loss for one in samples])
+    assert np.mean([one.standard_error for one in samples]) == pytest.approx(spread, rel=0.1)
+    # Tokens taken as independent have a third of it.
+    assert np.sqrt((1.0 + 0.25) / (200 * 155)) < 0.3 * spread
+    assert HeldOutLoss.of(np.array([6.0]), np.array([2.0])) == HeldOutLoss(3.0, None)
+
+
+def test_targets_know_their_documents(tokenizer, tmp_path):
+    write_dataset(tmp_path / "text", {"train": [f"the model {'expert ' * n}" for n in (3, 40, 5, 60, 7, 90)]})
+    cache = prepare(TextSource(str(tmp_path / "text")), tokenizer, tmp_path)
+    held_out = HeldOut.from_cache(cache, 16, 1000)
+    targets, documents = held_out.sequences[:, 1:].ravel(), held_out.documents.ravel()
+    assert held_out.n_documents == 6
+    assert held_out.clusters is held_out.documents
+    for document in range(6):  # each ends with its end-of-text token, of which there is one
+        ends = np.flatnonzero(targets[documents == document] == tokenizer.eos_token_id)
+        assert len(ends) <= 1
+    whole = HeldOut.from_cache(cache, len(cache) - 1, 1)
+    (row,) = whole.documents
+    ends = np.flatnonzero(whole.sequences[0, 1:] == tokenizer.eos_token_id)
+    assert np.flatnonzero(np.diff(row)).tolist() == ends[:-1].tolist()
+
+
+def test_without_documents_every_sequence_counts_as_one(model):
+    sequences = np.random.default_rng(0).integers(0, 300, (6, 17))
+    measured = evaluate(model, HeldOut(sequences), 4, CPU)
+    losses = [evaluate(model, HeldOut(sequences[i : i + 1]), 4, CPU).loss for i in range(6)]
+    assert measured.loss == pytest.approx(np.mean(losses), rel=1e-6)
+    assert measured.standard_error == pytest.approx(np.std(losses, ddof=1) / np.sqrt(6), rel=1e-4)

@@ -1,0 +1,357 @@
+"""What a run survives: kills at any moment, signals, a full disk, damaged checkpoints, too little memory."""
+
+import json
+import logging
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.training import ranks
+from tests.training.ranks import save_configuration
+from tests.training.run.test_run import assert_same_weights, finish, weights
+from training.run import checkpoint, spikes
+from training.run.checkpoint import CheckpointError, Progress
+from training.run.main import Run, main
+from training.run.memory import OutOfMemory, smaller_micro_batches
+from training.run.stop_signal import StopSignal
+
+ROOT = Path(__file__).parents[3]
+
+
+def models(folder) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).glob("*/model/model.safetensors")
+    }
+
+
+# -- kills and signals, in processes of their own
+
+
+@pytest.fixture
+def start():
+    """A function that starts a run in a process which has already imported everything."""
+    started = []
+
+    def begin(arguments):
+        started.append(ranks.start(arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def wait_for(condition, process, seconds=120):
+    is_alive = process.is_alive if hasattr(process, "is_alive") else lambda: process.poll() is None
+    end = time.monotonic() + seconds
+    while not condition() and is_alive() and time.monotonic() < end:
+        time.sleep(0.002)
+
+
+def test_kills_at_telling_moments_change_nothing(tiny, tmp_path, start):
+    """While a checkpoint is written, between two steps of the trunk, and in the decay."""
+    changes = {"run.checkpoint_seconds": 1e-6, "schedule.tokens": [1280]}  # a checkpoint after every step
+    undisturbed = tiny(**changes, run__output_dir=str(tmp_path / "undisturbed"))
+    finish(undisturbed)
+    arguments = tiny(**changes)
+    folder = Path(arguments.run.output_dir)
+    moments = (
+        lambda: [*(folder / "trunk").glob(".*.tmp")],
+        lambda: max(checkpoint.steps(folder / "trunk"), default=0) >= 6,
+        lambda: [*folder.glob("tokens*/log.jsonl")],
+    )
+    for moment in moments:
+        process = start(arguments)
+        wait_for(moment, process)
+        assert process.is_alive()
+        process.kill()
+        process.join()
+        assert not models(folder)
+    process = start(arguments)
+    process.join(300)
+    assert process.exitcode == 0
+    assert models(folder) == models(undisturbed.run.output_dir)
+    assert not [*folder.rglob(".*.tmp"), *folder.rglob(".*.old")]
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(tiny, tmp_path, start):
+    """A checkpoint after every step, so that many of the kills meet its writing or pruning, or the finish."""
+    for name in ("first", "undisturbed"):  # the first one waits for the server of processes to import everything
+        arguments = tiny(run__output_dir=str(tmp_path / name), run__checkpoint_seconds=1e-6)
+        process, began = start(arguments), time.monotonic()
+        wait_for((tmp_path / name / "config.yaml").exists, process)
+        startup = time.monotonic() - began
+        process.join(300)
+        training = time.monotonic() - began - startup
+        assert process.exitcode == 0
+    expected = models(tmp_path / "undisturbed")
+    assert len(expected) == 2
+
+    generator, kills, series = random.Random(7), 0, 0
+    while kills < 20:
+        assert series < 50, f"{kills} kills only: the runs end before them"
+        arguments = tiny(run__output_dir=str(tmp_path / f"series{series}"), run__checkpoint_seconds=1e-6)
+        while True:
+            process = start(arguments)
+            process.join(startup + generator.uniform(-0.1, 0.4) * training)
+            if not process.is_alive():
+                assert process.exitcode == 0
+                break
+            process.kill()
+            process.join()
+            kills += 1
+        folder = Path(arguments.run.output_dir)
+        assert models(folder) == expected
+        assert not [*folder.rglob(".*.tmp"), *folder.rglob(".*.old")]
+        series += 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_with_a_code_to_requeue(tiny, start, number):
+    arguments = tiny()
+    process = start(arguments)
+    log = Path(arguments.run.output_dir) / "trunk" / "log.jsonl"
+    wait_for(lambda: log.exists() and log.read_text().count("\n") >= 2, process)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == 128 + number
+    (step,) = checkpoint.steps(log.parent)[-1:]
+    assert checkpoint.find_damage(checkpoint.path_of(log.parent, step)) is None
+    assert json.loads(log.read_text().splitlines()[-1])["step"] == step
+
+
+def test_a_launcher_that_is_gone_is_a_signal(tiny, monkeypatch, caplog):
+    """What `accelerate launch` started would train on unseen after a signal that the launcher died of."""
+    command = ["python", "/usr/bin/accelerate", "launch", "train.py"]
+    monkeypatch.setattr("psutil.Process.cmdline", lambda self: command)
+    run = Run(tiny())
+    parents = iter([os.getppid()] * 3)  # in its place stands whoever takes in orphans
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
+    assert run.execute() == 128 + signal.SIGTERM
+    assert "the launcher is gone" in caplog.text
+    assert checkpoint.steps(run.folder / "trunk") == [4]
+    finish(tiny())
+
+
+@pytest.mark.parametrize("command", [["bash", "accelerate_all.sh"], ["python", "-m", "pytest"], ["-bash"]])
+def test_a_shell_may_end_before_what_it_started(monkeypatch, command):
+    monkeypatch.setattr("psutil.Process.cmdline", lambda self: command)
+    stop = StopSignal()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert not stop.requested()
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_launcher_saves_and_ends_what_it_started(tiny):
+    arguments = tiny(schedule__tokens=["1M"], run__async_checkpoints=False)
+    flags = ["launch", "--cpu", "--num_processes", "1", str(ROOT / "train.py"), "--config"]
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *flags, str(save_configuration(arguments))]
+    launcher = subprocess.Popen(command, start_new_session=True)
+    trunk = Path(arguments.run.output_dir) / "trunk"
+    try:
+        wait_for(lambda: (trunk / "log.jsonl").exists(), launcher)
+        (trainer,) = psutil.Process(launcher.pid).children()
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(60)
+        trainer.wait(60)
+        (step,) = checkpoint.steps(trunk)
+        assert checkpoint.find_damage(checkpoint.path_of(trunk, step)) is None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+
+
+# -- disk
+
+
+@contextmanager
+def files_of_at_most(size):
+    """Writing beyond `size` bytes of a file fails, as on a full disk (EFBIG in the place of ENOSPC)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_and_one_error(tiny, tmp_path, capsys):
+    finish(tiny(schedule__tokens=[1280]))
+    arguments = tiny()
+    trunk = Path(arguments.run.output_dir) / "trunk"
+    config = save_configuration(arguments)
+    with files_of_at_most(500_000):
+        assert main(["--config", str(config)]) == 3
+    message = capsys.readouterr().err
+    assert message.count("error:") == 1
+    assert "step0000020 could not be written" in message
+    assert "bytes are free there" in message
+    assert checkpoint.steps(trunk) == [12]
+    assert not list(trunk.glob(".*"))
+    finish(arguments)
+    alone = tiny(run__output_dir=str(tmp_path / "alone"))
+    finish(alone)
+    assert_same_weights(weights(arguments, 2560), weights(alone, 2560))
+
+
+def damage_by_flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def damage_by_cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize("damage", [damage_by_flip, damage_by_cut, Path.unlink])
+def test_of_a_damaged_checkpoint_the_one_before_is_used(tiny, caplog, damage):
+    arguments = tiny(run__checkpoint_seconds=1e-6, run__async_checkpoints=False, schedule__tokens=[1280])
+    run = Run(arguments)
+    run.session.stop_requested = lambda: checkpoint.steps(run.folder / "trunk") == [4, 5]
+    assert run.execute() == 128 + signal.SIGTERM
+    trunk = run.folder / "trunk"
+    assert checkpoint.steps(trunk)[-2:] == [5, 6]
+    damage(next((trunk / "step0000006" / "state").glob("*.distcp")))
+    assert checkpoint.newest_intact(trunk).name == "step0000005"
+    assert "step0000006 is damaged" in caplog.text
+    assert checkpoint.load(trunk / "step0000005", run.session).step == 5
+
+
+def test_a_checkpoint_before_the_first_step_counts_no_step(tiny, tmp_path):
+    """torch makes an optimizer's state by a step of its own; Adam would count it."""
+    run = Run(tiny())
+    run.writer.save(tmp_path, Progress())
+    run.writer.wait()
+    path = checkpoint.path_of(tmp_path, 0)
+    assert not run.session.optimizer.state
+    checkpoint.load(path, run.session)
+    assert not run.session.optimizer.state
+
+
+def test_a_checkpoint_is_of_the_step_it_was_taken_at(tiny, tmp_path, monkeypatch):
+    """The thread has not begun to write when training goes on; what it writes is the copy."""
+    run = Run(tiny())
+    go_on, write = threading.Event(), run.writer._write
+    monkeypatch.setattr(run.writer, "_write", lambda *arguments: (go_on.wait(60), write(*arguments)))
+    before = {name: tensor.clone() for name, tensor in run.session.model.state_dict().items()}
+    progress = Progress(step=3)
+    run.writer.save(tmp_path, progress)
+    progress.step = 4
+    with torch.no_grad():
+        for parameter in run.session.model.parameters():
+            parameter.add_(1.0)
+    go_on.set()
+    run.writer.wait()
+    assert checkpoint.load(checkpoint.path_of(tmp_path, 3), run.session).step == 3
+    for name, tensor in run.session.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_only_the_pinned_and_the_newest_two_are_kept(tmp_path):
+    for step in range(1, 8):
+        checkpoint.path_of(tmp_path, step).mkdir()
+    checkpoint.prune(tmp_path, pinned={2, 3})
+    assert checkpoint.steps(tmp_path) == [2, 3, 6, 7]
+
+
+# -- memory
+
+
+def test_out_of_memory_says_which_micro_batch_fits(tiny, monkeypatch):
+    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"], model__capacity_group_tokens=32)
+    run = Run(arguments)
+    _limit_to_one_sequence(run, monkeypatch)
+    with pytest.raises(OutOfMemory, match=r"out of memory with run.micro_batch_sequences 4 .*; 1 fits .tried"):
+        run.execute()
+    arguments.run.micro_batch_sequences, arguments.run.gradient_checkpointing = 1, True
+    finish(arguments)  # what was advised is not refused
+
+
+def test_out_of_memory_advises_nothing_that_a_resume_refuses(tiny, monkeypatch):
+    run = Run(tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"]))  # whose group is its micro-batch
+    _limit_to_one_sequence(run, monkeypatch)
+    with pytest.raises(OutOfMemory) as error:
+        run.execute()
+    assert "no smaller micro-batch holds whole capacity groups of 128 tokens" in str(error.value)
+    assert str(error.value).endswith("; or set run.gradient_checkpointing")
+
+
+def _limit_to_one_sequence(run, monkeypatch):
+    forward = run.session.model.forward
+
+    def limited(*args, input_ids, **kwargs):
+        if len(input_ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(*args, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(run.session.model, "forward", limited)
+
+
+def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):
+    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:12", "512:24"])
+    assert smaller_micro_batches(arguments, 1) == [3, 2, 1]
+    assert smaller_micro_batches(arguments, 2) == [3, 2, 1]
+    assert smaller_micro_batches(arguments, 4) == [3, 1]
+    assert smaller_micro_batches(arguments.with_capacity_group(64), 1) == [2]
+
+
+# -- losses
+
+
+def test_a_spike_is_far_above_what_came_before():
+    steady = [3.0 + 0.01 * (i % 5) for i in range(40)]
+    assert spikes.is_spike(steady, 3.5)
+    assert not spikes.is_spike(steady, 3.05)
+    assert not spikes.is_spike(steady, 1.0)
+    assert spikes.is_spike([*steady, 9.0, 9.0], 3.5)  # earlier spikes do not hide a later one
+    assert not spikes.is_spike([3.0] * 40, 3.01)
+    assert not spikes.is_spike([3.0] * 3, 9.0)
+    falling = [10 - 0.1 * i for i in range(60)]
+    assert not any(spikes.is_spike(falling[:i], falling[i]) for i in range(60))
+
+
+def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING)
+    run = Run(tiny(schedule__tokens=[2560], optimizer__learning_rate=1e-4, run__log_steps=100))
+    clip, calls = run.accelerator.clip_grad_norm_, []
+    monkeypatch.setattr(spikes, "_LEAST", 4)
+    real = spikes.is_spike
+    monkeypatch.setattr(spikes, "is_spike", lambda before, loss: real(before, loss + 5 * (len(before) == 15)))
+
+    def poisoned(*args, **kwargs):
+        calls.append(None)
+        return clip(*args, **kwargs) * (float("nan") if len(calls) == 7 else 1.0)
+
+    monkeypatch.setattr(run.accelerator, "clip_grad_norm_", poisoned)
+    assert run.execute() == 0
+    lines = [json.loads(line) for line in (run.folder / "trunk" / "log.jsonl").read_text().splitlines()]
+    assert [(line["step"], "skipped_batch" in line, "loss_spike" in line) for line in lines] == [
+        (7, True, False),
+        (17, False, True),
+    ]
+    batch = lines[0]["skipped_batch"]
+    assert batch["position"] == run.schedule.ramp.position(6)
+    assert batch["sequences"] == run.data.indices(batch["position"], 2).tolist()
+    (record,) = [json.loads(path.read_text()) for path in run.folder.glob("*/model/run.json")]
+    assert (record["skipped_steps"], record["loss_spikes"]) == (1, 1)
+    assert "was not finite and was not taken" in caplog.text
+    assert "the loss spiked to" in caplog.text
+
+
+def test_the_error_of_a_checkpoint_is_an_oserror():
+    assert issubclass(CheckpointError, OSError)  # so that the command ends with the exit status of the machine

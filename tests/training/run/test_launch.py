@@ -1,0 +1,129 @@
+"""How runs are started: Accelerate's configuration files, and the processes of a run."""
+
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_multi_gpu_env
+
+import training
+from hub import RunRecord
+from modeling_switch_moe import SwitchMoeForCausalLM
+from modeling_switch_moe import modeling_switch_moe as modeling
+from training.configuration.arguments import ConfigurationError
+from training.sweep import launch
+from training.sweep.file import Sweep
+from training.sweep.runner import run_sweep
+from training.sweep.state import Attempt, state
+
+FOLDER = Path(training.__file__).parent / "configs" / "accelerate"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+def parsed(path, *flags):
+    """The launcher's arguments and the environment that it gives to the processes of several GPUs."""
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), *flags, "train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    return arguments
+
+
+def test_there_is_a_file_for_each_kind_of_machine():
+    assert [path.stem for path in FILES] == [
+        "cpu_two_processes",
+        "multi_node_fsdp2",
+        "one_node_ddp",
+        "one_node_fsdp2",
+        "single_gpu",
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_accelerate_reads_the_file(path):
+    config = load_config_from_file(str(path))  # unknown keys raise
+    assert config.mixed_precision == "no"
+    arguments = parsed(path)
+    assert arguments.num_processes == config.num_processes
+    assert arguments.mixed_precision == "no"
+    assert arguments.multi_gpu == (config.distributed_type == DistributedType.MULTI_GPU)
+    assert arguments.use_fsdp == ("fsdp" in path.stem)
+
+
+@pytest.mark.parametrize("name", ["one_node_fsdp2", "multi_node_fsdp2"])
+def test_sharding_is_fsdp2_over_our_blocks(name, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    flags = ["--main_process_ip", "127.0.0.1", "--main_process_port", "29501", "--machine_rank", "1"]
+    environment = prepare_multi_gpu_env(parsed(FOLDER / f"{name}.yaml", *flags))
+    chosen = {key: value for key, value in environment.items() if key.startswith("FSDP_")}
+    assert chosen["FSDP_VERSION"] == "2"
+    assert chosen["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
+    assert chosen["FSDP_TRANSFORMER_CLS_TO_WRAP"] in SwitchMoeForCausalLM._no_split_modules
+    assert hasattr(modeling, chosen["FSDP_TRANSFORMER_CLS_TO_WRAP"])
+    assert chosen["FSDP_RESHARD_AFTER_FORWARD"] == "true"
+    assert chosen["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
+    assert environment["ACCELERATE_USE_FSDP"] == "true"
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "no"
+
+
+def test_processes_of_a_run_get_gpus_of_their_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    places = [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in launch.workers(3, processes=2)]
+    assert places == ["0,1", "2,3", "0,1"]
+    with pytest.raises(ConfigurationError, match="--processes-per-run: 8; there are 5 GPUs"):
+        launch.workers(1, processes=8)
+    with pytest.raises(ConfigurationError, match="--processes-per-run: 8; there are 5 GPUs"):
+        launch.workers(1, accelerate_config=FOLDER / "one_node_ddp.yaml")
+
+
+def test_a_file_that_accelerate_cannot_read_is_refused(tmp_path):
+    (tmp_path / "bad.yaml").write_text("distributed_type: MULTI_GPU\nnonsense: 1\n")
+    for name in ("bad.yaml", "missing.yaml"):
+        with pytest.raises(ConfigurationError, match=f"--accelerate-config: .*{name}"):
+            launch.workers(1, accelerate_config=tmp_path / name)
+
+
+def test_several_processes_are_never_started_with_the_flag_that_starts_one():
+    command = launch.launch_command(on_cpu=True, processes=2)
+    assert "--cpu" not in command
+    assert "--multi_gpu" in command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"processes_per_run": 2}, {"accelerate_config": FOLDER / "cpu_two_processes.yaml"}])
+def test_a_run_has_the_processes_that_were_asked_for(tiny, tmp_path, how):
+    base = tiny(run__micro_batch_sequences=1, schedule__tokens=[1280]).to_dict()
+    sweep = Sweep.from_dict({"base": base}, tmp_path / "sweep")
+    outcome = run_sweep(sweep, 1, **how)
+    assert outcome.finished == ["d64-E4-seed0"], (sweep.runs[0].folder / "output.log").read_text()
+    assert RunRecord.load(sweep.runs[0].finished()[0]).hardware.startswith("2 x ")
+
+
+def test_processes_that_cannot_share_a_batch_are_refused_before_anything_is_started(tiny, tmp_path):
+    sweep = Sweep.from_dict({"base": tiny().to_dict()}, tmp_path / "sweep")
+    with pytest.raises(ConfigurationError, match="micro-batches that 2 processes cannot share"):
+        run_sweep(sweep, 1, processes_per_run=2)
+    assert not sweep.runs[0].folder.exists()
+
+
+def test_a_failed_run_is_tried_again_as_often_as_asked(tiny, tmp_path):
+    base = tiny(data__tokenizer=str(tmp_path / "missing")).to_dict()
+    sweep = Sweep.from_dict({"base": base}, tmp_path / "sweep")
+    outcome = run_sweep(sweep, 1, retries=1)
+    (status, log) = outcome.failed["d64-E4-seed0"]
+    assert status == 1
+    assert log.read_text().count("error: data.tokenizer: ") == 2
+    assert Attempt.load(sweep.runs[0].folder) == Attempt(1, stopped=False)
+    assert state(sweep.runs[0]) == "failed"
+
+
+def test_a_run_that_another_sweep_works_on_is_left_alone(tiny, tmp_path):
+    from training.sweep.state import held
+
+    sweep = Sweep.from_dict({"base": tiny().to_dict()}, tmp_path / "sweep")
+    sweep.runs[0].folder.mkdir(parents=True)
+    with held(sweep.runs[0], timeout=0) as is_free:
+        assert is_free
+        outcome = run_sweep(sweep, 1)
+    assert outcome.elsewhere == ["d64-E4-seed0"]
+    assert not (sweep.runs[0].folder / "output.log").exists()

@@ -1,0 +1,88 @@
+"""Learning rate and parameter groups as the arguments say."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from hub.record.run_record import RunRecord
+from scaling_law import LearningRateLaw
+from training.configuration.arguments import ModelArguments, OptimizerArguments
+from training.run import hardware
+from training.run.main import Run
+from training.run.model import (
+    architecture,
+    build_model,
+    build_optimizer,
+    model_config,
+    peak_learning_rate,
+    utilisation_flops,
+)
+
+
+def test_the_peak_rate_is_the_papers_law_unless_given():
+    arch = architecture(ModelArguments(d_model=512, experts=1), vocab_size=50257)
+    rate, law = peak_learning_rate(OptimizerArguments(), arch)
+    assert rate == pytest.approx(1.70e-3, rel=3e-3)  # as computed from the authors' code
+    assert "reading 'code'" in law
+    assert peak_learning_rate(OptimizerArguments(learning_rate_law="paper"), arch)[0] == pytest.approx(
+        4.18e-3, rel=3e-3
+    )
+    scaled, law = peak_learning_rate(OptimizerArguments(learning_rate_scale=0.1), arch)
+    assert scaled == pytest.approx(rate / 10)
+    assert law.endswith("times 0.1")
+    assert peak_learning_rate(OptimizerArguments(learning_rate=0.5), arch) == (0.5, "given")
+
+
+def test_a_fitted_law_sets_the_rate_and_is_named_by_its_numbers(tmp_path):
+    fitted = LearningRateLaw(2.0, -0.5, 0.25, source="least squares on 6 models")
+    arch = architecture(ModelArguments(d_model=64, experts=8), vocab_size=1000)
+    arguments = OptimizerArguments(learning_rate_law=str(fitted.save(tmp_path / "rates.json")))
+    rate, law = peak_learning_rate(arguments, arch)
+    assert rate == pytest.approx(math.exp(2.0) * (arch.n_active + 512 * 64) ** -0.5 * 8**0.25, rel=1e-12)
+    assert law == "exp(2 -0.5 ln N +0.25 ln E), least squares on 6 models"
+
+
+def test_more_experts_get_a_lower_rate():
+    def rate(experts):
+        return peak_learning_rate(OptimizerArguments(), architecture(ModelArguments(512, experts), 50257))[0]
+
+    assert rate(16) == pytest.approx(rate(1) / 2)  # E to the power of -0.25
+
+
+@pytest.mark.parametrize("decay_all", [True, False])
+def test_groups_hold_every_parameter_once(tiny, decay_all):
+    arguments = tiny(optimizer__decay_all=decay_all)
+    model = build_model(model_config(arguments, 300, 0), seed=0)
+    groups = build_optimizer(model, arguments.optimizer, torch.device("cpu")).param_groups
+    held = [parameter for group in groups for parameter in group["params"]]
+    assert len(held) == len(set(map(id, held))) == len(list(model.parameters()))
+    exempt = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in exempt}
+    norms_and_router = {name for name, p in model.named_parameters() if p.ndim < 2 or "router" in name}
+    assert names == (set() if decay_all else norms_and_router)
+
+
+def test_final_norm_and_initialization_reach_the_model(tiny):
+    papers = model_config(tiny(), 300, 0)
+    assert (papers.final_norm, papers.initialization) == (False, "paper")
+    chosen = model_config(tiny(model__final_norm=True, model__initialization="normal"), 300, 0)
+    assert (chosen.final_norm, chosen.initialization) == (True, "normal")
+    assert any(name.startswith("model.norm.") for name, _ in build_model(chosen, seed=0).named_parameters())
+
+
+def test_the_utilisation_counts_no_look_up_of_embeddings(tiny, monkeypatch):
+    """Matrices of 4 d^2 (attention), 9 d^2 (one expert) and d V (head), 6 FLOPs per weight and token."""
+    arguments = tiny(schedule__tokens=[1280])
+    arch = architecture(arguments.model, vocab_size=300)
+    assert utilisation_flops(arch) == 6 * (13 * 64**2 + 64 * 300)
+    monkeypatch.setattr(hardware, "peak_flops", lambda device: 1e12)
+    run = Run(arguments)
+    assert run.execute() == 0
+    (model,) = run.folder.glob("*/model")
+    record = RunRecord.load(model)
+    assert record.mfu == pytest.approx(utilisation_flops(arch) * record.tokens_per_second / 1e12)
+    assert record.training_flops == 6 * arch.n_active * 1280  # what runs are compared by stays the paper's
+    line = [json.loads(line) for line in (run.folder / "trunk" / "log.jsonl").read_text().splitlines()][-1]
+    assert line["mfu"] == pytest.approx(utilisation_flops(arch) * line["tokens_per_second"] / 1e12)

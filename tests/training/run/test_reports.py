@@ -1,0 +1,148 @@
+"""What a run shows beside its records: step log, trackers, evaluations, intermediate models, traces; and its modes."""
+
+import gzip
+import json
+from functools import partialmethod
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hub.record.run_record import RunRecord
+from tests.training.run.test_run import assert_same_weights, finish, weights
+from training.configuration.arguments import ConfigurationError
+from training.run import checkpoint
+from training.run.evaluation import HeldOut, evaluate
+from training.run.loop import train_step
+from training.run.main import Run
+
+
+def lines_of(arguments, folder="trunk"):
+    path = Path(arguments.run.output_dir) / folder / "log.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, tmp_path):
+    plain = tiny(schedule__tokens=[2560], run__output_dir=str(tmp_path / "plain"))
+    finish(plain)
+    arguments = tiny(
+        schedule__tokens=[2560], run__eval_tokens=[640, 2304], run__release_tokens=[640], run__trackers=["tensorboard"]
+    )
+    finished = []
+
+    class Finisher:
+        closed = False
+
+        def __call__(self, folder, record):
+            assert RunRecord.load(folder) == record
+            finished.append((folder.parent.name, record.status))
+
+        def close(self):
+            self.closed = True
+
+    finisher = Finisher()
+    assert Run(arguments, [finisher]).execute() == 0
+    assert finisher.closed
+    assert_same_weights(weights(plain, 2560), weights(arguments, 2560))
+
+    evaluations = [line for line in lines_of(arguments) if "eval_loss" in line]
+    assert [(line["step"], line["tokens"]) for line in evaluations] == [(9, 640)]
+    (name,) = [path.parent.name for path in Path(arguments.run.output_dir).glob("tokens*/model")]
+    (late,) = [line for line in lines_of(arguments, name) if "eval_loss" in line]
+    assert late["tokens"] == 2304
+    (folder,) = (Path(arguments.run.output_dir) / "intermediate").glob("*/model")
+    assert folder.parent.name == "step0000009-tokens000.64K-seed0"
+    record = RunRecord.load(folder)
+    assert (record.status, record.tokens, record.steps) == ("intermediate", 640, 9)
+    assert record.eval_loss == evaluations[0]["eval_loss"]
+    trained = [line["loss"] for line in lines_of(arguments) if "loss" in line][:9]
+    assert record.train_loss == pytest.approx(sum(trained) / 9)
+    assert record.train_loss_window_tokens == 640
+    assert AutoModelForCausalLM.from_pretrained(folder).config.num_experts == 4
+    assert finished == [(folder.parent.name, "intermediate"), (name, "final")]
+
+    finished.clear()  # started again, the finishers get what is there: they may not have seen it
+    assert Run(arguments, [finisher]).execute() == 0
+    assert sorted(finished) == [(folder.parent.name, "intermediate"), (name, "final")]
+
+
+def test_lines_have_what_is_needed_to_watch_a_run(tiny):
+    arguments = tiny(schedule__tokens=[1280])
+    finish(arguments)
+    line = lines_of(arguments)[-1]
+    assert line["memory_bytes"] > 50e6
+    assert line["data_wait_seconds"] >= 0
+    assert 0 < line["router_entropy"] < 1.4
+    assert sum(line["tokens_per_expert"][0]) == 4 * 32
+
+
+def test_unequal_shares_of_the_evaluation(tiny):
+    """Every process makes as many forward passes, whether it has a batch left or not; the loss is the same."""
+    run = Run(tiny())
+    whole = HeldOut(run.held_out.sequences[:5])
+    calls = []
+
+    def counted(**batch):
+        calls.append(len(batch["input_ids"]))
+        return run.session.model(**batch)
+
+    counted.training, counted.eval, counted.train = False, run.session.model.eval, run.session.model.train
+    device = torch.device("cpu")
+    sums = []
+    evaluate(counted, whole, 2, device, 0, 2, lambda nats: sums.append(nats) or nats)
+    shared = evaluate(counted, whole, 2, device, 1, 2, lambda nats: nats + sums[0])
+    assert len(calls) == 2 * 2
+    alone = evaluate(run.session.model, whole, 2, device)
+    assert shared.loss == pytest.approx(alone.loss, abs=1e-6)
+    assert shared.standard_error == pytest.approx(alone.standard_error, abs=1e-6)
+
+
+def test_a_trace_of_the_steps_that_were_asked_for(tiny):
+    arguments = tiny(schedule__tokens=[1280], run__profile_steps=[3, 5])
+    finish(arguments)
+    with gzip.open(Path(arguments.run.output_dir) / "profile" / "trace-0.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 2
+    with pytest.raises(ConfigurationError, match=r"run.profile_steps: \[5, 3\]"):
+        tiny(run__profile_steps=[5, 3])
+
+
+def test_gradient_checkpointing_gives_the_same_steps(tiny):
+    found = []
+    for on in (False, True):
+        run = Run(tiny(run__gradient_checkpointing=on, run__output_dir=f"unused-{on}"))
+        run.session.model.train()
+        assert run.session.model.is_gradient_checkpointing == on
+        steps = [train_step(run.session, step, 1e-3) for step in range(4)]
+        found.append([(s.loss, s.gradient_norm, s.tokens_per_expert.tolist(), s.z_loss.item()) for s in steps])
+    assert found[0] == found[1]
+
+
+def test_compiled_steps_are_eager_steps(tiny, monkeypatch):
+    """Captured as for the compiler, whose back end would take a minute."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
+    found = []
+    for on in (False, True):
+        run = Run(tiny(run__compile=on, model__capacity_group_tokens=32, run__output_dir=f"unused-{on}"))
+        run.session.model.train()
+        steps = [train_step(run.session, step, 1e-3) for step in range(2)]
+        found.append([[s.loss, s.gradient_norm, s.balance_loss.item(), *s.dropped_tokens.tolist()] for s in steps])
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
+    assert found[0][0][-1] > 0
+
+
+@pytest.mark.slow
+def test_a_compiled_run_has_the_losses_and_the_names_of_an_eager_one(tiny, tmp_path):
+    eager = tiny(schedule__tokens=[1280], optimizer__learning_rate=1e-3, run__output_dir=str(tmp_path / "eager"))
+    compiled = tiny(schedule__tokens=[1280], optimizer__learning_rate=1e-3, run__compile=True)
+    finish(eager)
+    finish(compiled)
+    for one, other in zip(lines_of(eager), lines_of(compiled), strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=2e-5)
+    assert weights(eager, 1280).keys() == weights(compiled, 1280).keys()
+    run = Run(eager)  # an eager process reads the compiled one's checkpoint
+    (step,) = checkpoint.steps(Path(compiled.run.output_dir) / "trunk")
+    trunk = Path(compiled.run.output_dir) / "trunk"
+    assert checkpoint.load(checkpoint.path_of(trunk, step), run.session).step == step

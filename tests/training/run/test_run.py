@@ -1,0 +1,238 @@
+"""A run from arguments to records: branches, resume, reload, what is refused, and what happens to a broken run."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
+from hub.record.run_record import RunRecord
+from training.configuration.arguments import ConfigurationError
+from training.run import checkpoint
+from training.run.evaluation import evaluate
+from training.run.inputs import check_inputs, held_out
+from training.run.main import Run
+
+
+def finish(arguments) -> dict[str, RunRecord]:
+    """Run to the end; records by token count."""
+    check_inputs(arguments)
+    assert Run(arguments).execute() == 0
+    return {record.tokens: record for record in map(RunRecord.load, folders(arguments))}
+
+
+def folders(arguments):
+    from pathlib import Path
+
+    return sorted(Path(arguments.run.output_dir).glob("*/model"))
+
+
+def weights(arguments, tokens):
+    (folder,) = [f for f in folders(arguments) if RunRecord.load(f).tokens == tokens]
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_weights(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def finished(tiny):
+    arguments = tiny()
+    return arguments, finish(arguments)
+
+
+def test_every_branch_leaves_a_model_and_a_true_record(finished):
+    arguments, records = finished
+    assert sorted(records) == [1280, 2560]
+    record = records[2560]
+    assert record.run_id == "tiny-d64-E4-seed0-lr0.01-tokens002.56K"
+    assert (record.parent_run_id, record.status) == ("tiny-d64-E4-seed0-lr0.01", "final")
+    assert record.branch_point_tokens == 2048
+    assert record.schedule.decay_tokens == 512
+    assert record.n_active == 2 * 64 * 300 + 13 * 64**2
+    assert record.n_total == 2 * 64 * 300 + (4 + 9 * 4) * 64**2
+    assert record.training_flops == 6 * record.n_active * 2560
+    assert record.steps == 8 + 16  # 512 tokens in batches of 2 sequences of 32, the rest in batches of 4
+    assert 0 < record.drop_rate < 1
+    assert 1 <= record.expert_load_max_over_mean <= 4
+    assert 0 < record.eval_loss < math.log(300) + 1
+    assert record.eval_tokens == 8 * 32
+    assert 2 <= record.eval_documents <= 8
+    assert 0.001 < record.eval_loss_standard_error < 0.5
+    assert record.eval_data.startswith("split 'validation'; sequences from the first 1,")
+    assert record.data_order.endswith("in windows of 65,536 by seed 0")
+    assert record.schedule.peak_learning_rate == 0.01
+    for other in records.values():
+        assert "/" not in other.dataset.id
+        assert str(arguments.run.output_dir) not in other.to_json()
+
+
+def test_the_record_says_what_decides_the_model(tiny):
+    changes = {
+        "model.capacity_factor": 1.25,
+        "model.capacity_group_tokens": 32,
+        "model.z_loss": 0.002,
+        "model.attention_precision": "compute",
+        "model.initialization": "normal",
+        "optimizer.decay_all": False,
+    }
+    (record,) = finish(tiny(schedule__tokens=[1280], **changes)).values()
+    assert (record.micro_batch_sequences, record.capacity_factor, record.capacity_group_tokens) == (2, 1.25, 32)
+    assert (record.balance_loss_coefficient, record.z_loss_coefficient) == (0.01, 0.002)
+    assert (record.attention_precision, record.initialization, record.final_norm) == ("compute", "normal", False)
+    assert (record.optimizer.weight_decay_on, record.eval_tokens) == ("matrices", 8 * 32)
+
+
+def test_the_reloaded_model_has_the_recorded_loss_and_generates(finished):
+    arguments, records = finished
+    for folder in folders(arguments):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        measured, record = (
+            evaluate(model, held_out(arguments, tokenizer), 2, torch.device("cpu")),
+            RunRecord.load(folder),
+        )
+        assert measured.loss == pytest.approx(record.eval_loss, abs=1e-6)
+        assert measured.standard_error == pytest.approx(record.eval_loss_standard_error, abs=1e-6)
+        prompt = tokenizer("the model", return_tensors="pt")
+        assert model.generate(**prompt, max_new_tokens=5, do_sample=False).shape[1] > prompt["input_ids"].shape[1]
+    assert len(records) == 2
+
+
+def test_a_branch_equals_the_same_run_trained_alone(tiny, tmp_path):
+    both = tiny()
+    finish(both)
+    alone = tiny(schedule__tokens=[2560], run__output_dir=str(tmp_path / "alone"))
+    finish(alone)
+    assert_same_weights(weights(both, 2560), weights(alone, 2560))
+
+
+def test_longer_branches_can_be_added_and_finished_ones_are_left_alone(tiny):
+    first = tiny(schedule__tokens=[1280])
+    finish(first)
+    before = {path: path.stat().st_mtime_ns for folder in folders(first) for path in folder.iterdir()}
+    extended = tiny(schedule__tokens=[1280, 2560])
+    records = finish(extended)
+    assert sorted(records) == [1280, 2560]
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+@pytest.mark.parametrize("stop_at", [3, 12, 15, 22])  # on the trunk, in the first and in the second decay
+def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tiny, tmp_path, stop_at):
+    undisturbed = tiny(run__output_dir=str(tmp_path / "undisturbed"))
+    finish(undisturbed)
+    arguments = tiny()
+    run = Run(arguments)
+    calls = []
+
+    def stop():
+        calls.append(None)
+        if len(calls) == stop_at:
+            run.stop.number = 15
+        return run.stop.number is not None
+
+    run.session.stop_requested = stop
+    assert run.execute() == 128 + 15
+    records = finish(arguments)
+    for tokens in (1280, 2560):
+        assert_same_weights(weights(undisturbed, tokens), weights(arguments, tokens))
+        one, other = records[tokens], RunRecord.load(folders(undisturbed)[0 if tokens == 1280 else 1])
+        same = ("train_loss", "eval_loss", "drop_rate", "expert_load_max_over_mean", "steps")
+        assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
+
+
+def test_a_damaged_checkpoint_is_passed_over_aloud(tiny, caplog):
+    arguments = tiny()
+    finish(arguments)
+    trunk = folders(arguments)[0].parent.parent / "trunk"
+    expected = weights(arguments, 2560)
+    newest = trunk / f"step{checkpoint.steps(trunk)[-1]:07d}"
+    shard = max((newest / "state").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    shutil.rmtree(folders(arguments)[1].parent)
+    finish(arguments)
+    assert f"is damaged (the sha256 of state/{shard.name} differs)" in caplog.text
+    assert_same_weights(weights(arguments, 2560), expected)
+
+
+def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypatch):
+    arguments = tiny(run__max_skipped_steps=3, schedule__tokens=[1280])
+    run = Run(arguments)
+    before = [p.detach().clone() for p in run.session.model.parameters()]
+    clip = run.accelerator.clip_grad_norm_
+    monkeypatch.setattr(run.accelerator, "clip_grad_norm_", lambda *a, **k: clip(*a, **k) * float("nan"))
+    assert run.execute() == 1
+    after = [p.detach() for p in run.session.model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    lines = [json.loads(line) for line in (run.folder / "trunk" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[-1]["gradient_norm"] is None
+    monkeypatch.undo()
+    assert Run(arguments).execute() == 1
+
+
+@pytest.mark.parametrize("limit", [1, 10])  # stopped at once, or at the end without a finite step to report
+def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, limit):
+    arguments = tiny(run__max_skipped_steps=limit, schedule__tokens=[1280])
+    run = Run(arguments)
+    clip, calls = run.accelerator.clip_grad_norm_, []
+
+    def poisoned(*args, **kwargs):
+        calls.append(None)
+        return clip(*args, **kwargs) * (float("nan") if len(calls) > 13 else 1.0)  # the decay is steps 12 and 13
+
+    monkeypatch.setattr(run.accelerator, "clip_grad_norm_", poisoned)
+    assert run.execute() == 1
+    (folder,) = folders(arguments)
+    record = RunRecord.load(folder)
+    assert (record.status, record.train_loss, record.eval_loss) == ("diverged", None, None)
+    monkeypatch.undo()
+    assert Run(arguments).execute() == 1  # started again, it is no success either
+    assert f"diverged before, and not trained again: {folder.parent.name}" in caplog.text
+
+
+def test_the_same_folder_with_another_configuration_is_refused(finished, tiny):
+    with pytest.raises(ConfigurationError, match=r"model.experts: 8, but .*config.yaml has 4"):
+        check_inputs(tiny(model__experts=8))
+    check_inputs(tiny(run__log_steps=7, run__progress=True))
+
+
+def test_other_tokens_under_the_same_configuration_are_refused(finished, tiny, corpus, tmp_path):
+    from tests.conftest import make_documents, write_dataset
+
+    arguments, _ = finished
+    changed = tmp_path / "changed"
+    write_dataset(changed, {"train": make_documents(200, 5), "validation": make_documents(40, 1)})
+    path = folders(arguments)[0].parent.parent / "config.yaml"
+    path.write_text(path.read_text().replace(str(corpus), str(changed)))
+    other = tiny(data__dataset=str(changed))
+    check_inputs(other)
+    with pytest.raises(ConfigurationError, match="was trained on other tokens"):
+        Run(other).execute()
+
+
+def test_two_processes_do_not_train_in_one_folder(tiny):
+    run = Run(tiny())
+    with run._alone(), pytest.raises(ConfigurationError, match="another process is training in"):
+        Run(tiny()).execute()
+    assert run.execute() == 0
+
+
+def test_a_missing_dataset_is_said_before_anything_is_made(tiny, tmp_path):
+    arguments = tiny(data__dataset=str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match=r"data.dataset: .*nowhere"):
+        check_inputs(arguments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_must_be_able_to_share_the_batch(tiny):
+    arguments = tiny()
+    with pytest.raises(ConfigurationError, match="3 processes cannot share equally"):
+        arguments.check_processes(3)

@@ -1,0 +1,165 @@
+"""Trackers: a run of its own for the trunk and for every branch, which a resumed training continues; nothing is lost.
+
+What the trackers wrote is read back from where they keep it: TensorBoard's events, trackio's database, wandb's files.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+from tests.training.run.test_run import finish
+from tests.training.wandb_files import read_runs
+from training.configuration.arguments import ConfigurationError
+from training.run import trackers as trackers_module
+from training.run.main import Run, main
+
+SEGMENTS = {"d64-E4-seed0-trunk": "trunk"} | {
+    f"d64-E4-seed0-tokens{tokens}": f"tokens{tokens}-seed0" for tokens in ("001.28K", "002.56K")
+}
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """wandb and trackio write below the test's folder."""
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    if importlib.util.find_spec("trackio"):
+        from trackio import sqlite_storage, utils
+
+        (tmp_path / "trackio").mkdir()
+        for module in (sqlite_storage, utils):  # read from the environment when it is imported
+            monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    return tmp_path
+
+
+def logged(arguments, segment: str) -> dict[int, float]:
+    """Tokens -> loss, as log.jsonl has it."""
+    path = Path(arguments.run.output_dir) / segment / "log.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["tokens"]: line["loss"] for line in lines if "loss" in line}
+
+
+def interrupted_once(arguments, monkeypatch, at_step: int) -> None:
+    """Train to the end in two processes' stead, the first of them killed after a step of the trunk that it logged,
+    without another checkpoint than that of the first branch point."""
+    log = trackers_module.Trackers.log
+
+    def failing(self, values, step, tokens):
+        log(self, values, step, tokens)
+        if step == at_step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trackers_module.Trackers, "log", failing)
+        with pytest.raises(KeyboardInterrupt):
+            Run(arguments).execute()
+    finish(arguments)
+
+
+def test_trunk_and_branches_have_runs_of_their_own_and_lose_nothing(tiny, offline, monkeypatch):
+    checks = {"tensorboard": check_tensorboard, "wandb": check_wandb, "trackio": check_trackio}
+    installed = [name for name in checks if importlib.util.find_spec(name)]
+    arguments = tiny(run__trackers=installed, run__eval_tokens=[640])
+    interrupted_once(arguments, monkeypatch, at_step=18)
+    for name in installed:
+        checks[name](arguments, offline)
+    if missing := checks.keys() - installed:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+def check_tensorboard(arguments, offline):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = Path(arguments.run.output_dir) / "tensorboard"
+    assert {path.name for path in folder.iterdir()} == set(SEGMENTS.values())
+    for segment in SEGMENTS.values():
+        accumulator = EventAccumulator(str(folder / segment))  # joins the files, hides what was trained twice
+        accumulator.Reload()
+        events = accumulator.Scalars("loss")
+        assert {event.step: event.value for event in events} == pytest.approx(logged(arguments, segment))
+        assert len(events) == len(logged(arguments, segment))
+        tags = set(accumulator.Tags()["scalars"])
+        assert {"learning_rate", "drop_rate", "router_entropy", "data_wait_seconds", "memory_bytes"} <= tags
+        assert {"updates", "tokens", "expert_load_max_over_mean/layer00"} <= tags
+        assert ("eval_loss" in tags) == (segment == "trunk")
+        assert len(list((folder / segment).glob("*/hparams.yml"))) == 1
+
+
+def check_wandb(arguments, offline):
+    runs = read_runs(offline)
+    assert {run["name"] for run in runs.values()} == set(SEGMENTS)
+    for run_id, run in runs.items():
+        folder = Path(arguments.run.output_dir) / SEGMENTS[run["name"]]
+        assert json.loads((folder / "tracker.json").read_text())["id"] == run_id
+        assert (run["project"], run["group"]) == ("tiny", "d64-E4-seed0")
+        assert run["files"] == (2 if folder.name == "trunk" else 1)
+        assert run["axes"] == {"*": "tokens"}
+        assert run["config"]["model.experts"] == 4
+        assert all(row["updates"] == row["_step"] for row in run["history"])
+        steps = [row["_step"] for row in run["history"]]
+        # What is trained again after an interruption has steps that wandb has, and passes over when it is sent.
+        assert steps == sorted(set(steps)) or folder.name == "trunk"
+        assert {row["tokens"]: row["loss"] for row in run["history"]} == logged(arguments, folder.name)
+    (trunk,) = [run for run in runs.values() if run["name"].endswith("trunk")]
+    assert {row["tokens"] for row in trunk["history"] if "eval_loss" in row} == {640}
+
+
+def check_trackio(arguments, offline):
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    runs = {run.name: run for run in trackio.Api().runs("tiny")}
+    assert {name.rpartition("-")[0] for name in runs} == set(SEGMENTS)
+    for name, run in runs.items():
+        folder = Path(arguments.run.output_dir) / SEGMENTS[name.rpartition("-")[0]]
+        rows = SQLiteStorage.get_logs("tiny", name, run_id=run.id)
+        assert {row["step"]: row["loss"] for row in rows if "loss" in row} == logged(arguments, folder.name)
+        assert run.config["model.experts"] == 4
+        assert run.config["_Group"] == "d64-E4-seed0"
+
+
+def test_a_run_of_the_same_name_in_another_folder_has_tracker_runs_of_its_own(tmp_path):
+    path = tmp_path / "tracker.json"
+    first, is_new = trackers_module._run_id(path, "d64-E4-seed0-trunk")
+    assert is_new
+    assert trackers_module._run_id(path, "d64-E4-seed0-trunk") == (first, False)
+    assert trackers_module._run_id(tmp_path / "other.json", "d64-E4-seed0-trunk")[0] != first
+
+
+@pytest.mark.parametrize(
+    ("names", "installed", "message"),
+    [
+        (["wandb"], ["tensorboard"], "run.trackers: 'wandb' is not installed; allowed are tensorboard"),
+        (["all"], [], "run.trackers: no tracker is installed; allowed are none"),
+        (["wanb"], ["wandb"], r"run.trackers: 'wanb'; allowed are all, .*wandb"),
+    ],
+)
+def test_a_tracker_that_would_log_nothing_is_refused(tiny, monkeypatch, capsys, names, installed, message):
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: installed)
+    arguments = tiny(run__trackers=names)
+    path = Path(arguments.run.output_dir).with_name("run.yaml")
+    arguments.save(path)
+    assert main(["--config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    with pytest.raises(ConfigurationError, match=message):
+        raise ConfigurationError(error)
+    assert not Path(arguments.run.output_dir).exists()
+
+
+def test_a_tracker_that_cannot_start_is_one_clear_error(tiny, monkeypatch):
+    class Refusing:
+        requires_logging_directory = False
+
+        def __init__(self, *place, **settings):
+            pass
+
+        def start(self):
+            raise RuntimeError("No API key\nconfigured")
+
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Refusing)
+    with pytest.raises(ConfigurationError, match=r"^run.trackers: tensorboard could not be started: No API key conf"):
+        Run(tiny(run__trackers=["tensorboard"])).execute()

@@ -1,0 +1,85 @@
+"""Learning rate and branch points as pure functions of the step (Ludziejewski et al. 2025, section 4.1).
+
+Nothing here keeps state, so nothing here can be restored wrongly: the step count alone says how many tokens have been
+seen, how large the next batch is and what the learning rate is.
+
+A *run* of D tokens warms up linearly, stays at the peak, and decays linearly to zero over its last `decay_fraction`.
+Runs of one size that differ only in D are equal until the shortest begins to decay, so they share a *trunk* at
+constant learning rate, and each D is a *branch* that leaves the trunk where its decay begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scaling_law.size.batch_ramp import BatchRamp
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One run of a trunk: where it leaves the trunk, where it ends, and its name and true token count."""
+
+    target_tokens: int  # as asked for
+    decay_step: int  # the first step of the decay; the trunk is shared before it
+    end_step: int
+    branch_point_tokens: int  # seen before decay_step
+    tokens: int  # seen at the end: whole steps, at most target_tokens
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate, batch and length of a run, all from the step alone.
+
+    Args:
+        ramp: the batch ramp.
+        warmup_tokens: tokens of linear warm-up; the first step has learning rate 0, as in the authors' runs.
+        decay_fraction: the share of a run's tokens over which the rate goes linearly to 0, in (0, 1).
+        peak: the constant learning rate between them.
+    """
+
+    ramp: BatchRamp
+    warmup_tokens: int
+    decay_fraction: float
+    peak: float
+
+    def branch(self, target_tokens: int) -> Branch:
+        """Where a run of `target_tokens` tokens leaves the trunk and where it ends.
+
+        Raises:
+            ValueError: fewer than two steps fit, or the decay would begin before the warm-up is over.
+        """
+        end_step = self.ramp.steps(target_tokens)
+        if end_step < 2:
+            raise ValueError(
+                f"schedule.tokens: {target_tokens} tokens are {end_step} steps; at least 2 steps of "
+                f"{self.ramp.sequences(0) * self.ramp.sequence_length} tokens are needed"
+            )
+        tokens = self.ramp.tokens(end_step)
+        decay_step = min(self.ramp.steps(tokens * (1 - self.decay_fraction)), end_step - 1)
+        branch_point_tokens = self.ramp.tokens(decay_step)
+        if branch_point_tokens < self.warmup_tokens:
+            raise ValueError(
+                f"schedule.warmup_tokens: {self.warmup_tokens} tokens of warm-up end after the decay of the run of "
+                f"{target_tokens} tokens begins ({branch_point_tokens}); allowed are at most {branch_point_tokens}"
+            )
+        return Branch(target_tokens, decay_step, end_step, branch_point_tokens, tokens)
+
+    def learning_rate(self, step: int, branch: Branch | None = None) -> float:
+        """Learning rate of the update made at this step; without a branch, that of the trunk.
+
+        In a decay of n steps the last update has rate peak / n, not 0: the paper's runs execute one more step, whose
+        rate is 0 and which therefore changes nothing.
+        """
+        tokens = self.ramp.tokens(step)
+        if tokens < self.warmup_tokens:
+            return self.peak * tokens / self.warmup_tokens
+        if branch is None or step < branch.decay_step:
+            return self.peak
+        decay_tokens = branch.tokens - branch.branch_point_tokens
+        return self.peak * max(branch.tokens - tokens, 0) / decay_tokens
+
+
+def total_tokens(branches: Sequence[Branch]) -> int:
+    """Tokens that a trunk with these branches trains: the trunk to its last branch point, and every decay."""
+    return max(b.branch_point_tokens for b in branches) + sum(b.tokens - b.branch_point_tokens for b in branches)

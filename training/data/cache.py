@@ -1,0 +1,248 @@
+"""The token cache: a split of a data set as one long row of token ids on disk, read by memory map while it grows.
+
+    <cache>/<key>/recipe.json          everything that decides the tokens; the key is a hash of it
+    <cache>/<key>/tokenizer.json       the tokenizer that they are made with
+    <cache>/<key>/tokens-00000.bin ... uint16 or uint32 little endian, each shard ending at a document's end
+    <cache>/<key>/shards.jsonl         a line per finished shard: its sha256 and where the next one goes on
+
+Each document is followed by the end-of-text token. Where a shard ends depends on the documents alone: at the one that
+reaches `shard_tokens`. So a cache that was interrupted, or extended by a longer run, is byte for byte the one that is
+built in one go, and readers need to know nothing but how many shards there are by now. `shards.jsonl` is appended to,
+one line once the shard is safely on the disk; its last line says that the data ends there. A reader compares a shard's
+sha256 before it takes the first token of it. `writer` builds a cache, and `builder` does so in a process beside the
+training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from hub.plain import folders as files
+from hub.plain.atomic import sha256_of, write_bytes
+from training.data import parts
+from training.data.text import TextSource
+from training.data.tokenizer import description, fingerprint
+
+FORMAT = 2
+SHARD_TOKENS = 1 << 24
+_OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a few
+
+
+class CorruptCacheError(RuntimeError):
+    """A file of the token cache is missing or is not what was written. The message says which, and what to do."""
+
+    def __init__(self, path: Path, what: str):
+        super().__init__(f"{path} {what}; delete the folder {path.parent}, and the next start tokenises it again")
+
+
+class TokenCache:
+    """A token cache as far as it is built; `refresh` looks for more.
+
+    Attributes:
+        folder: where it lies.
+        recipe: what decides the tokens.
+        shards: what `shards.jsonl` says of each finished shard.
+        complete: whether the data ends with these shards.
+
+    Raises:
+        CorruptCacheError: when it is opened or refreshed, a shard is missing or has another size.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.recipe = _read_recipe(folder / "recipe.json")
+        self.shards: list[dict] = []
+        self.complete = False
+        self._dtype = np.dtype(self.recipe["dtype"])
+        self._ends = np.empty(0, dtype=np.int64)
+        self._read_bytes = 0  # of shards.jsonl
+        self._good: set[int] = set()  # numbers of the shards whose checksum was compared
+        self._map = lru_cache(_OPEN_SHARDS)(self._open)
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Take in the shards that were finished since; returns whether there were any, or the end was found."""
+        path = self.folder / "shards.jsonl"
+        if self.complete or not path.exists():
+            return False
+        with open(path, "rb") as file:
+            file.seek(self._read_bytes)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]  # a line may be being written
+        if not whole:
+            return False
+        entries = [_parsed(path, line) for line in whole.splitlines()]
+        self._read_bytes += len(whole)
+        added = [entry for entry in entries if "file" in entry]
+        for shard in added:
+            self._check_size(shard)
+        if added:
+            ends = np.cumsum([shard["tokens"] for shard in added]) + len(self)
+            self.shards += added
+            self._ends = np.concatenate([self._ends, ends])
+        self.complete = len(added) < len(entries)
+        return True
+
+    def _check_size(self, shard: dict) -> None:
+        path = self.folder / shard["file"]
+        if not path.exists() or path.stat().st_size != shard["tokens"] * self._dtype.itemsize:
+            raise CorruptCacheError(path, f"does not hold {shard['tokens']} tokens")
+
+    def check_shard(self, number: int) -> None:
+        """Compare the sha256 of a shard, once; it takes a second for each 1.5 GB. Raises CorruptCacheError."""
+        if number in self._good:
+            return
+        shard = self.shards[number]
+        if sha256_of(self.folder / shard["file"]) != shard["sha256"]:
+            raise CorruptCacheError(self.folder / shard["file"], "has another sha256 than when it was written")
+        self._good.add(number)
+
+    def _open(self, number: int) -> np.ndarray:
+        self.check_shard(number)
+        mapped = np.memmap(self.folder / self.shards[number]["file"], dtype=self._dtype, mode="r")
+        return mapped.view(np.ndarray)  # slices of a plain array are several times cheaper to make
+
+    def __len__(self) -> int:
+        """Tokens there are by now, end-of-text tokens included."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def documents(self) -> int:
+        """Documents there are by now."""
+        return sum(shard["documents"] for shard in self.shards)
+
+    @property
+    def dataset(self) -> dict[str, str]:
+        """The data set's id and revision, as a run record states them."""
+        return {"id": self.recipe["source"]["dataset"], "revision": self.recipe["source"]["revision"]}
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over the recipe and the first shard's checksum: the same however far the cache is built.
+
+        The recipe names the documents (by commit or content), the tokenizer and the format, and so decides every
+        shard. The checksum is there to notice a library that makes other tokens of them than it used to.
+
+        Raises:
+            ValueError: there is no shard yet.
+        """
+        if not self.shards:
+            raise ValueError(f"the token cache {self.folder} has no shard yet, and so no fingerprint")
+        text = f"{recipe_hash(self.recipe)}\n{self.shards[0]['sha256']}"
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Token ids start .. start + count - 1 as int64, across shard borders."""
+        out = np.empty(count, dtype=np.int64)
+        self._read_into(out, start)
+        return out
+
+    def _read_into(self, out: np.ndarray, start: int) -> None:
+        filled, count = 0, len(out)
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        while filled < count:
+            begin = start + filled - (int(self._ends[shard - 1]) if shard else 0)
+            part = self._map(shard)[begin : begin + count - filled]
+            out[filled : filled + len(part)] = part
+            filled += len(part)
+            shard += 1
+
+    def n_sequences(self, sequence_length: int) -> int:
+        """Sequences of this length by now (each needs one token more, for its last target)."""
+        return max(0, len(self) - 1) // sequence_length
+
+    def sequences(self, indices: np.ndarray, sequence_length: int) -> np.ndarray:
+        """Sequences by index: int64 (len(indices), sequence_length + 1); inputs are [:, :-1] and targets [:, 1:]."""
+        out = np.empty((len(indices), sequence_length + 1), dtype=np.int64)
+        starts = indices * sequence_length
+        shards = np.searchsorted(self._ends, starts, side="right")
+        begins = starts - np.where(shards > 0, self._ends[shards - 1], 0)
+        for row, start, shard, begin in zip(out, starts.tolist(), shards.tolist(), begins.tolist(), strict=True):
+            part = self._map(shard)[begin : begin + sequence_length + 1]
+            if len(part) == len(row):
+                row[:] = part
+            else:  # it goes on in the next shard
+                self._read_into(row, start)
+        return out
+
+    def verify(self) -> Iterator[dict]:
+        """Read every shard and compare its sha256, yielding each that is good.
+
+        Raises:
+            CorruptCacheError: naming the first that differs.
+        """
+        self._good.clear()
+        for number, shard in enumerate(self.shards):
+            self.check_shard(number)
+            yield shard
+
+
+def _read_recipe(path: Path) -> dict:
+    try:
+        recipe = json.loads(path.read_text())
+        np.dtype(recipe["dtype"])
+        return recipe
+    except (ValueError, KeyError, TypeError):  # also text that is no UTF-8
+        raise CorruptCacheError(path, "is not what was written") from None
+
+
+def _parsed(path: Path, line: bytes) -> dict:
+    """A line of the list of shards: a shard, or the end."""
+    try:
+        entry = json.loads(line)
+        if "end" in entry or (entry["sha256"] and entry["documents"] > 0 and entry["tokens"] > 0 and entry["file"]):
+            return entry
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise CorruptCacheError(path, f"has the line {line[:60]!r}, which was not written so")
+
+
+def open_cache(
+    source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None
+) -> tuple[TokenCache, TextSource]:
+    """The cache of a source, with its recipe on the disk but possibly no tokens yet, and the source.
+
+    Args:
+        source: the text.
+        tokenizer: a fast tokenizer with an eos token.
+        cache_dir: folder of all caches.
+        max_tokens: the cache ends with the document that reaches this many tokens, and is another cache for another
+            number; None for one that ends where the data does, and is shared by all who want more or less of it.
+
+    Raises:
+        FileNotFoundError, ValueError: as `TextSource.identify`.
+        CorruptCacheError: as `TokenCache`, or its recipe is another.
+    """
+    cache_dir = Path(cache_dir)
+    dataset = source.identify(cache_dir / "checksums.json")
+    recipe = {
+        "format": FORMAT,
+        "shard_tokens": SHARD_TOKENS,
+        "source": {**asdict(source), **dataset},
+        "tokenizer": fingerprint(tokenizer),
+        "eos_token_id": tokenizer.eos_token_id,
+        "dtype": "<u2" if len(tokenizer) <= 1 << 16 else "<u4",
+        "max_tokens": max_tokens,
+    }
+    if source.file_seed is not None:  # what is read as stored is the same tokens as before there was another order
+        recipe["order"] = parts.RECIPE
+    folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
+    if not (folder / "recipe.json").exists():
+        write_bytes(folder / "tokenizer.json", description(tokenizer).encode())
+        files.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
+    cache = TokenCache(folder)
+    if cache.recipe != recipe:
+        raise CorruptCacheError(folder / "recipe.json", "is not the recipe that its folder is named after")
+    return cache, source
+
+
+def recipe_hash(recipe: dict) -> str:
+    """sha256 (hex) of everything that decides the tokens."""
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()

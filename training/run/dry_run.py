@@ -1,0 +1,208 @@
+"""`train.py --dry-run`: what a run will do and cost, and two real steps to measure it by; nothing is left behind.
+
+The steps are made on random token ids, so that no data set has to be there; the first warms up, the second is timed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from training.configuration.arguments import TrainingArguments
+from training.configuration.schedule import total_tokens
+from training.data.tokenizer import load_tokenizer
+from training.run import hardware, memory, setup
+from training.run.distributed import make_accelerator
+from training.run.inputs import settled
+from training.run.loop import Session, StepResult, train_step
+from training.run.model import architecture, model_config, peak_learning_rate, utilisation_flops
+
+_WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """Stands in for `TrainingData`: ids drawn uniformly."""
+
+    vocab_size: int
+    sequence_length: int
+    micro_batch_sequences: int
+
+    def micro_batches(
+        self, position: int, sequences: int, rank: int, world_size: int, device: torch.device
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """As `TrainingData.micro_batches`."""
+        generator = torch.Generator().manual_seed(position + rank)
+        shape = (self.micro_batch_sequences, self.sequence_length)
+        for _ in range(rank * self.micro_batch_sequences, sequences, world_size * self.micro_batch_sequences):
+            ids = torch.randint(self.vocab_size, shape, generator=generator).to(device)
+            yield ids, ids.roll(-1, 1)
+
+
+def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int:
+    """Print the plan, make the steps, print what they measured; returns the exit status 0.
+
+    The plan comes before the model is built: it is there also where a step takes long or does not fit.
+
+    Raises:
+        ConfigurationError: the processes cannot share the batches, or a micro-batch holds no whole capacity groups.
+        OutOfMemory: a step does not fit; says which micro-batch would.
+    """
+    a = settled(arguments)
+    accelerator = make_accelerator(a.run)
+    a.check_processes(accelerator.num_processes)
+    tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
+    peak, law = peak_learning_rate(a.optimizer, architecture(a.model, len(tokenizer)))
+    data = RandomTokens(len(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
+    console = (console or Console()) if accelerator.is_main_process else Console(quiet=True)
+    console.print(_model_table(a, len(tokenizer)))
+    console.print(_schedule_table(a, a.schedule_at(peak), peak, law))
+    console.print(_disk_table(a, model_config(a, len(tokenizer), tokenizer.eos_token_id).num_parameters(exact=True)))
+    session = setup.make_session(
+        a, accelerator, data, len(tokenizer), tokenizer.eos_token_id, peak, stop_requested=lambda: False
+    )
+    try:
+        activations = saved_for_backward(session) * a.run.micro_batch_sequences
+        session.model.train()
+        train_step(session, 0, session.schedule.learning_rate(0))
+        started = time.perf_counter()
+        result = train_step(session, 0, session.schedule.learning_rate(0))
+        seconds = time.perf_counter() - started
+    except RuntimeError as error:
+        if not memory.is_out_of_memory(error):
+            raise
+        raise memory.explained(session, a, error) from None
+    console.print(_memory_table(session, activations))
+    console.print(_step_table(a, session, result, seconds, len(tokenizer)))
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return 0
+
+
+def saved_for_backward(session: Session) -> int:
+    """Bytes that the forward pass of one sequence keeps for the backward pass, beyond the weights."""
+    own = {p.untyped_storage().data_ptr() for p in session.model.parameters() if not hasattr(p, "full_tensor")}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and not hasattr(tensor, "full_tensor"):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    ids = next(session.data.micro_batches(0, session.data.micro_batch_sequences, 0, 1, session.accelerator.device))[0]
+    session.model.train()
+    with session.accelerator.autocast(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        session.model(input_ids=ids[:1], shift_labels=ids[:1], use_cache=False, output_logits=False)
+    return sum(kept.values())
+
+
+def _table(title: str, *rows: tuple[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _model_table(a: TrainingArguments, vocab_size: int) -> Table:
+    arch = architecture(a.model, vocab_size)
+    branches = [a.schedule_at(1.0).branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
+    trunk, total = max(b.branch_point_tokens for b in branches), total_tokens(branches)
+    return _table(
+        "Model",
+        ("architecture", f"d_model {arch.d_model}, {arch.n_blocks} blocks, {arch.n_heads} heads, E = {arch.experts}"),
+        ("parameters", f"{arch.n_active:,} active, {arch.n_total:,} total"),
+        *_routing_rows(a),
+        ("FLOPs per token", f"{arch.training_flops(1):.3g}"),
+        ("FLOPs of trunk", f"{arch.training_flops(trunk):.3g}"),
+        ("FLOPs of branches", f"{arch.training_flops(total - trunk):.3g}"),
+        ("FLOPs in all", f"{arch.training_flops(total):.3g} ({total:,} tokens)"),
+    )
+
+
+def _routing_rows(a: TrainingArguments) -> list[tuple[str, str]]:
+    """Nothing for a dense model, which routes nothing."""
+    if a.model.experts == 1:
+        return []
+    factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
+    return [("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens")]
+
+
+def _schedule_table(a: TrainingArguments, schedule, peak: float, law: str) -> Table:
+    ramp = schedule.ramp
+    stages = [
+        f"{s.sequences} sequences ({s.sequences * ramp.sequence_length:,} tokens) from {s.from_tokens:,} tokens"
+        for s in ramp.stages
+    ]
+    rows = [("batch ramp", "\n".join(stages)), ("peak learning rate", f"{peak:.4g} ({law})")]
+    rows += [("warm-up", f"{a.schedule.warmup_tokens:,} tokens, {ramp.steps(a.schedule.warmup_tokens):,} steps")]
+    for tokens in sorted(set(a.schedule.tokens)):
+        b = schedule.branch(tokens)
+        decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens)"
+        rows.append((f"run of {b.tokens:,} tokens", f"{decay} to step {b.end_step:,}"))
+    return _table("Schedule", *rows)
+
+
+def _disk_table(a: TrainingArguments, parameters: int) -> Table:
+    branches = [a.schedule_at(1.0).branch(tokens) for tokens in set(a.schedule.tokens)]
+    checkpoint, model = 3 * _WEIGHT * parameters, _WEIGHT * parameters
+    # Every branch point, and the newest two of the trunk or of a branch, while a third is written.
+    checkpoints = len({b.decay_step for b in branches}) + 3
+    models = len(branches) + len(set(a.run.release_tokens))
+    folder = Path(a.run.output_dir).absolute()
+    free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
+    needed = checkpoints * checkpoint + models * model
+    return _table(
+        "Disk",
+        ("checkpoints", f"at most {checkpoints} of {_size(checkpoint)}"),
+        ("models", f"{models} of {_size(model)}"),
+        ("in all", f"{_size(needed)}; free are {_size(free)}" + (" - NOT ENOUGH" if needed > free else "")),
+    )
+
+
+def _memory_table(session: Session, activations: int) -> Table:
+    accelerator, device = session.accelerator, session.accelerator.device
+    parameters = sum(p.numel() for p in session.model.parameters())
+    shards = accelerator.num_processes if accelerator.is_fsdp2 else 1
+    kind = "peak of tensors" if device.type == "cuda" else "peak of the process"
+    return _table(
+        "Memory per device",
+        ("weights", _size(_WEIGHT * parameters / shards)),
+        ("gradients", _size(_WEIGHT * parameters / shards)),
+        ("Adam's moments", _size(2 * _WEIGHT * parameters / shards)),
+        ("activations", f"{_size(activations)} (estimate: one sequence's, measured, times those of a micro-batch)"),
+        (f"measured, {kind}", f"{_size(hardware.peak_memory(device))} of {_size(hardware.total_memory(device))}"),
+    )
+
+
+def _step_table(a: TrainingArguments, session: Session, result: StepResult, seconds: float, vocab_size: int) -> Table:
+    schedule = session.schedule
+    branches = [schedule.branch(tokens) for tokens in set(a.schedule.tokens)]
+    tokens = schedule.ramp.sequences(0) * schedule.ramp.sequence_length
+    speed = tokens / seconds
+    peak = hardware.peak_flops(session.accelerator.device)
+    flops = utilisation_flops(architecture(a.model, vocab_size)) * speed / session.accelerator.num_processes
+    hours = total_tokens(branches) / speed / 3600
+    return _table(
+        f"One step, measured on {hardware.describe(session.accelerator.device, session.accelerator.num_processes)}",
+        ("loss", f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}"),
+        ("time", f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s"),
+        *([("MFU", f"{flops / peak:.1%}")] if peak else []),
+        ("estimated for the whole run", f"{hours:.3g} hours (from this one step)"),
+    )
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.3g} TB"

@@ -1,0 +1,132 @@
+"""Held-out loss with its standard error: dropless, over a fixed set of sequences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from training.data.cache import TokenCache
+from training.data.order import SequenceOrder
+from training.data.training_data import to_inputs_and_targets
+
+_HELD_OUT_SEED = 420  # which held-out sequences are used; independent of the run's seed, so runs are comparable
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A fixed choice of held-out sequences.
+
+    Attributes:
+        sequences: int64 array (n, sequence_length + 1).
+        documents: int64 array (n, sequence_length): which document, numbered from 0, each target is a token of; None
+            where that is not known, and then each sequence counts as one.
+    """
+
+    sequences: np.ndarray
+    documents: np.ndarray | None = None
+
+    @classmethod
+    def from_cache(cls, cache: TokenCache, sequence_length: int, n_sequences: int) -> HeldOut:
+        """The first `n_sequences` of a fixed shuffle, or all where there are fewer.
+
+        Raises:
+            ValueError: the held-out text is less than one sequence.
+        """
+        available = cache.n_sequences(sequence_length)
+        if available < 1:
+            raise ValueError(f"data: the held-out split has {len(cache)} tokens, less than one sequence")
+        indices = SequenceOrder(_HELD_OUT_SEED, available).indices(0, min(n_sequences, available), available)
+        # An end-of-text token is the last of its document.
+        ends = cache.read(0, len(cache)) == cache.recipe["eos_token_id"]
+        document_of = np.cumsum(ends) - ends
+        targets = indices[:, None] * sequence_length + np.arange(1, sequence_length + 1)
+        _, documents = np.unique(document_of[targets], return_inverse=True)
+        return cls(cache.sequences(indices, sequence_length), documents.reshape(targets.shape))
+
+    @property
+    def tokens(self) -> int:
+        """Targets that the loss is a mean over."""
+        return self.sequences.shape[0] * (self.sequences.shape[1] - 1)
+
+    @property
+    def clusters(self) -> np.ndarray:
+        """The document of each target, or its sequence: int64 (n, sequence_length)."""
+        if self.documents is not None:
+            return self.documents
+        n, length = self.sequences.shape
+        return np.repeat(np.arange(n), length - 1).reshape(n, length - 1)
+
+    @property
+    def n_documents(self) -> int | None:
+        """Documents that the targets come from; None where that is not known."""
+        return None if self.documents is None else int(self.documents.max()) + 1
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """A held-out loss.
+
+    Attributes:
+        loss: mean cross-entropy in nats per token.
+        standard_error: of that mean over text like this, in nats: the tokens of a document are not independent, so
+            documents are what varies. None for a single document. Models compared on the same text differ with a
+            smaller error than this, since most of it is common to them.
+    """
+
+    loss: float
+    standard_error: float | None
+
+    @classmethod
+    def of(cls, nats: np.ndarray, targets: np.ndarray) -> HeldOutLoss:
+        """The mean and its error from the sums of the documents.
+
+        The mean is a ratio of two sums over the documents, of nats and of targets; its error is that of the ratio
+        estimator (Cochran, Sampling Techniques, 1977, section 2.11).
+
+        Args:
+            nats, targets: loss and number of targets of each document, float64 (documents,).
+        """
+        total, n = targets.sum(), len(targets)
+        mean = nats.sum() / total
+        if n < 2:
+            return cls(float(mean), None)
+        spread = ((nats - mean * targets) ** 2).sum() * n / (n - 1)
+        return cls(float(mean), math.sqrt(spread) / float(total))
+
+
+@torch.no_grad()
+def evaluate(
+    model, held_out: HeldOut, batch_sequences: int, device: torch.device, rank=0, world_size=1, reduce=None
+) -> HeldOutLoss:
+    """The held-out loss, the same on every process and for any number of them.
+
+    In evaluation mode the model routes dropless, so the loss of a sequence does not depend on its batch.
+
+    Args:
+        model: returns `.token_losses` for `input_ids` and `shift_labels`; may be wrapped.
+        reduce: sums a tensor over the processes; None with one process.
+    """
+    was_training = model.training
+    model.eval()
+    clusters = torch.from_numpy(held_out.clusters)
+    nats = torch.zeros(int(clusters.max()) + 1, dtype=torch.float64, device=device)
+    n_sequences = len(held_out.sequences)
+    # Every process makes the same number of forward passes, as sharded models demand: one that has no batch left
+    # takes the first again, and does not count it.
+    for round_start in range(0, n_sequences, world_size * batch_sequences):
+        start = round_start + rank * batch_sequences
+        counts = start < n_sequences
+        batch = slice(start if counts else 0, (start if counts else 0) + batch_sequences)
+        inputs, targets = to_inputs_and_targets(held_out.sequences[batch], device)
+        out = model(
+            input_ids=inputs, shift_labels=targets, use_cache=False, output_logits=False, output_token_losses=True
+        )
+        if counts:
+            nats.index_add_(0, clusters[batch].flatten().to(device), out.token_losses.double().flatten())
+    model.train(was_training)
+    if reduce is not None:
+        nats = reduce(nats)
+    return HeldOutLoss.of(nats.cpu().numpy(), np.bincount(held_out.clusters.ravel()).astype(float))

@@ -1,0 +1,256 @@
+"""What a run reads, from its arguments: the training tokens and the held-out sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+
+from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments, to_plain
+from training.data import parts
+from training.data.builder import GrowingCache
+from training.data.cache import open_cache
+from training.data.order import SequenceOrder
+from training.data.text import TextSource, check_dataset_exists
+from training.data.training_data import TrainingData
+from training.run.evaluation import HeldOut
+from training.run.trackers import check_trackers
+
+_HELD_OUT_ORDER_SEED = 0
+
+# What may differ when a run goes on: it does not change the numbers, beyond the rounding of sums in another order.
+_FREE = {
+    "run": {
+        *("output_dir", "checkpoint_seconds", "async_checkpoints", "log_steps", "progress", "trackers"),
+        *("micro_batch_sequences", "gradient_checkpointing", "compile"),
+        *("eval_tokens", "release_tokens", "profile_steps", "dry_run", "push_to_hub", "private", "license"),
+    },
+    "schedule": {"tokens"},
+    "data": {"cache_dir", "revision", "tokenizer_revision"},  # of the last two see `pins`
+}
+
+
+def check_inputs(arguments: TrainingArguments) -> None:
+    """Everything that can be found wrong before torch is asked to do anything.
+
+    Raises:
+        ConfigurationError: the output folder holds a run of another configuration, or a tracker is not installed.
+        FileNotFoundError: the data set is a local path that is not there.
+    """
+    check_dataset_exists(arguments.data.dataset)
+    check_trackers(arguments.run.trackers)
+    before, now = _started(arguments), settled(arguments).to_dict()
+    if before is None:
+        return
+    path = _configuration_file(arguments)
+    problems = [
+        f"{section}.{name}: {now[section][name]!r}, but {path} has {before[section].get(name)!r}"
+        for section in now
+        for name in now[section]
+        if name not in _FREE.get(section, ()) and before[section].get(name) != now[section][name]
+    ]
+    if problems:
+        hint = "choose another run.output_dir, or the configuration that is there:\n  "
+        raise ConfigurationError("the output folder holds another run; " + hint + "\n  ".join(problems))
+
+
+def settled(arguments: TrainingArguments) -> TrainingArguments:
+    """The arguments with the capacity group that this run has: as given, of its first start, or of this start.
+
+    Raises:
+        ConfigurationError: a micro-batch does not hold whole groups.
+    """
+    before = _started(arguments)
+    group = before["model"]["capacity_group_tokens"] if before else None
+    if arguments.model.capacity_group_tokens not in (None, group):
+        group = None  # given, and not as it was: `check_inputs` refuses that
+    arguments = arguments.with_capacity_group(group)
+    if group and not arguments.holds_whole_groups():
+        multiple = group // math.gcd(group, arguments.data.sequence_length)
+        raise ConfigurationError(
+            f"run.micro_batch_sequences: {arguments.run.micro_batch_sequences}; it must be a multiple of {multiple}, "
+            f"because the run in {arguments.run.output_dir} counts capacity in groups of {group} tokens"
+        )
+    arguments.check_capacity_group()
+    return arguments
+
+
+def _started(arguments: TrainingArguments) -> dict | None:
+    """The configuration that the run in the output folder was started with; None where there is none."""
+    path = _configuration_file(arguments)
+    if not path.exists():
+        return None
+    there = yaml.safe_load(path.read_text()) or {}
+    # What a version from before a field was there did is the field's default; but its capacity group was a
+    # micro-batch, and it read files as they are stored.
+    before = {name: to_plain(cls()) | there.get(name, {}) for name, cls in SECTIONS.items()}
+    if "order" not in there.get("data", {}):
+        before["data"]["order"] = "stored"
+    if "capacity_group_tokens" not in there.get("model", {}):
+        group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
+        before["model"]["capacity_group_tokens"] = group
+    return before
+
+
+def _configuration_file(arguments: TrainingArguments) -> Path:
+    return Path(arguments.run.output_dir) / "config.yaml"
+
+
+def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
+    """(training, held-out) text."""
+    d = arguments.data
+    buckets = 0 if d.validation_split else d.held_out_per_mille
+    shuffled = d.order == "shuffled"
+
+    def source(split: str, held_out: bool, seed: int) -> TextSource:
+        return TextSource(
+            *(d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out),
+            file_seed=seed if shuffled else None,
+        )
+
+    # The held-out text has an order of its own, so runs that draw their training text in another order compare.
+    return source(d.split, False, d.order_seed), source(d.validation_split or d.split, True, _HELD_OUT_ORDER_SEED)
+
+
+def data_order(arguments: TrainingArguments) -> str:
+    """How training text is drawn and shuffled, as a run record states it."""
+    d = arguments.data
+    if d.order == "shuffled":
+        size = parts.PART_BYTES >> 20
+        drawn = (
+            f"drawn across all files, {parts.GROUP} parts of {size} MB of parquet (whole files of other formats) at a "
+            f"time, in the order of seed {d.order_seed}"
+        )
+    else:
+        drawn = "files in their stored order"
+    return f"{drawn}; sequences shuffled in windows of {d.shuffle_window:,} by seed {arguments.run.seed}"
+
+
+def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None, int]:
+    """What the longest branch of a run reads.
+
+    Returns:
+        tokens of the cache (whole windows of the order, as far as `data.train_tokens` allows), sequences of an epoch
+        (None: as many as there are), and sequences read in all.
+
+    Raises:
+        ConfigurationError: `data.train_tokens` is less than a sequence.
+    """
+    d, schedule = arguments.data, arguments.schedule_at(1.0)
+    end = max(schedule.branch(tokens).tokens for tokens in arguments.schedule.tokens) // d.sequence_length
+    most = None if d.train_tokens is None else d.train_tokens // d.sequence_length
+    if most == 0:
+        raise ConfigurationError(
+            f"data.train_tokens: {d.train_tokens}; it must hold a sequence of {d.sequence_length} tokens"
+        )
+    needed = SequenceOrder(arguments.run.seed, d.shuffle_window).needed(0, end)
+    needed = needed if most is None else min(needed, most)
+    return needed * d.sequence_length + 1, most, end
+
+
+def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
+    """The training sequences. Tokenising what is missing begins now and goes on beside the training.
+
+    Args:
+        patience: seconds to leave the tokenising to other processes; see `GrowingCache`.
+
+    Raises:
+        ConfigurationError: a split or column that is not there, or too little text.
+        TokenBuildError: the tokens cannot be made for another reason, such as a full disk.
+    """
+    d = arguments.data
+    until, max_sequences, end = tokens_needed(arguments)
+    with _as_configuration_error():
+        cache, source = open_cache(text_sources(arguments)[0], tokenizer, d.cache_dir)
+        tokens = GrowingCache(cache, source, until, patience)
+        order = SequenceOrder(arguments.run.seed, d.shuffle_window)
+        micro = arguments.run.micro_batch_sequences
+        return TrainingData(tokens, order, d.sequence_length, micro, max_sequences, end)
+
+
+def held_out_source(arguments: TrainingArguments, tokenizer) -> tuple:
+    """Arguments of `open_cache` for the held-out text: a cache that ends where the evaluation has enough."""
+    length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
+    # A fixed shuffle chooses among more sequences than the evaluation takes, so that they come from more documents:
+    # a few long ones make a large error. By a hash that is too dear: each document costs reading a hundred others.
+    if arguments.data.order == "stored":
+        tokens = int(1.5 * sequences * length) + length
+    else:
+        tokens = sequences * length * (4 if arguments.data.validation_split else 1) + 1
+    return text_sources(arguments)[1], tokenizer, arguments.data.cache_dir, tokens
+
+
+class PendingHeldOut:
+    """A `HeldOut` whose text may still be being tokenised: one document in a hundred takes long to collect, and
+    training need not wait for it. It is waited for when it is first looked at."""
+
+    def __init__(self, tokens: GrowingCache, arguments: TrainingArguments):
+        self._tokens, self._arguments = tokens, arguments
+        tokens.start()
+
+    @cached_property
+    def _held_out(self) -> HeldOut:
+        a = self._arguments
+        with _as_configuration_error():
+            self._tokens.wait_for(None)
+            return HeldOut.from_cache(self._tokens.cache, a.data.sequence_length, a.run.eval_sequences)
+
+    @property
+    def sequences(self):
+        """As `HeldOut.sequences`."""
+        return self._held_out.sequences
+
+    @property
+    def clusters(self):
+        """As `HeldOut.clusters`."""
+        return self._held_out.clusters
+
+    @property
+    def n_documents(self) -> int:
+        """As `HeldOut.n_documents`."""
+        return self._held_out.n_documents
+
+    @property
+    def tokens(self) -> int:
+        """As `HeldOut.tokens`."""
+        return self._held_out.tokens
+
+    @property
+    def origin(self) -> str:
+        """Which text this is, as a run record states it."""
+        d, there = self._arguments.data, self._held_out and self._tokens.cache
+        text = f"split {d.validation_split!r}"
+        if not d.validation_split:
+            text = f"{d.held_out_per_mille} in 1,000 documents of split {d.split!r}, by the hash of their id"
+        if len(there) < there.recipe["max_tokens"]:
+            return f"{text}; sequences from all of its {len(there):,} tokens"
+        drawn = "drawn across all files" if d.order == "shuffled" else "in the stored order"
+        return f"{text}; sequences from the first {len(there):,} tokens {drawn}"
+
+    def check(self) -> None:
+        """Raise what went wrong with the tokenising so far, without waiting: better now than after the training."""
+        with _as_configuration_error():
+            self._tokens.check()
+
+    def close(self) -> None:
+        """End the tokenising, if this process does it."""
+        self._tokens.close()
+
+
+def held_out(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> PendingHeldOut:
+    """The held-out sequences of the evaluation; what is missing begins to be tokenised. Raises as `training_data`."""
+    with _as_configuration_error():
+        cache, source = open_cache(*held_out_source(arguments, tokenizer))
+    return PendingHeldOut(GrowingCache(cache, source, None, patience), arguments)
+
+
+@contextmanager
+def _as_configuration_error() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error

@@ -1,0 +1,106 @@
+"""Out of memory: what is known as such, and which micro-batch would have fitted."""
+
+from __future__ import annotations
+
+import gc
+import math
+
+import torch
+
+from training.configuration.arguments import ConfigurationError, TrainingArguments
+
+
+class OutOfMemory(RuntimeError):
+    """A step did not fit into the memory of a device; the message names a micro-batch that does."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is an allocator's way of saying so, on an accelerator or on CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
+def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]:
+    """Micro-batches below the run's that hold whole capacity groups, and that every stage of its batch ramp and its
+    processes allow, descending: with any of them the run goes on."""
+    allowed = []
+    batches = math.gcd(*(stage.sequences for stage in arguments.schedule.stages()))
+    for micro in range(arguments.run.micro_batch_sequences - 1, 0, -1):
+        if batches % micro or not arguments.holds_whole_groups(micro):
+            continue
+        try:
+            arguments.check_processes(world, micro)
+        except ConfigurationError:
+            continue
+        allowed.append(micro)
+    return allowed
+
+
+def largest_that_fits(session, arguments: TrainingArguments) -> int | None:
+    """The largest smaller micro-batch of which a forward and backward pass fits here, by trying; None if none does.
+
+    Tried with gradients and Adam's two moments in place, in the process that ran out of memory alone: no collective.
+    """
+    accelerator = session.accelerator
+    session.optimizer.zero_grad(set_to_none=True)
+    model = accelerator.unwrap_model(session.model)
+    moments = []
+    for micro in smaller_micro_batches(arguments, accelerator.num_processes):
+        try:
+            if not session.optimizer.state and not moments:
+                moments += [torch.empty_like(p) for p in model.parameters() for _ in range(2)]
+            ids = torch.zeros(micro, session.data.sequence_length, dtype=torch.long, device=accelerator.device)
+            for _ in range(2):  # the second with the gradients of the first in place
+                with accelerator.autocast():
+                    out = model(
+                        input_ids=ids,
+                        shift_labels=ids,
+                        num_items_in_batch=ids.numel(),
+                        use_cache=False,
+                        output_logits=False,
+                    )
+                out.loss.backward()
+            return micro
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        finally:
+            out = None
+            session.optimizer.zero_grad(set_to_none=True)
+            release_memory()
+    return None
+
+
+def explained(session, arguments: TrainingArguments, error: BaseException) -> OutOfMemory:
+    """What to say of an out-of-memory error: the micro-batch it came with, and the largest that fits."""
+    micro, world = arguments.run.micro_batch_sequences, session.accelerator.num_processes
+    session.optimizer.zero_grad(set_to_none=True)
+    release_memory()
+    head = f"out of memory with run.micro_batch_sequences {micro} ({str(error).splitlines()[0][:200]})"
+    choices, fits = smaller_micro_batches(arguments, world), None
+    if session.accelerator.is_fsdp2 and choices:
+        # A trial would gather the shards of the other processes, which wait elsewhere.
+        advice = f"the batch ramp and {world} processes allow {', '.join(map(str, choices[:4]))}"
+    elif choices and (fits := largest_that_fits(session, arguments)):
+        advice = f"{fits} fits (tried: forward and backward pass)"
+    else:
+        why = "fits" if choices else _what_forbids_smaller(arguments)
+        advice = f"no smaller micro-batch {why}: use more devices with FSDP2, or a smaller model"
+    checkpointing = "" if arguments.run.gradient_checkpointing else "; or set run.gradient_checkpointing"
+    return OutOfMemory(f"{head}; {advice}{checkpointing}")
+
+
+def _what_forbids_smaller(arguments: TrainingArguments) -> str:
+    """Why there is none to try: smaller ones are no advice where the run would be refused with them."""
+    group = arguments.model.capacity_group_tokens
+    if any(not arguments.holds_whole_groups(micro) for micro in range(1, arguments.run.micro_batch_sequences)):
+        return f"holds whole capacity groups of {group} tokens (a new run can have smaller ones)"
+    return "cuts the batches of the ramp evenly"
+
+
+def release_memory() -> None:
+    """Give what is no longer referenced back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,196 @@
+"""What a run shows while it trains: a progress bar, a line of JSON every few steps, and Accelerate's trackers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from training.run.checkpoint import Progress
+from training.run.distributed import sum_over_processes
+from training.run.evaluation import HeldOutLoss
+from training.run.hardware import peak_memory
+from training.run.loop import StepResult
+from training.run.trackers import Trackers
+
+logger = logging.getLogger(__name__)
+
+
+def balance(tokens_per_expert) -> float:
+    """Load of the fullest expert over the mean load, averaged over layers; 1 is perfect balance, E is collapse.
+
+    Args:
+        tokens_per_expert: tensor or nested list (layers, experts), counted before dropping.
+    """
+    rows = tokens_per_expert.tolist() if hasattr(tokens_per_expert, "tolist") else tokens_per_expert
+    return sum(max(row) * len(row) / max(sum(row), 1) for row in rows) / len(rows)
+
+
+class StepLog:
+    """Call it after every step; it writes every `log_steps` steps, and after a non-finite one.
+
+    Args:
+        path: the JSONL file. Lines from beyond `start_step`, left by a run that was interrupted later than its last
+            checkpoint, are removed.
+        data: its `wait_seconds` counts the time that training waited for data, and its order names the sequences of
+            a batch that was not finite.
+        trackers: are given the same numbers; closing the log ends them.
+        flops_per_token: for the MFU, see `model.utilisation_flops`.
+        peak_flops: of all devices together; None where unknown.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        accelerator,
+        schedule,
+        data,
+        trackers: Trackers,
+        *,
+        start_step: int,
+        end_step: int,
+        log_steps: int,
+        flops_per_token: float,
+        peak_flops: float | None,
+        label: str,
+        progress: bool,
+    ):
+        from tqdm.auto import tqdm
+
+        self.accelerator, self.schedule, self.data, self.log_steps = accelerator, schedule, data, log_steps
+        self.trackers = trackers
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self._since = (start_step, None, self.data.wait_seconds)  # step, wall seconds and data wait at the last line
+        self._file = None
+        if accelerator.is_main_process:
+            _drop_lines_beyond(path, start_step)
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._bar = tqdm(
+            total=schedule.ramp.tokens(end_step),
+            initial=schedule.ramp.tokens(start_step),
+            desc=label,
+            unit="tok",
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=not (progress and accelerator.is_main_process),
+        )
+
+    def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
+        step = progress.step  # already counts this update
+        self._bar.update(self.schedule.ramp.tokens(step) - self.schedule.ramp.tokens(step - 1))
+        if step % self.log_steps and result.is_finite and not result.is_spike:
+            return
+        line = self._line(progress, result, rate)
+        if not result.is_finite:
+            line["skipped_batch"] = self._batch(step - 1)
+            logger.warning(
+                "step %d was not finite and was not taken (loss %s, gradient norm %s); its batch is in log.jsonl",
+                *(step - 1, result.loss, result.gradient_norm),
+            )
+        if result.is_spike:
+            line["loss_spike"] = True
+            before = torch.tensor(progress.recent_losses[:-1]).median().item()
+            logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
+        self._bar.set_postfix_str(_postfix(line), refresh=False)
+        self._write(line)
+        self.trackers.log(_scalars(line), step, line["tokens"])
+
+    def evaluation(self, progress: Progress, measured: HeldOutLoss) -> None:
+        """Record a held-out loss (nats per token, dropless) with its standard error."""
+        loss, error = measured.loss, measured.standard_error
+        values = {"eval_loss": _finite(loss), "eval_perplexity": _finite(math.exp(min(loss, 700.0)))}
+        values |= {} if error is None else {"eval_loss_standard_error": _finite(error)}
+        logger.info("step %d: held-out loss %.4f%s", progress.step, loss, "" if error is None else f" ± {error:.4f}")
+        tokens = self.schedule.ramp.tokens(progress.step)
+        self._write({"step": progress.step, "tokens": tokens, **values})
+        self.trackers.log(_scalars(values), progress.step, tokens)
+
+    def _write(self, line: dict) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+    def _batch(self, step: int) -> dict:
+        """Where the batch of a step lies in the order of the data, and which sequences of the token cache it has."""
+        position, count = self.schedule.ramp.position(step), self.schedule.ramp.sequences(step)
+        return {"position": position, "sequences": self.data.indices(position, count).tolist()}
+
+    def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
+        total = partial(sum_over_processes, self.accelerator)
+        step, ramp = progress.step, self.schedule.ramp
+        tokens, waited = ramp.tokens(step), self.data.wait_seconds
+        since_step, since_seconds, since_waited = self._since
+        self._since = (step, progress.wall_seconds, waited)
+        seconds = progress.wall_seconds - since_seconds if since_seconds is not None else None
+        speed = (tokens - ramp.tokens(since_step)) / seconds if seconds else None
+        balance_loss, z_loss = total(torch.stack([result.balance_loss, result.z_loss])).tolist()
+        line = {
+            "step": step,
+            "tokens": tokens,
+            "loss": _finite(result.loss),
+            "learning_rate": rate,
+            "batch_sequences": ramp.sequences(step - 1),
+            "gradient_norm": _finite(result.gradient_norm),
+            "balance_loss": _finite(balance_loss),
+            "z_loss": _finite(z_loss),
+            "tokens_per_second": speed,
+            "mfu": speed * self.flops_per_token / self.peak_flops if speed and self.peak_flops else None,
+            "data_wait_seconds": waited - since_waited,
+            "memory_bytes": peak_memory(self.accelerator.device),
+            "wall_seconds": progress.wall_seconds,
+        }
+        if result.tokens_per_expert is not None:
+            routed, dropped = total(result.tokens_per_expert), total(result.dropped_tokens)
+            line["drop_rate"] = (dropped.sum() / routed.sum()).item()
+            line["expert_load_max_over_mean"] = balance(routed)
+            line["router_entropy"] = _finite(total(result.router_entropy).mean().item())
+            line["tokens_per_expert"] = [[int(n) for n in row] for row in routed.tolist()]
+        return line
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._bar.close()
+        self.trackers.finish()
+        if self._file is not None:
+            self._file.close()
+
+
+def _scalars(line: dict) -> dict:
+    """What a tracker takes: numbers only; the load of the experts as its summary for every layer."""
+    values = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
+    for layer, row in enumerate(line.get("tokens_per_expert", ())):
+        values[f"expert_load_max_over_mean/layer{layer:02d}"] = balance([row])
+    return values
+
+
+def _postfix(line: dict) -> str:
+    parts = [f"loss {line['loss']:.3f}" if line["loss"] is not None else "loss not finite"]
+    parts += [f"{line['tokens_per_second']:,.0f} tok/s"] if line["tokens_per_second"] else []
+    parts += [f"MFU {line['mfu']:.1%}"] if line["mfu"] else []
+    return ", ".join(parts)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
+
+
+def _drop_lines_beyond(path: Path, step: int) -> None:
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except ValueError:
+            pass  # the last line of a killed process may be cut short
+    path.write_text("".join(kept), encoding="utf-8")
