@@ -9,7 +9,7 @@ import scaling_law
 law = scaling_law.JointLaw.published()
 table = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384, integral=True)
 law.loss(1e9, 2e10, 8), law.compute_optimal(1e21)
-heavy = {"torch", "transformers", "pydantic", "pandas", "matplotlib", "scipy", "rich", "typer", "hub", "datasets"}
+heavy = {"torch", "transformers", "pydantic", "pandas", "matplotlib", "scipy", "rich", "typer", "huggingface_hub"}
 print(table.best.experts, sorted(heavy & set(sys.modules)))
 """
 
@@ -28,7 +28,7 @@ def test_query_imports_numpy_only():
 def test_fit_imports_no_learning_library():
     code = """
 import sys, numpy as np, scaling_law
-from scaling_law.listing import published_design
+from scaling_law.size.listing import published_design
 d = published_design()
 law = scaling_law.JointLaw.published()
 runs = scaling_law.Runs.from_columns(*d[:3], law.loss(*d[:3]), d.trunk)
@@ -54,9 +54,9 @@ def test_helpers_need_no_guard_in_the_calling_script(tmp_path):
     script.write_text(
         """
 import numpy as np, scaling_law
-from scaling_law.grid_search import run_starts
-from scaling_law.listing import published_design
-from scaling_law.problem import make_problem, start_points
+from scaling_law.fitting.grid_search import run_starts
+from scaling_law.size.listing import published_design
+from scaling_law.fitting.problem import make_problem, start_points
 print("started")
 d = published_design()
 law = scaling_law.JointLaw.published()

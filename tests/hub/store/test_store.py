@@ -211,8 +211,9 @@ def test_a_publication_is_there_whole_or_not_at_all(tmp_path: Path, checkpoint: 
     record.save(folder)
     code = """
 import os, sys
-from hub import atomic, open_store, push_run
-from hub.records import RunRecord
+from hub import open_store, push_run
+from hub.plain import atomic
+from hub.record.run_record import RunRecord
 copy, copied = atomic.copy_file, []
 def stop(source, destination):
     copied.append(source)
@@ -248,7 +249,7 @@ def test_processes_that_write_one_index_lose_no_row(tmp_path: Path) -> None:
     code = """
 import sys
 from hub import open_store, push_index
-from hub.records import RunRecord
+from hub.record.run_record import RunRecord
 record = RunRecord.load(sys.argv[2])
 for step in range(10):
     push_index(open_store(sys.argv[1]), "demo", [record.replaced(run_id=f"{record.run_id}-{step}")])

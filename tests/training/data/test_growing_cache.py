@@ -109,10 +109,10 @@ def test_a_builder_that_is_always_killed_is_an_error_at_last(growing, monkeypatc
 
 TRAINER = """
 import sys, time
-from training.tokens.builder import GrowingCache
-from training.tokens.cache import TokenCache
-from training.tokens.text import TextSource
-import training.tokens.writer
+from training.data.builder import GrowingCache
+from training.data.cache import TokenCache
+from training.data.text import TextSource
+import training.data.writer
 from pathlib import Path
 cache = GrowingCache(TokenCache(Path(sys.argv[1])), TextSource(sys.argv[2]), None)
 cache.start()
