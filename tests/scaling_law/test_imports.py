@@ -9,7 +9,8 @@ import scaling_law
 law = scaling_law.JointLaw.published()
 table = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384, integral=True)
 law.loss(1e9, 2e10, 8), law.compute_optimal(1e21)
-heavy = {"torch", "transformers", "pydantic", "pandas", "matplotlib", "scipy", "rich", "typer", "huggingface_hub"}
+heavy = {"torch", "transformers", "datasets", "huggingface_hub", "pydantic", "pandas", "matplotlib", "scipy"}
+heavy |= {"rich", "typer"}
 print(table.best.experts, sorted(heavy & set(sys.modules)))
 """
 
