@@ -1,0 +1,101 @@
+"""Files written by earlier versions load, and mean what they meant.
+
+`0.1.0.tar.xz` holds what one small sweep left behind when version 0.1.0 wrote it: corpus and tokenizer, token cache, a
+run that trained 1,280 tokens (configuration, trunk checkpoint, model, record), a release of it in a folder store, a
+fitted law with eight bootstrap draws, and sweep files. `expected.json` says what that version computed from them;
+`model` is what it left after 2,560 tokens. A new format gets an archive of its own beside this one.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
+from hub import RunRecord, load_index, open_store, read_records
+from scaling_law import Architecture, JointLaw, load_runs
+from training.configuration.reading import from_dict
+from training.run.inputs import check_inputs
+from training.run.main import Run
+from training.sweep.file import Sweep
+
+ARCHIVE = Path(__file__).with_name("0.1.0.tar.xz")
+
+
+@pytest.fixture
+def expected(tmp_path, monkeypatch):
+    """The archive's content in the current folder; returns what the older version computed from it."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    return json.loads(Path("expected.json").read_text())
+
+
+def test_a_run_continues_from_its_checkpoint_and_cache(expected):
+    cache = {path: path.read_bytes() for path in Path("cache").glob("*/*.bin")}
+    values = yaml.safe_load(Path("run/config.yaml").read_text())
+    values["schedule"]["tokens"] = [1280, 2560]
+    arguments = from_dict(values)
+    check_inputs(arguments)
+    assert Run(arguments).execute() == 0
+    records = {record.tokens: record for record in map(RunRecord.load, Path("run").glob("*/model"))}
+    assert records[1280].eval_loss == expected["runs"]["1280"]["eval_loss"]
+    wanted = expected["runs"]["2560"]
+    assert records[2560].run_id == wanted["run_id"]
+    assert records[2560].eval_loss == pytest.approx(wanted["eval_loss"], abs=1e-5)
+    assert records[2560].train_loss == pytest.approx(wanted["train_loss"], abs=1e-5)
+    assert {path: path.read_bytes() for path in Path("cache").glob("*/*.bin")} == cache
+
+
+@pytest.mark.parametrize("remote_code", [False, True])
+def test_a_model_gives_the_same_logits(expected, remote_code):
+    model = AutoModelForCausalLM.from_pretrained("model", trust_remote_code=remote_code).eval()
+    ids = torch.arange(24).reshape(2, 12) * 11 % 280
+    with torch.no_grad():
+        logits = model(ids).logits[:, -1, :4]
+    torch.testing.assert_close(logits, torch.tensor(expected["logits"]), atol=1e-5, rtol=0)
+
+
+def test_records_and_an_index_load(expected):
+    folder = Path("store/datasets/old-runs/main")
+    (indexed,) = load_index(open_store("store"), "old")
+    assert indexed.eval_loss == expected["runs"]["1280"]["eval_loss"]
+    for table in ("runs.jsonl", "runs.parquet"):
+        assert read_records(folder / table) == [indexed]
+        runs = load_runs(folder / table)
+        assert (runs.tokens.tolist(), runs.experts.tolist()) == ([1280], [4])
+        assert runs.loss.tolist() == [indexed.eval_loss]
+    assert Architecture(16, n_blocks=1, n_heads=2, experts=4, vocab_size=280).n_active == indexed.n_active
+
+
+def test_a_law_with_its_draws_loads(expected):
+    law = JointLaw.from_pretrained("law")
+    at = expected["law"]["at"]
+    assert float(law.loss(*at)) == pytest.approx(expected["law"]["loss"], rel=1e-12)
+    np.testing.assert_allclose(law.loss_draws(*at), expected["law"]["draws"], rtol=1e-12)
+    assert law.conditions is not None
+    assert law.conditions.n_runs
+
+
+@pytest.mark.parametrize("name", ["grid", "paper", "rates"])
+def test_a_sweep_file_means_the_same_runs(expected, name):
+    sweep = Sweep.load(Path("sweeps") / f"{name}.yaml")
+    found = {
+        run.name: {
+            "tokens": list(run.arguments.schedule.tokens),
+            "d_model": run.arguments.model.d_model,
+            "experts": run.arguments.model.experts,
+            "seed": run.arguments.run.seed,
+            "n_blocks": run.architecture.n_blocks,
+            "peak": run.arguments.optimizer.learning_rate,
+            "scale": run.arguments.optimizer.learning_rate_scale,
+            "batch_ramp": list(run.arguments.schedule.batch_ramp),
+        }
+        for run in sweep.runs
+    }
+    assert found == expected["sweeps"][name]
