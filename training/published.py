@@ -20,15 +20,12 @@ from modeling_switch_moe import SwitchMoeConfig
 from modeling_switch_moe.convert import ConversionError
 from modeling_switch_moe.convert import convert as read_checkpoint
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.recipe import PAPER
 from training.configuration.arguments import OptimizerArguments
 from training.run.model import peak_learning_rate
 
 SWEEP = "joint-moe-scaling-laws"
-TOKENIZER = "openai-community/gpt2"
-DATASET = "HuggingFaceFW/fineweb-edu"
-_SEQUENCE = 512
 _WARMUP_STEPS = 1983
-_DECAY_FRACTION = 0.2
 _RAMP = ((0, 128), (7629, 256), (11444, 512))  # (from step, sequences)
 
 
@@ -76,7 +73,7 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
         n_heads=run.n_heads,
         experts=run.experts,
         vocab_size=vocab_size,
-        sequence_length=_SEQUENCE,
+        sequence_length=PAPER.sequence_length,
         n_active=arch.n_active,
         n_total=arch.n_total,
         tokens=tokens,
@@ -86,7 +83,7 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
         schedule={
             "horizon_tokens": tokens,
             "warmup_tokens": _tokens_at(_WARMUP_STEPS),
-            "decay_tokens": round(tokens * _DECAY_FRACTION) if run.tokens else 0,
+            "decay_tokens": round(tokens * PAPER.decay_fraction) if run.tokens else 0,
             "batch_ramp": [{"from_tokens": _tokens_at(step), "sequences": count} for step, count in _RAMP],
             "peak_learning_rate": peak,
             "learning_rate_law": law,
@@ -109,8 +106,8 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
         seed=None,
         precision="bf16",
         attention_precision="compute",
-        dataset={"id": DATASET, "fingerprint": None},
-        tokenizer={"id": TOKENIZER, "fingerprint": None},
+        dataset={"id": PAPER.dataset, "fingerprint": None},
+        tokenizer={"id": PAPER.tokenizer, "fingerprint": None},
         training_flops=float(arch.training_flops(tokens)),
         tokens_per_second=None,
         hardware=None,
@@ -125,7 +122,7 @@ def _tokens_at(steps: int) -> int:
     """Tokens that the authors' batch ramp has trained after `steps` steps."""
     ends = [start for start, _ in _RAMP[1:]] + [max(steps, _RAMP[-1][0])]
     trained = (max(0, min(steps, end) - start) * count for (start, count), end in zip(_RAMP, ends, strict=True))
-    return _SEQUENCE * sum(trained)
+    return PAPER.sequence_length * sum(trained)
 
 
 def _card(record: RunRecord, file: PublishedFile) -> str:

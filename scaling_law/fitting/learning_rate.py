@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from scaling_law.laws.conditions import Excess, advice, excesses
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.listing import ROWS
+from scaling_law.size.recipe import PAPER
 
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")
@@ -155,9 +156,9 @@ class LearningRateLaw:
 
 @lru_cache(maxsize=2)
 def _published(reading: Reading) -> LearningRateLaw:
-    law = LearningRateLaw(8.391640956, -0.8121798244, -0.25, reading, "Ludziejewski et al. 2025, code of the runs")
+    law = LearningRateLaw(*PAPER.learning_rate["code"], reading, "Ludziejewski et al. 2025, code of the runs")
     if reading == "paper":
-        law = LearningRateLaw(8.39, -0.81, -0.25, "paper", "Ludziejewski et al. 2025, text")
+        law = LearningRateLaw(*PAPER.learning_rate["paper"], "paper", "Ludziejewski et al. 2025, text")
     counted = [law.counted(row.architecture) for row in ROWS]
     experts = [float(row.experts) for row in ROWS]
     return replace(law, n_range=(min(counted), max(counted)), experts_range=(min(experts), max(experts)))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.units import format_count
+from scaling_law.size.architecture import training_flops
 
 FloatArray = NDArray[np.float64]
 # How many times beyond the fitted range, either way. N is that of a learning-rate law, which counts otherwise.
@@ -248,7 +249,12 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
 
     return tuple(
         FittedRange(
-            value, int(mask.sum()), span(n[mask]), span(d[mask]), span(d[mask] / n[mask]), span(6 * n[mask] * d[mask])
+            value,
+            int(mask.sum()),
+            span(n[mask]),
+            span(d[mask]),
+            span(d[mask] / n[mask]),
+            span(training_flops(n[mask], d[mask])),
         )
         for value, mask in groups
         if mask.any()

@@ -21,6 +21,7 @@ from scaling_law.laws.conditions import GUARD, Conditions, range_warnings
 from scaling_law.laws.experts import expert_transform
 from scaling_law.laws.terms import VARIABLES, Term, coefficients_of, differentiate_terms, evaluate_terms
 from scaling_law.size.architecture import VOCAB_SIZE
+from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from scaling_law.fitting.learning_rate import LearningRateLaw
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 LawT = TypeVar("LawT", bound="Law")
 FloatArray = NDArray[np.float64]
-EXPERTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # the numbers of experts of the paper
 
 
 class _Draws:
@@ -213,8 +213,8 @@ class ChinchillaForm(Law):
     def default_experts(self) -> Any:
         """The numbers of experts that a question without any is asked for: the paper's, within the range guard."""
         limits = self.conditions.fitted_limits().get("E") if self.conditions else None
-        low, high = limits or (1.0, EXPERTS[-1])
-        return tuple(e for e in EXPERTS if low / GUARD["E"] <= e <= high * GUARD["E"])
+        low, high = limits or (1.0, PAPER.experts[-1])
+        return tuple(float(e) for e in PAPER.experts if low / GUARD["E"] <= e <= high * GUARD["E"])
 
     @property
     def irreducible_loss(self) -> float:

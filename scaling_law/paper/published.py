@@ -17,6 +17,7 @@ import numpy as np
 from scaling_law.laws.conditions import Conditions, fitted_ranges
 from scaling_law.laws.law import JointLaw
 from scaling_law.size.architecture import VOCAB_SIZE
+from scaling_law.size.recipe import PAPER
 
 RECOVERED = {
     "a": 35.907457274033064,
@@ -54,9 +55,6 @@ CHINCHILLA_TABLE = {
     32: (16.54244596529427, -0.1556980993088928, 234.67256254388218, -0.2652052390210445),
 }
 OBJECTIVE = {"loss": "huber", "delta": 0.01, "on": "ln L", "optimizer": "L-BFGS", "weight_decay": 1e-5}
-
-
-WARMUP_TOKENS = 130e6  # of all the paper's runs
 RMSE = 0.0062  # nats, of the paper's fit on the runs it was fitted to
 DRAWS_FILE = Path(__file__).with_name("published_draws.npy")
 DRAWS = (
@@ -81,7 +79,7 @@ def published_law(rounded: bool = False) -> JointLaw:
         rmse=RMSE,
         ranges=fitted_ranges(design.n_active, design.tokens, design.experts),
         draws=None if rounded else DRAWS,
-        warmup_tokens=WARMUP_TOKENS,
+        warmup_tokens=PAPER.warmup_tokens,
         vocab_size=VOCAB_SIZE,
     )
     if rounded:

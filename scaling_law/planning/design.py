@@ -24,8 +24,8 @@ from hub.plain.units import format_count
 from scaling_law.laws.conditions import Conditions
 from scaling_law.laws.law import JointLaw
 from scaling_law.planning.optimum import Constraints, optimal_widths
-from scaling_law.planning.plan import DECAY_FRACTION
-from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture
+from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
+from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     import pandas
@@ -76,15 +76,15 @@ class Candidates:
 
     @property
     def flops(self) -> FloatArray:
-        return 6.0 * self.n_active * self.tokens
+        return np.asarray(training_flops(self.n_active, self.tokens))
 
     def past_warmup(self, warmup_tokens: float) -> Candidates:
         """Those whose warm-up ends before their decay begins. ValueError if none does."""
         if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
             raise ValueError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
-        kept = np.flatnonzero((1.0 - DECAY_FRACTION) * self.tokens >= warmup_tokens)
+        kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
         if not len(kept):
-            needed = format_count(warmup_tokens / (1.0 - DECAY_FRACTION))
+            needed = format_count(warmup_tokens / (1.0 - PAPER.decay_fraction))
             raise ValueError(
                 f"warmup_tokens={format_count(warmup_tokens)}: no candidate run has the {needed} tokens that warm-up "
                 "and decay take; give more FLOPs, smaller models, or the warm-up of your schedule"
@@ -94,7 +94,7 @@ class Candidates:
 
 def candidate_grid(
     max_flops: float,
-    experts: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    experts: Sequence[int] = PAPER.experts,
     widths: Sequence[int] | None = None,
     tokens_per_parameter: tuple[float, float] = (0.5, 80.0),
     vocab_size: int = VOCAB_SIZE,

@@ -16,16 +16,15 @@ from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws.law import ChinchillaForm
 from scaling_law.planning.optimal_table import percentile_interval
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
-from scaling_law.size.batch_ramp import PAPER_STAGES, BatchRamp, RampStage
+from scaling_law.size.batch_ramp import BatchRamp, RampStage
+from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from scaling_law.planning.constraints import Quantity
 
-SEQUENCE_LENGTH = 512
-WARMUP_TOKENS, WARMUP_SHARE = 130e6, 0.1  # the paper's warm-up, and the share of a short run it may take
-DECAY_FRACTION = 0.2
+WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 ADAM_BYTES = 12.0  # fp32 master weights and two moments
 GRADIENT_BYTES = 4.0
 
@@ -78,7 +77,7 @@ class Plan:
             "schedule": {
                 "tokens": list(self.branches),
                 "warmup_tokens": self.warmup_tokens,
-                "decay_fraction": DECAY_FRACTION,
+                "decay_fraction": PAPER.decay_fraction,
                 "batch_ramp": [f"{stage.from_tokens}:{stage.sequences}" for stage in self.batch_ramp],
             },
             "optimizer": {"learning_rate": self.learning_rate},
@@ -139,8 +138,8 @@ def plan(
     branches: int = 1,
     gpu_flops: float = 989e12,
     mfu: float = 0.4,
-    sequence_length: int = SEQUENCE_LENGTH,
-    batch_ramp: Sequence[RampStage] = PAPER_STAGES,
+    sequence_length: int = PAPER.sequence_length,
+    batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
     learning_rate_law: LearningRateLaw | None = None,
     max_parameters: Quantity | None = None,
     max_memory_bytes: Quantity | None = None,
@@ -190,8 +189,8 @@ def plan(
     steps = max(1, ramp.steps(row.tokens))
     tokens = ramp.tokens(steps)
     shorter = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(branches - 1, 0, -1)]
-    warmup = int(min(WARMUP_TOKENS, WARMUP_SHARE * tokens))
-    measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - DECAY_FRACTION) > warmup), tokens)
+    warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
+    measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     at = (architecture.n_active, tokens, architecture.experts)
     return Plan(
@@ -231,4 +230,4 @@ def _other_tokenizer(vocab_size: int) -> list[str]:
 def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
     """Tokens of the decay of a run of `tokens` tokens: whole steps, as the training loop branches off."""
     end = ramp.steps(tokens)
-    return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - DECAY_FRACTION)), max(end - 1, 0)))
+    return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - PAPER.decay_fraction)), max(end - 1, 0)))

@@ -19,7 +19,13 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.display import literal
 from scaling_law.laws.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.trunks import OWN, cluster_columns, trunks_of
-from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, total_parameters
+from scaling_law.size.architecture import (
+    VOCAB_SIZE,
+    Architecture,
+    active_parameters,
+    total_parameters,
+    training_flops,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -120,7 +126,7 @@ class Runs:
     @property
     def flops(self) -> FloatArray:
         """Training FLOPs, 6 N_act D."""
-        return 6.0 * self.n_active * self.tokens
+        return np.asarray(training_flops(self.n_active, self.tokens))
 
     def subset(self, mask: NDArray[np.bool_]) -> Runs:
         """The runs where `mask` [n] is True; trunks keep their ids."""

@@ -69,7 +69,3 @@ class BatchRamp:
             (first_step, seen, i) for i, (first_step, seen) in enumerate(self._starts) if seen <= sequences
         )
         return first_step + (sequences - seen) // self.stages[stage].sequences
-
-
-# The paper's: 128 sequences, 256 from 0.5B tokens on, 512 from 1B on.
-PAPER_STAGES = (RampStage(0, 128), RampStage(500_000_000, 256), RampStage(1_000_000_000, 512))

@@ -17,7 +17,8 @@ import yaml
 
 from hub.plain.units import parse_count
 from hub.record.names import size_name
-from scaling_law.size.batch_ramp import PAPER_STAGES, BatchRamp, RampStage
+from scaling_law.size.batch_ramp import BatchRamp, RampStage
+from scaling_law.size.recipe import PAPER
 from training.configuration.schedule import Schedule
 
 CAPACITY_GROUP_TOKENS = 16_384  # by default: 32 sequences of 512, as in the authors' runs of larger models
@@ -182,7 +183,7 @@ class ScheduleArguments:
     warmup_tokens: Count = field(default=Count("130M"), metadata={"help": "Tokens of linear warm-up."})
     decay_fraction: float = field(default=0.2, metadata={"help": "Share of a run's tokens that decays to 0."})
     batch_ramp: list[str] = field(
-        default_factory=lambda: [f"{stage.from_tokens}:{stage.sequences}" for stage in PAPER_STAGES],
+        default_factory=lambda: [f"{stage.from_tokens}:{stage.sequences}" for stage in PAPER.batch_ramp],
         metadata={"help": "Stages `from_tokens:sequences` of the global batch."},
     )
 

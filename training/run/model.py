@@ -6,7 +6,7 @@ import torch
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.fitting.learning_rate import READINGS, LearningRateLaw
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import Architecture, training_flops
 from training.configuration.arguments import ModelArguments, OptimizerArguments, TrainingArguments
 
 
@@ -27,7 +27,7 @@ def utilisation_flops(arch: Architecture) -> float:
     The paper's 6 N_act D, by which runs are compared, also counts the embedding, which is looked up and not
     multiplied; a device does nothing for it. Attention's scores and values are in neither.
     """
-    return arch.training_flops(1) - 6.0 * arch.d_model * arch.vocab_size
+    return arch.training_flops(1) - float(training_flops(arch.d_model * arch.vocab_size, 1))
 
 
 def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int) -> SwitchMoeConfig:
