@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hub.plain.errors import FilesError, HubError, PushErrors, exit_status, redacted
-from hub.plain.markdown import count, decimal
+from hub.plain.units import format_bytes, format_count, format_decimal
 from hub.record.run_record import RunRecord
 from hub.release.discovery import announce, check_announcement
 from hub.release.index import load_index, push_index, push_repo_cards
@@ -186,7 +186,7 @@ def published(
 ) -> None:
     """List the checkpoints that the paper's authors released, as arguments of pull-published."""
     for run in list_published(repository, revision=revision):
-        tokens = count(run.tokens) if run.tokens else "–"
+        tokens = format_count(run.tokens or None)
         row = f"{run.d_model} {run.experts} {run.n_heads} {run.steps}  {tokens} tokens"
         out.print(row, highlight=False, markup=False, soft_wrap=True)
 
@@ -233,7 +233,7 @@ def _show_plan(store: Store, folders: list[Path], records: list[RunRecord]) -> N
         release = release_of(folder)
         prepared = prepare(store, release, record)
         size = sum(map(size_of, release.files.values()))
-        row = (record.run_id, prepared.repo or "", prepared.branch or "", str(len(release.files)), count(size, "B"))
+        row = (record.run_id, prepared.repo or "", prepared.branch or "", str(len(release.files)), format_bytes(size))
         table.add_row(*map(escape, row), escape(", ".join(release.skipped)) or "–")
     out.print(table)
 
@@ -244,8 +244,13 @@ def _table(sweep: str, records: list[RunRecord]) -> Table:
         table.add_column(heading, justify="left" if heading in ("run", "status", "revision") else "right")
     for record in records:
         where = f"{record.repo}@{record.branch}" if record.repo else "–"
-        sizes = (count(record.n_active), count(record.n_total), str(record.experts), count(record.tokens))
-        losses = (decimal(record.eval_loss), decimal(record.train_loss))
+        sizes = (
+            format_count(record.n_active),
+            format_count(record.n_total),
+            str(record.experts),
+            format_count(record.tokens),
+        )
+        losses = (format_decimal(record.eval_loss), format_decimal(record.train_loss))
         table.add_row(escape(record.run_id), record.status, *sizes, *losses, escape(where))
     return table
 

@@ -53,18 +53,3 @@ def replace_block(card: str, name: str, text: str) -> str:
 
 def _block_pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"<!-- {re.escape(name)} -->\n(.*?)<!-- /{re.escape(name)} -->", re.DOTALL)
-
-
-def count(value: float | None, unit: str = "") -> str:
-    """A large number for people: 1_234_567_890 -> "1.23B"; null -> "–"."""
-    if value is None:
-        return "–"
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}{unit}" if abs(value) < 1e15 else f"{value:.3g}{unit}"
-    return f"{value:.4g}{unit}"
-
-
-def decimal(value: float | None, digits: int = 4) -> str:
-    """A loss or a fraction with a fixed number of digits; null -> "–"."""
-    return "–" if value is None else f"{value:.{digits}f}"

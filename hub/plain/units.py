@@ -1,9 +1,10 @@
-"""Read quantities as people write them: "1e22", "100B", "80GB", "80GiB", "16k".
+"""Quantities as people write and read them: "1e22", "100B", "80GB", "80GiB", "16k".
 
-One place for the meaning of suffixes, of which the case does not matter: "80GB", "80gb", "80 G" are one size. Counts
+The one place for the meaning of suffixes. Their case does not matter: "80GB", "80gb" and "80 G" are one size. Counts
 (parameters, tokens, FLOPs) are decimal; memory is decimal for GB and binary for GiB; a context length is counted in
-1024s, because "16k tokens" of key-value cache means 16,384 in Ludziejewski et al. 2025 (Table "Optimal E") as
-everywhere in the field.
+1024s, because "16k tokens" of key-value cache means 16,384 in Ludziejewski et al. 2025 (Table "Optimal E") and
+everywhere in the field. What is written here reads back: counts as 1.72B or 999K, sizes as 80 GB, FLOPs as 1e22, all
+with three significant digits.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import math
 import re
 
 _NUMBER = r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
-_PATTERN = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-z]*)\s*$")
+_QUANTITY = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-z]*)\s*$")
 
-COUNT_SUFFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-BYTE_SUFFIXES = {"": 1.0, "B": 1.0}
-BYTE_SUFFIXES |= {f"{prefix}{b}": 1000.0**power for power, prefix in enumerate("kMGTP", start=1) for b in ("B", "")}
-BYTE_SUFFIXES |= {
-    f"{prefix}{b}": 1024.0 ** (i + 1) for i, prefix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi")) for b in ("B", "")
-}
-CONTEXT_SUFFIXES = {"": 1.0, "k": 1024.0, "M": 1024.0**2}
+_COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_BYTES = {"": 1.0, "B": 1.0}
+_BYTES |= {f"{prefix}{b}": 1000.0**power for power, prefix in enumerate("kMGTP", start=1) for b in ("B", "")}
+_BYTES |= {f"{prefix}i{b}": 1024.0**power for power, prefix in enumerate("KMGTP", start=1) for b in ("B", "")}
+_CONTEXTS = {"": 1.0, "k": 1024.0, "M": 1024.0**2}
+UNKNOWN = "–"  # what is shown for a value that is not known
 
 
 def parse_count(text: str | float, field: str = "value") -> float:
@@ -28,17 +28,22 @@ def parse_count(text: str | float, field: str = "value") -> float:
 
     Raises ValueError naming `field`, the value and the allowed suffixes.
     """
-    return _parse(text, field, COUNT_SUFFIXES)
+    return _parsed(text, field, _COUNTS)
 
 
 def parse_bytes(text: str | float, field: str = "memory") -> float:
     """A memory size in bytes: "80GB", "80 gb" or "80G" (80e9), "80GiB" or "80Gi" (80·1024³), or a number of bytes."""
-    return _parse(text, field, BYTE_SUFFIXES)
+    return _parsed(text, field, _BYTES)
 
 
 def parse_context(text: str | float, field: str = "kv_cache_tokens") -> float:
     """A context length in tokens: "16k" is 16,384; a plain number is itself."""
-    return _parse(text, field, CONTEXT_SUFFIXES)
+    return _parsed(text, field, _CONTEXTS)
+
+
+def parse_counts(text: str, field: str = "value") -> list[float]:
+    """Comma-separated counts, such as "1e20,1e21"."""
+    return [parse_count(part, field) for part in text.split(",")]
 
 
 def parse_experts(text: str, field: str = "experts") -> list[int]:
@@ -55,9 +60,9 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _parse(text: str | float, field: str, suffixes: dict[str, float]) -> float:
+def _parsed(text: str | float, field: str, suffixes: dict[str, float]) -> float:
     if isinstance(text, str):
-        match = _PATTERN.match(text)
+        match = _QUANTITY.match(text)
         factors = {suffix.lower(): factor for suffix, factor in suffixes.items()}
         if match is None or match[2].lower() not in factors:
             allowed = ", ".join(s for s in suffixes if s and f"{s}B" not in suffixes)
@@ -70,21 +75,39 @@ def _parse(text: str | float, field: str, suffixes: dict[str, float]) -> float:
     return value
 
 
-def format_count(value: float) -> str:
-    """A count for a reader: 1.7B, 990M, 24.9B, 1e+22 beyond the trillions."""
+def format_count(value: float | None) -> str:
+    """A count: 999, 16K, 1.72B, 40.5T, and 1e16 beyond the trillions; None is "–"."""
+    return _formatted(value, ("", "K", "M", "B", "T"))
+
+
+def format_bytes(value: float | None) -> str:
+    """Bytes in decimal units: 80 GB, 1.27 TB; None is "–"."""
+    return _formatted(value, (" B", " kB", " MB", " GB", " TB"))
+
+
+def format_flops(value: float | None) -> str:
+    """FLOPs and FLOP/s, always with their power of ten: 1e22, 4.7e11; None is "–"."""
+    if value is None or not math.isfinite(value) or value == 0:
+        return _formatted(value, ("",))
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def format_decimal(value: float | None, digits: int = 4) -> str:
+    """A loss or a fraction with a fixed number of digits; None is "–"."""
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def _formatted(value: float | None, suffixes: tuple[str, ...]) -> str:
+    """Three significant digits with the suffix of their power of a thousand."""
+    if value is None:
+        return UNKNOWN
     if not math.isfinite(value):
         return str(value)
-    if value == 0:
-        return "0"
-    for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if scale * 0.9995 <= abs(value) < scale * 1e3 or (suffix == "T" and scale <= abs(value) < 1e16):
-            return f"{value / scale:.3g}{suffix}" if abs(value) < scale * 999.5 else f"{value / scale:.0f}{suffix}"
-    return f"{value:.3g}"
-
-
-def format_bytes(value: float) -> str:
-    """Bytes in decimal units: 80 GB, 1.27 TB."""
-    for scale, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= scale * 0.9995:
-            return f"{value / scale:.3g} {suffix}"
-    return f"{value:.0f} B"
+    rounded = float(f"{value:.3g}")  # before the suffix is chosen: 999,936 is 1M
+    power = 0
+    while abs(rounded) >= 1000 ** (power + 1):
+        power += 1
+    if power >= len(suffixes):
+        return format_flops(value) + suffixes[0]
+    return f"{rounded / 1000**power:.3g}{suffixes[power]}"

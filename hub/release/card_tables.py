@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hub.plain.markdown import count, decimal, table
+from hub.plain.markdown import table
+from hub.plain.units import format_count, format_decimal
 from hub.record.names import branch_name, repo_name
 from hub.record.run_record import RunRecord
 
@@ -33,9 +34,9 @@ def repo_table(records: Iterable[RunRecord]) -> str:
     rows = [
         (
             record.branch or branch_name(record),
-            count(record.tokens),
-            decimal(record.eval_loss),
-            decimal(record.train_loss),
+            format_count(record.tokens),
+            format_decimal(record.eval_loss),
+            format_decimal(record.train_loss),
             record.status,
         )
         for record in records
@@ -74,12 +75,12 @@ def prediction_of(place: str) -> str:
 def _row(record: RunRecord, mark: str = "") -> tuple[object, ...]:
     return (
         mark + record.run_id,
-        count(record.n_active),
-        count(record.n_total),
+        format_count(record.n_active),
+        format_count(record.n_total),
         record.experts,
-        count(record.tokens),
-        decimal(record.eval_loss),
-        decimal(record.train_loss),
+        format_count(record.tokens),
+        format_decimal(record.eval_loss),
+        format_decimal(record.train_loss),
         record.status,
         f"{record.repo or repo_name(record)}@{record.branch or branch_name(record)}",
     )
@@ -88,36 +89,38 @@ def _row(record: RunRecord, mark: str = "") -> tuple[object, ...]:
 def _size_rows(record: RunRecord) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = [("Run", f"{record.run_id} ({record.status})")]
     if record.parent_run_id is not None:
-        rows.append(("Branched from", f"{record.parent_run_id} after {count(record.branch_point_tokens)} tokens"))
+        rows.append(
+            ("Branched from", f"{record.parent_run_id} after {format_count(record.branch_point_tokens)} tokens")
+        )
     return [
         *rows,
         ("Experts E (one active per token)", record.experts),
-        ("Active parameters", f"{count(record.n_active)} ({record.n_active:,})"),
-        ("Total parameters", f"{count(record.n_total)} ({record.n_total:,})"),
+        ("Active parameters", f"{format_count(record.n_active)} ({record.n_active:,})"),
+        ("Total parameters", f"{format_count(record.n_total)} ({record.n_total:,})"),
         ("Width, blocks, heads", f"{record.d_model}, {record.n_blocks}, {record.n_heads}"),
         ("Vocabulary, sequence length", f"{record.vocab_size:,}, {record.sequence_length:,}"),
-        ("Training tokens D", f"{count(record.tokens)} ({record.tokens:,}), {record.steps:,} steps"),
+        ("Training tokens D", f"{format_count(record.tokens)} ({record.tokens:,}), {record.steps:,} steps"),
         ("Tokens per active parameter", f"{record.tokens / record.n_active:.4g}"),
     ]
 
 
 def _result_rows(record: RunRecord) -> list[tuple[str, object]]:
-    window = f" over {count(record.train_loss_window_tokens)} tokens" if record.train_loss is not None else ""
+    window = f" over {format_count(record.train_loss_window_tokens)} tokens" if record.train_loss is not None else ""
     rows: list[tuple[str, object]] = [
-        ("Held-out loss (nats/token, dropless)", decimal(record.eval_loss)),
-        ("Training loss (nats/token)", f"{decimal(record.train_loss)}{window}"),
+        ("Held-out loss (nats/token, dropless)", format_decimal(record.eval_loss)),
+        ("Training loss (nats/token)", f"{format_decimal(record.train_loss)}{window}"),
     ]
     if record.experts > 1:
-        rows.append(("Tokens dropped by the router", decimal(record.drop_rate)))
-        rows.append(("Largest expert load over the mean", decimal(record.expert_load_max_over_mean, 3)))
+        rows.append(("Tokens dropped by the router", format_decimal(record.drop_rate)))
+        rows.append(("Largest expert load over the mean", format_decimal(record.expert_load_max_over_mean, 3)))
     return rows
 
 
 def _recipe_rows(record: RunRecord) -> list[tuple[str, object]]:
     schedule, optimizer = record.schedule, record.optimizer
     lengths = (schedule.warmup_tokens, schedule.decay_tokens, schedule.horizon_tokens)
-    warmup, decay, horizon = map(count, lengths)
-    ramp = " → ".join(f"{stage.sequences} from {count(stage.from_tokens)}" for stage in schedule.batch_ramp)
+    warmup, decay, horizon = map(format_count, lengths)
+    ramp = " → ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in schedule.batch_ramp)
     clip = "–" if optimizer.gradient_clip_norm is None else f"{optimizer.gradient_clip_norm:g}"
     betas = f"beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}"
     decayed = {None: "", "all": " on all parameters", "matrices": " on matrices"}[optimizer.weight_decay_on]
@@ -156,7 +159,7 @@ def _routing_rows(record: RunRecord) -> list[tuple[str, object]]:
 
 
 def _cost_rows(record: RunRecord) -> list[tuple[str, object]]:
-    speed = f"{count(record.tokens_per_second)} tokens/s, MFU {decimal(record.mfu, 3)}"
+    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
     hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
     return [
         ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hub.plain.errors import FilesError
-from hub.plain.markdown import block, block_of, count, escaped, replace_block
+from hub.plain.markdown import block, block_of, escaped, replace_block
 from hub.plain.metadata import metadata_of, updated, with_metadata
+from hub.plain.units import format_count
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import PARQUET_NAME
@@ -63,13 +64,14 @@ def model_card(
         license: an identifier of the Hub's list of licences; without one the card names none.
         language: an ISO 639-1 code.
     """
-    name = title or f"{record.experts} expert{'s' * (record.experts > 1)}, {count(record.n_active)} active parameters"
+    active, tokens = format_count(record.n_active), format_count(record.tokens)
+    name = title or f"{record.experts} expert{'s' * (record.experts > 1)}, {active} active parameters"
     lead = summary or (
         f"A Switch Mixture-of-Experts language model of the sweep {escaped(record.sweep)}, trained on "
-        f"{count(record.tokens)} tokens to measure how loss depends on size, data and the number of experts, "
+        f"{tokens} tokens to measure how loss depends on size, data and the number of experts, "
         f"as in {PAPER}."
         if record.experts > 1
-        else f"A dense language model of the sweep {escaped(record.sweep)}, trained on {count(record.tokens)} tokens "
+        else f"A dense language model of the sweep {escaped(record.sweep)}, trained on {tokens} tokens "
         f"as the one-expert case of a Mixture-of-Experts scaling law, as in {PAPER}."
     )
     parts = [
@@ -156,7 +158,7 @@ def repo_card(
     kind = f"Switch Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
     parts = [
         f"# {escaped(repo_name(like))}",
-        f"{kind}, {count(like.n_active)} active of {count(like.n_total)} parameters, of the sweep "
+        f"{kind}, {format_count(like.n_active)} active of {format_count(like.n_total)} parameters, of the sweep "
         f"{escaped(like.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
         block(MAIN, _what_main_is(shown_on_main(runs) if on_main else None)),
         block(REVISIONS, repo_table(runs[:_MAX_TABLE_ROWS])),

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from hub.plain.result_table import Stacked
-from hub.plain.units import format_count, parse_bytes, parse_context, parse_count, parse_experts
+from hub.plain.units import format_count, parse_bytes, parse_context, parse_count, parse_counts, parse_experts
 from scaling_law.commands import fitting as cli_fitting
 from scaling_law.commands import reports as cli_reports
 from scaling_law.commands import support as support
@@ -69,8 +69,8 @@ def loss(
         columns = [own] if experts is None else parse_experts(experts, "--experts")
         rows = [
             _loss_row(chosen, n, d, e)
-            for n in support.count_list(n_active, "--n-active")
-            for d in support.count_list(tokens, "--tokens")
+            for n in parse_counts(n_active, "--n-active")
+            for d in parse_counts(tokens, "--tokens")
             for e in columns
         ]
     show({"law": repr(chosen), "rows": rows}, as_json, None if as_json else _loss_table(rows, repr(chosen)))

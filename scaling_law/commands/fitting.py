@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from hub.plain.units import parse_bytes, parse_context, parse_count, parse_experts
+from hub.plain.units import parse_bytes, parse_context, parse_count, parse_counts, parse_experts
 from scaling_law.commands import support as support
 from scaling_law.commands.support import JsonOption, LawOption, VocabOption, clear_errors, show
 
@@ -305,7 +305,7 @@ def _pair(text: str, field: str) -> tuple[float, float]:
 
 
 def _widths(text: str, field: str) -> list[int]:
-    return [int(value) for value in support.count_list(text, field)]
+    return [int(value) for value in parse_counts(text, field)]
 
 
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
@@ -318,7 +318,7 @@ def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
         "loss": (design.predicted_loss, 3),
         "advantage": (design.advantage, 3),
     }
-    values = support.count_list(rest, "--ask") if rest else []
+    values = parse_counts(rest, "--ask") if rest else []
     if kind not in forms or len(values) != forms[kind][1]:
         raise ValueError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")
     given = {name: value for name, value in limits.items() if value}

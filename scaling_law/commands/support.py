@@ -17,7 +17,6 @@ from typing import Any, NoReturn, TypeVar
 
 import typer
 
-from hub.plain import units
 from scaling_law.laws.law import ChinchillaForm, JointLaw, Law
 
 NOT_TRUSTED = FAILED = 1
@@ -74,11 +73,6 @@ def choose_planning_law(name: str) -> ChinchillaForm:
 def optional(text: str | None, parse: Callable[[str, str], T], field: str) -> T | None:
     """Parse an option that may have been left out."""
     return None if text is None else parse(text, field)
-
-
-def count_list(text: str, field: str) -> list[float]:
-    """Comma-separated counts, such as 1e20,1e21."""
-    return [units.parse_count(part.strip(), field) for part in text.split(",")]
 
 
 def show(value: Any, as_json: bool, renderable: Any) -> None:

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from hub.plain.units import format_bytes
 from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import total_tokens
 from training.data.tokenizer import load_tokenizer
@@ -162,9 +163,12 @@ def _disk_table(a: TrainingArguments, parameters: int) -> Table:
     needed = checkpoints * checkpoint + models * model
     return _table(
         "Disk",
-        ("checkpoints", f"at most {checkpoints} of {_size(checkpoint)}"),
-        ("models", f"{models} of {_size(model)}"),
-        ("in all", f"{_size(needed)}; free are {_size(free)}" + (" - NOT ENOUGH" if needed > free else "")),
+        ("checkpoints", f"at most {checkpoints} of {format_bytes(checkpoint)}"),
+        ("models", f"{models} of {format_bytes(model)}"),
+        (
+            "in all",
+            f"{format_bytes(needed)}; free are {format_bytes(free)}" + (" - NOT ENOUGH" if needed > free else ""),
+        ),
     )
 
 
@@ -175,11 +179,17 @@ def _memory_table(session: Session, activations: int) -> Table:
     kind = "peak of tensors" if device.type == "cuda" else "peak of the process"
     return _table(
         "Memory per device",
-        ("weights", _size(_WEIGHT * parameters / shards)),
-        ("gradients", _size(_WEIGHT * parameters / shards)),
-        ("Adam's moments", _size(2 * _WEIGHT * parameters / shards)),
-        ("activations", f"{_size(activations)} (estimate: one sequence's, measured, times those of a micro-batch)"),
-        (f"measured, {kind}", f"{_size(hardware.peak_memory(device))} of {_size(hardware.total_memory(device))}"),
+        ("weights", format_bytes(_WEIGHT * parameters / shards)),
+        ("gradients", format_bytes(_WEIGHT * parameters / shards)),
+        ("Adam's moments", format_bytes(2 * _WEIGHT * parameters / shards)),
+        (
+            "activations",
+            f"{format_bytes(activations)} (estimate: one sequence's, measured, times those of a micro-batch)",
+        ),
+        (
+            f"measured, {kind}",
+            f"{format_bytes(hardware.peak_memory(device))} of {format_bytes(hardware.total_memory(device))}",
+        ),
     )
 
 
@@ -198,11 +208,3 @@ def _step_table(a: TrainingArguments, session: Session, result: StepResult, seco
         *([("MFU", f"{flops / peak:.1%}")] if peak else []),
         ("estimated for the whole run", f"{hours:.3g} hours (from this one step)"),
     )
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.3g} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:,.3g} TB"

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.plain.units import format_bytes, format_count, parse_bytes, parse_context, parse_count, parse_experts
+from hub.plain.units import (
+    format_bytes,
+    format_count,
+    format_decimal,
+    format_flops,
+    parse_bytes,
+    parse_context,
+    parse_count,
+    parse_experts,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +69,33 @@ def test_formatted_counts_read_back(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1.7205e9, "1.72B"), (999.9e6, "1B"), (16e12, "16T"), (0, "0"), (12, "12")]
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (12, "12"),
+        (0.3612, "0.361"),
+        (999, "999"),
+        (999.6, "1K"),
+        (1_500, "1.5K"),
+        (999_936, "1M"),
+        (999.9e6, "1B"),
+        (1.7205e9, "1.72B"),
+        (-2e9, "-2B"),
+        (999.4e12, "999T"),
+        (999.9e12, "1e15"),
+        (1e22, "1e22"),
+        (float("inf"), "inf"),
+    ],
 )
 def test_format_count(value, text):
     assert format_count(value) == text
 
 
-def test_format_bytes():
-    assert [format_bytes(v) for v in (80e9, 12972288, 12)] == ["80 GB", "13 MB", "12 B"]
+def test_format_bytes_and_flops():
+    assert [format_bytes(v) for v in (None, 80e9, 12972288, 12, 2e15)] == ["–", "80 GB", "13 MB", "12 B", "2e15 B"]
+    assert [format_flops(v) for v in (None, 0, 1e22, 4.72e11, 9.999e12)] == ["–", "0", "1e22", "4.72e11", "1e13"]
+    assert [format_decimal(v) for v in (None, 2.5)] == ["–", "2.5000"]
 
 
 def test_experts():

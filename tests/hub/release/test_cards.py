@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.plain.errors import FilesError
-from hub.plain.markdown import count, escaped
+from hub.plain.markdown import escaped
 from hub.plain.metadata import check_metadata
 from hub.release.cards import model_card, sweep_card
 from tests.hub.samples import DECIDING, make_record
@@ -149,11 +149,3 @@ def test_pictures_are_names_in_the_repository() -> None:
     for name in ("../x.png", "http://x/y.png", "x.gif", "a](b).png"):
         with pytest.raises(FilesError, match="picture"):
             model_card(make_record(), pictures=[name])
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "–"), (0, "0"), (512, "512"), (1_500, "1.5K"), (2e9, "2B"), (7e12, "7T"), (1e20, "1e+20")],
-)
-def test_counts_for_people(value: float | None, shown: str) -> None:
-    assert count(value) == shown

@@ -137,7 +137,7 @@ def test_wrong_questions_exit_with_2(shell, words, message, tmp_path, monkeypatc
     [
         (("optimal", "--flops", "1e28"), "N_act 73.4T is outside the fitted"),
         (("optimal", "--flops", "1e22", "--experts", "60000"), "E = 60000 is outside the fitted 1…32"),
-        (("reach", "--loss", "2.3", "--flops", "1e22", "--experts", "32"), "D/N 45.5k is outside the fitted"),
+        (("reach", "--loss", "2.3", "--flops", "1e22", "--experts", "32"), "D/N 45.5K is outside the fitted"),
         (("reach", "--loss", "1.42", "--experts", "1"), "is outside the fitted"),
         (("plan", "--flops", "1e28"), "N_act"),
     ],

@@ -163,7 +163,7 @@ def test_warnings_name_the_worst_of_each_quantity(published):
     assert found == [
         "N_act 10M is outside the fitted 78.7M…2.72B (÷7.87)",
         "N_act 10B is outside the fitted 78.7M…2.72B (×3.68) at E = 1",
-        "D/N 1k is outside the fitted 0.361…72.7 (×13.8)",
+        "D/N 1K is outside the fitted 0.361…72.7 (×13.8)",
         "E = 64 is outside the fitted 1…32 (×2)",
     ]
     assert published.beyond_guard([1e9, 1e7, 1e9, 1e4], 1e12, [1, 1, 129, 1]).tolist() == [False, True, True, True]

@@ -70,11 +70,11 @@ def test_a_narrow_terminal_shows_the_answer_first(published):
 
 def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     """1e22 FLOPs reach 2.3 nats in the least memory at D/N of up to 45,000."""
-    with pytest.raises(ExtrapolationError, match=r"D/N 45.5k is outside the fitted 0.361…72.7 .*guard of 100 times"):
+    with pytest.raises(ExtrapolationError, match=r"D/N 45.5K is outside the fitted 0.361…72.7 .*guard of 100 times"):
         smallest_memory(published, 1e22, 2.3, [8, 32])
     found = smallest_memory(published, 1e22, 2.3, [1, 32])
     assert found.trusted.tolist() == [True, False]
-    assert any("D/N 45.5k" in warning for warning in found.warnings)
+    assert any("D/N 45.5K" in warning for warning in found.warnings)
     forced = smallest_memory(published, 1e22, 2.3, [8, 32], force=True)
     assert not forced.trusted.any()
     with pytest.raises(ExtrapolationError, match="D 6"):

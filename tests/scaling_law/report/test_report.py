@@ -122,7 +122,7 @@ def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
 
 def test_every_loss_stands_in_the_row_of_its_trunk(folder):
     text = BLOCKS["losses"](Results(folder / "results"))
-    assert text.splitlines()[0] == r"| d_model | E | seed | peak LR | 500k | 1M | 4M |"
+    assert text.splitlines()[0] == r"| d_model | E | seed | peak LR | 500K | 1M | 4M |"
     a = Architecture(128, 4, vocab_size=2048)
     losses = [f"{float(JointLaw(**TINY_LAW).loss(a.n_active, t, 4)):.3f}" for t in (500_000, 1_000_000, 4_000_000)]
     assert f"| 128 | 4 | 0 | 0.0100 | {' | '.join(losses)} |" in text
