@@ -13,6 +13,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import scaling_law.law_methods  # noqa: F401 - gives every law its methods
+from scaling_law.laws import ChinchillaLaw, Conditions, ExtrapolationError, JointLaw, Law, RoutedLaw
+
 if TYPE_CHECKING:
     from scaling_law.fitting.fit_result import FitResult
     from scaling_law.fitting.fitting import fit
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
     from scaling_law.fitting.profiles import profile_interval
     from scaling_law.fitting.splits import split
     from scaling_law.fitting.uncertainty import Bootstrap
-    from scaling_law.laws.conditions import Conditions, ExtrapolationError
-    from scaling_law.laws.law import ChinchillaLaw, JointLaw, Law, RoutedLaw
     from scaling_law.planning.design import next_runs
     from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
     from scaling_law.runs.table import Runs, load_runs
@@ -30,16 +31,10 @@ if TYPE_CHECKING:
 _HOME = {
     "Architecture": "size.architecture",
     "Bootstrap": "fitting.uncertainty",
-    "ChinchillaLaw": "laws.law",
-    "Conditions": "laws.conditions",
-    "ExtrapolationError": "laws.conditions",
     "FitResult": "fitting.fit_result",
-    "JointLaw": "laws.law",
-    "Law": "laws.law",
     "LearningRateLaw": "fitting.learning_rate",
     "OptimalRow": "planning.optimal_table",
     "OptimalTable": "planning.optimal_table",
-    "RoutedLaw": "laws.law",
     "Runs": "runs.table",
     "fit": "fitting.fitting",
     "fit_learning_rate": "fitting.learning_rate",

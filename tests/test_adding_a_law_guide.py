@@ -11,7 +11,7 @@ import pytest
 from scaling_law.fitting.profiles import profile_interval
 from scaling_law.law_files.card import loading_code
 from scaling_law.law_files.serialization import load_law
-from scaling_law.laws.law import LAWS
+from scaling_law.laws import LAWS
 
 GUIDE = (Path(__file__).parent.parent / "docs" / "adding_a_law.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)

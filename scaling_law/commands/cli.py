@@ -25,7 +25,7 @@ from scaling_law.commands.support import (
     clear_errors,
     show,
 )
-from scaling_law.laws.law import ChinchillaLaw
+from scaling_law.laws import ChinchillaLaw
 from scaling_law.planning.optimal_table import percentile_interval
 
 app = typer.Typer(

@@ -44,7 +44,7 @@ from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.law_files.card import law_card, loading_code
 from scaling_law.law_files.serialization import FILE_NAME, law_to_json, load_law
-from scaling_law.laws.law import Law
+from scaling_law.laws import Law
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import typer
 
-from scaling_law.laws.law import ChinchillaForm, JointLaw, Law
+from scaling_law.laws import ChinchillaForm, JointLaw, Law
 
 NOT_TRUSTED = FAILED = 1
 WRONG_QUESTION, MACHINE_GAVE_OUT = 2, 3

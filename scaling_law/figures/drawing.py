@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from scaling_law.laws.law import Law
+    from scaling_law.laws import Law
 
 FloatArray = NDArray[np.float64]
 SUFFIXES = (".png", ".svg", ".pdf")

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from hub.plain.display import Summarised
 from scaling_law.fitting.identifiability import describe_error
-from scaling_law.laws.law import Law
+from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
+from scaling_law.laws import Law
 
 if TYPE_CHECKING:
     import pandas
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from scaling_law.fitting.problem import Problem
     from scaling_law.fitting.solver import Solutions
-    from scaling_law.fitting.uncertainty import Bootstrap
     from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]
@@ -145,8 +145,6 @@ class FitResult(Summarised, Generic[LawT_co]):
 
     def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
         """Refit on resampled trunks; see `scaling_law.fitting.uncertainty.bootstrap`."""
-        from scaling_law.fitting.uncertainty import bootstrap
-
         return bootstrap(self, n_resamples, seed, progress=progress)
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from scaling_law.fitting.identifiability import design_problems, examine
 from scaling_law.fitting.outliers import MOST, Outliers, find_outliers
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
+from scaling_law.laws import Law
 from scaling_law.laws.conditions import Conditions
-from scaling_law.laws.law import Law
 from scaling_law.runs.table import Runs, load_runs
 
 FloatArray = NDArray[np.float64]

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.plain.atomic import write_bytes
 from scaling_law.laws.conditions import Excess, advice, excesses
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.listing import ROWS
@@ -82,8 +83,6 @@ class LearningRateLaw:
 
     def save(self, path: str | Path) -> Path:
         """Write the law as JSON, atomically; `train.py --optimizer.learning_rate_law PATH` takes it."""
-        from hub.plain.atomic import write_bytes
-
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
         write_bytes(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
         return Path(path)

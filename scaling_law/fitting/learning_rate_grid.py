@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hub.plain.units import format_count
+from hub.record.names import size_name
 from scaling_law.fitting.learning_rate import LearningRateLaw, Reading, best_of_grid, fit_learning_rate
+from scaling_law.runs.sources import read_rows
 from scaling_law.runs.table import RunsError
 from scaling_law.size.architecture import Architecture
 
@@ -68,8 +70,6 @@ class LearningRateGrid:
 
         Raises RunsError where there are no such runs, where one lacks a field, or where a rate appears twice.
         """
-        from scaling_law.runs.sources import read_rows
-
         rows, origin = read_rows(source)
         found: dict[tuple[Any, ...], dict[float, float]] = {}
         for row in rows:
@@ -162,7 +162,5 @@ class LearningRateGrid:
 
 
 def _name(model: ModelGrid) -> str:
-    from hub.record.names import size_name
-
     a = model.architecture
     return size_name(a.d_model, int(a.experts), a.blocks, a.heads)

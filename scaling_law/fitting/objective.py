@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling_law.laws import LAWS, Law
 from scaling_law.laws.experts import log_expert_transform_gradient
-from scaling_law.laws.law import LAWS, Law
 from scaling_law.laws.terms import TRANSFORM, coefficients_of, has_transform, positive_coefficients
 
 FloatArray = NDArray[np.float64]

@@ -17,7 +17,7 @@ from hub.plain.display import literal
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.solver import Solutions, minimise
 from scaling_law.fitting.starts import paper_starts, scaled_starts
-from scaling_law.laws.law import LAWS
+from scaling_law.laws import LAWS
 from scaling_law.laws.terms import TRANSFORM, coefficients_of, positive_coefficients
 from scaling_law.runs.table import Runs
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.fitting.objective import Objective, _shift
-from scaling_law.laws.law import LAWS
+from scaling_law.laws import LAWS
 from scaling_law.laws.terms import (
     BY_EXPERTS,
     CONSTANT,

@@ -1,4 +1,4 @@
-"""How sure a fit is: a bootstrap that resamples trunks, and intervals for coefficients, losses and optima.
+"""How sure a fit is: a bootstrap that resamples trunks, and intervals for coefficients and losses.
 
 Runs that branch off one trunk share most of their training, so whole trunks are drawn with replacement. All
 resamples are refitted in one batch from the optimum of the full fit. The draws stay with the law (`law.draws`), and
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.display import Summarised
-from scaling_law.laws.law import JointLaw, Law
+from scaling_law.laws import Law
 
 if TYPE_CHECKING:
     import pandas
@@ -154,50 +154,3 @@ def _shown(steps: range, progress: bool) -> Any:
     from rich.progress import track
 
     return track(steps, description="bootstrap", console=Console(stderr=True), transient=True)
-
-
-@dataclass(frozen=True)
-class OptimumUncertainty:
-    """The optimum under each draw of a law; arrays [n_draws, E], NaN where a draw has no optimum.
-
-    `best_share` says for each E in what part of the draws it is the best (ties go to the smaller E).
-    """
-
-    experts: FloatArray
-    n_active: FloatArray
-    tokens: FloatArray
-    loss: FloatArray
-    best_share: FloatArray
-
-    def interval(self, quantity: Literal["n_active", "tokens", "loss"], level: float = 0.95) -> tuple[Any, Any]:
-        """(low, high), one for each E, over the draws that have an optimum there; NaN where none has."""
-        if quantity not in ("n_active", "tokens", "loss"):
-            raise ValueError(f"quantity={quantity!r} must be 'n_active', 'tokens' or 'loss'")
-        columns = [column[np.isfinite(column)] for column in getattr(self, quantity).T]
-        ends = [_interval(column, level) if column.size else (np.nan, np.nan) for column in columns]
-        low, high = np.array(ends).T
-        return low, high
-
-
-def optimum_uncertainty(
-    law: JointLaw, flops: float, experts: ArrayLike = (1, 2, 4, 8, 16, 32), **limits: Any
-) -> OptimumUncertainty:
-    """The constrained optimum of every draw of `law` (which must have draws); `limits` as in `optimum.Constraints`."""
-    from scaling_law.planning.optimum import Constraints, optimal_widths
-
-    if law.draws is None:
-        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
-    columns, constraints = np.atleast_1d(np.asarray(experts, float)), Constraints.of(law, **limits)
-    shape = (len(law.draws), len(columns))
-    n_active, tokens, loss = (np.full(shape, np.nan) for _ in range(3))
-    for i, draw in enumerate(law.draws):
-        try:
-            found = optimal_widths(type(law)(*draw), flops, columns, constraints)
-        except ValueError:  # a draw whose loss falls with both N and D for none of these E
-            continue
-        for values, column in ((n_active, found.n_active), (tokens, found.tokens), (loss, found.loss)):
-            values[i] = np.where(found.fits, column, np.nan)
-    known = np.isfinite(loss).any(axis=1)
-    best = np.nanargmin(loss[known], axis=1) if known.any() else np.zeros(0, int)
-    share = np.bincount(best, minlength=len(columns)) / max(len(law.draws), 1)
-    return OptimumUncertainty(columns, n_active, tokens, loss, share)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
 
+from hub.plain.markdown import escaped, table
 from hub.plain.units import format_count
-
-if TYPE_CHECKING:
-    from scaling_law.laws.law import Law
+from scaling_law.figures import law_figures as figures
+from scaling_law.figures.drawing import png
+from scaling_law.laws import JointLaw, Law
+from scaling_law.planning.optimum import has_optimum
 
 ISOFLOP_EXPERTS = (1.0, 4.0, 16.0)
 ISOFLOP_BUDGETS, MEMORY_BUDGET = (1e19, 1e20, 1e21, 1e22), 1e22  # the paper's figures; FLOPs
@@ -25,8 +26,6 @@ _METADATA = """---
 
 def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: str | None = None) -> str:
     """The README.md of a law's repository, with metadata that the Hub accepts; it names a licence if one is given."""
-    from hub.plain.markdown import escaped, table
-
     kind = type(law).__name__
     parts = [
         f"# {kind}: `{law.formula}`",
@@ -74,17 +73,13 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
 
 def loading_code(law: Law, place: str) -> str:
     """A block of Python that loads this law from `place`; a law of another package is imported from there."""
-    import scaling_law
-
-    kind = type(law).__name__
-    module = "scaling_law" if kind in scaling_law.__all__ else type(law).__module__
+    kind, module = type(law).__name__, type(law).__module__
+    module = "scaling_law" if module.startswith("scaling_law.") else module
     return f'```python\nfrom {module} import {kind}\n\nlaw = {kind}.from_pretrained("{place}")\nprint(law)\n```'
 
 
 def _dataset(dataset: str, commit: str | None) -> str:
     """Which runs the law was fitted on, and the code that reads them again."""
-    from hub.plain.markdown import escaped
-
     link = f"[{escaped(dataset)}](https://huggingface.co/datasets/{dataset})"
     if commit is None:
         return f"The runs: {link}."
@@ -97,11 +92,6 @@ def law_pictures(law: Law) -> dict[str, bytes]:
 
     Budgets are as far from the law's largest run as the paper's figures are from the paper's.
     """
-    from scaling_law.figures import law_figures as figures
-    from scaling_law.figures.drawing import png
-    from scaling_law.laws.law import JointLaw
-    from scaling_law.planning.optimum import has_optimum
-
     if not isinstance(law, JointLaw) or not has_optimum(law.chinchilla_coefficients(ISOFLOP_EXPERTS)).any():
         return {}
     fitted = law.conditions.overall if law.conditions else None

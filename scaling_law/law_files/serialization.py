@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from scaling_law.laws.conditions import Conditions
-from scaling_law.laws.law import LAWS, ChinchillaLaw, Law
+import hub  # lazy: its rooms are imported when a law is read from the Hub
+from hub.plain.atomic import write_bytes
+from scaling_law.law_files.card import law_card, law_pictures
+from scaling_law.laws import LAWS, ChinchillaLaw, Conditions, Law
 
 FILE_NAME = "scaling_law.json"
 FORMAT, VERSION = "scaling_law", 1
@@ -65,9 +67,7 @@ def law_to_json(law: Law) -> bytes:
 
 
 def save_law(law: Law, folder: str | Path) -> Path:
-    """Write `scaling_law.json` into `folder` (made if missing), atomically."""
-    from hub.plain.atomic import write_bytes
-
+    """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
     target = Path(folder) / FILE_NAME
     write_bytes(target, law_to_json(law))
     return target
@@ -90,12 +90,9 @@ def load_law(source: str | Path, revision: str | None = None) -> Law:
 
 
 def _in_folder_or_repository(source: str | Path, revision: str | None) -> bytes:
-    from hub.plain.errors import NotFoundError
-    from hub.release.sources import read_file
-
     try:
-        return read_file(source, FILE_NAME, revision)
-    except NotFoundError as error:
+        return hub.read_file(source, FILE_NAME, revision)
+    except hub.NotFoundError as error:
         raise FileNotFoundError(
             f"{source}: neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
         ) from None
@@ -104,19 +101,16 @@ def _in_folder_or_repository(source: str | Path, revision: str | None) -> bytes:
 def push_law(
     law: Law, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
 ) -> str:
-    """Put the law, its card and its figures on the main branch of the Hub repo "owner/name", in one commit.
+    """Push the law, its card and its figures to the main branch of the Hub repo "owner/name", in one commit.
 
-    Returns the commit's id (sha). ValueError for a name of another form; `hub.HubError` for what the Hub refuses.
+    Returns the commit's id (sha). The card names a licence (an identifier of the Hub's list) only if one is given.
+    ValueError for a name of another form; `hub.HubError` for what the Hub refuses.
     """
-    from hub.release.sources import publish_files
-    from hub.store.hub import HubStore
-    from scaling_law.law_files.card import law_card, law_pictures
-
     owner, slash, name = repo.partition("/")
     if not owner or not slash or not name or "/" in name:
         raise ValueError(f"repo={repo!r} must have the form owner/name")
     pictures = law_pictures(law)
     card = law_card(law, repo, tuple(pictures), license=license).encode()
-    store = HubStore(owner, private=private, token=token)
+    store = hub.HubStore(owner, private=private, token=token)
     files = {FILE_NAME: law_to_json(law), "README.md": card, **pictures}
-    return publish_files(store, name, files, message=f"Add a {law.name} scaling law").commit
+    return hub.publish_files(store, name, files, message=f"Add a {law.name} scaling law").commit

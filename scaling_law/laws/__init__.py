@@ -1,1 +1,24 @@
-"""Formulas of the laws and the conditions they were fitted under; no input or output."""
+"""What a law is: its terms, its kinds, and the conditions under which it may be believed. Formulas only, no I/O.
+
+`scaling_law.law_methods` adds what needs the rooms above: optima, files and the published coefficients.
+"""
+
+from scaling_law.laws.conditions import Conditions, ExtrapolationError
+from scaling_law.laws.experts import expert_transform
+from scaling_law.laws.kinds import ChinchillaForm, ChinchillaLaw, JointLaw, RoutedLaw
+from scaling_law.laws.law import LAWS, Law, register
+from scaling_law.laws.terms import Term
+
+__all__ = [
+    "LAWS",
+    "ChinchillaForm",
+    "ChinchillaLaw",
+    "Conditions",
+    "ExtrapolationError",
+    "JointLaw",
+    "Law",
+    "RoutedLaw",
+    "Term",
+    "expert_transform",
+    "register",
+]

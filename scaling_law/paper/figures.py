@@ -37,7 +37,8 @@ from scaling_law.figures.drawing import (
 )
 from scaling_law.figures.law_figures import EXPERTS, draw_memory_optimal, isoflop, memory_optimal, near_the_runs
 from scaling_law.fitting.learning_rate import LearningRateLaw
-from scaling_law.laws.law import JointLaw, joint_to_chinchilla
+from scaling_law.laws import JointLaw
+from scaling_law.laws.kinds import joint_to_chinchilla
 from scaling_law.planning.inverse import compute_matched, flop_savings
 from scaling_law.planning.optimum import Constraints, WidthOptimum, chinchilla_optimum, optimal_widths
 from scaling_law.size.architecture import Architecture, active_parameters, width_of_total

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions, fitted_ranges
-from scaling_law.laws.law import JointLaw
 from scaling_law.size.architecture import VOCAB_SIZE
+from scaling_law.size.listing import published_design
 from scaling_law.size.recipe import PAPER
 
 RECOVERED = {
@@ -69,8 +70,6 @@ def published_law(rounded: bool = False) -> JointLaw:
 
     Those printed have no draws: the refits scatter about the recovered law, whose losses differ by up to 0.0026 nats.
     """
-    from scaling_law.size.listing import published_design
-
     design = published_design()
     conditions = Conditions(
         provenance=f"Ludziejewski et al. 2025, {'printed' if rounded else 'recovered'} coefficients",

@@ -18,24 +18,20 @@ Runs of up to 32 experts hardly determine E_max: a third of the refits end at it
 
 from __future__ import annotations
 
+import argparse
 import io
 from pathlib import Path
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
 from hub.plain.atomic import write_bytes
-from scaling_law.commands.support import clear_errors
 from scaling_law.fitting.fitting import fit
 from scaling_law.paper.published import RMSE, published_law
 from scaling_law.runs.table import Runs
 from scaling_law.size.listing import published_design
 
 N_DRAWS, SEED = 1000, 0
-
-app = typer.Typer(add_completion=False)
-OutputArgument = typer.Argument(..., help="The .npy file to write: float64, [draws, 11].")
 
 
 def noise_level() -> float:
@@ -66,22 +62,22 @@ def make_draws(n_draws: int = N_DRAWS, seed: int = SEED) -> NDArray[np.float64]:
     return draws
 
 
-@app.command()
-def main(
-    output: Path = OutputArgument,
-    draws: int = typer.Option(N_DRAWS, help="How many refits."),
-    seed: int = typer.Option(SEED, help="Of the simulated noise."),
-) -> None:
-    """Make the draws of the published law (a parametric bootstrap of the paper's design)."""
-    with clear_errors():
-        if output.suffix != ".npy":
-            raise ValueError(f"output={str(output)!r}: the suffix must be .npy")
-        made = make_draws(draws, seed)
-        content = io.BytesIO()
-        np.save(content, made, allow_pickle=False)
-        write_bytes(output, content.getvalue())
-    typer.echo(f"wrote {output}: {len(made)} draws, noise {noise_level():.5f} nats, seed {seed}")
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the draws of the published law again.")
+    parser.add_argument("output", type=Path, help="the .npy file to write: float64, [draws, 11]")
+    parser.add_argument("--draws", type=int, default=N_DRAWS, help="number of refits")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the simulated noise")
+    given = parser.parse_args()
+    if given.output.suffix != ".npy":
+        parser.error(f"output={str(given.output)!r}: the suffix must be .npy")
+    if given.draws < 1:
+        parser.error(f"--draws {given.draws} must be at least 1")
+    made = make_draws(given.draws, given.seed)
+    content = io.BytesIO()
+    np.save(content, made, allow_pickle=False)
+    write_bytes(given.output, content.getvalue())
+    print(f"wrote {given.output}: {len(made)} draws, noise {noise_level():.5f} nats, seed {given.seed}")
 
 
 if __name__ == "__main__":
-    app()
+    main()

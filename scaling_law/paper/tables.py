@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hub.plain.units import format_count, parse_count
 from scaling_law.fitting.learning_rate import LearningRateLaw
-from scaling_law.laws.law import JointLaw
+from scaling_law.laws import JointLaw
 from scaling_law.paper import printed as paper
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.listing import ROWS

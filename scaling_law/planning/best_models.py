@@ -29,7 +29,7 @@ from scaling_law.size.architecture import (
 )
 
 if TYPE_CHECKING:
-    from scaling_law.laws.law import ChinchillaForm
+    from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
 

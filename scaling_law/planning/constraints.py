@@ -22,7 +22,7 @@ from scaling_law.size.architecture import (
 )
 
 if TYPE_CHECKING:
-    from scaling_law.laws.law import Law
+    from scaling_law.laws import Law
 
 Quantity = float | str  # a number, or text such as "80GB", "7B", "16k"; see `hub.plain.units`
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from hub.plain.display import Summarised, literal
 from hub.plain.units import format_count
+from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions
-from scaling_law.laws.law import JointLaw
 from scaling_law.planning.optimum import Constraints, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER

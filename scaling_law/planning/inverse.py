@@ -27,7 +27,7 @@ from scaling_law.size.architecture import (
 )
 
 if TYPE_CHECKING:
-    from scaling_law.laws.law import ChinchillaForm
+    from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
 FLOPS_RANGE = (1.0, 1e40)

@@ -18,8 +18,8 @@ from hub.plain.display import html
 from hub.plain.result_table import Stacked
 from hub.plain.units import format_count
 from scaling_law.fitting.uncertainty import Bootstrap
+from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import refuse_extrapolation
-from scaling_law.laws.law import JointLaw
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import HEAD_DIM, Architecture
 

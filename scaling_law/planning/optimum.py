@@ -25,7 +25,7 @@ from scaling_law.planning.constraints import Constraints
 from scaling_law.size.architecture import HEAD_DIM, active_parameters, affordable_tokens, width_of_active
 
 if TYPE_CHECKING:
-    from scaling_law.laws.law import ChinchillaForm
+    from scaling_law.laws import ChinchillaForm
 
 __all__ = ["ComputeOptimum", "Constraints", "WidthOptimum", "compute_optimal", "optimal_widths"]
 FloatArray = NDArray[np.float64]
@@ -53,12 +53,12 @@ class ComputeOptimum(ResultTable):
 
 
 def compute_optimal(
-    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike | None = None, force: bool = False
+    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> ComputeOptimum:
-    """Closed form for every budget and E (None: `law.default_experts()`).
+    """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
 
-    Raises ValueError for budgets that are not positive and finite, for E < 1 and where the law has no optimum for one
-    of them; ExtrapolationError where an answer lies beyond the range guard, unless `force`.
+    `experts` None asks for those of `default_experts`. Raises ValueError for bad input or where the law has no
+    optimum; ExtrapolationError where an answer lies beyond the range guard, unless `force`.
     """
     budget = positive("flops", flops)
     e = asked_experts(law, experts)

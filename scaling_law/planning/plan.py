@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hub.plain.units import format_bytes, format_count
 from scaling_law.fitting.learning_rate import LearningRateLaw
-from scaling_law.laws.law import ChinchillaForm
+from scaling_law.laws import ChinchillaForm
 from scaling_law.planning.optimal_table import percentile_interval
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.batch_ramp import BatchRamp, RampStage

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.fitting.learning_rate_grid import LearningRateGrid
-from scaling_law.laws.law import JointLaw
+from scaling_law.laws import JointLaw
 from scaling_law.size.architecture import active_parameters, width_of_total
 
 FloatArray = NDArray[np.float64]
@@ -61,7 +61,7 @@ class DrawnOptimum:
 def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> DrawnOptimum:
     """The compute-optimal N_act, D and loss of every draw of `law`. ValueError for a law without draws.
 
-    In closed form, so for any size; `uncertainty.optimum_uncertainty` has widths from 64 on, and limits.
+    In closed form, so for any size; `planning.drawn_optima` has widths from 64 on, and limits.
     """
     if law.draws is None:
         raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
@@ -139,7 +139,7 @@ def memory_matched_gain(
     n_active = active_parameters(widths, vocab_size=vocabulary)
     tokens = experts * dense.tokens[known, 0] if times_tokens else flops / (6 * n_active)
     assert law.draws is not None  # `drawn_optimum` has checked it
-    gain[known] = dense.loss[known, 0] - law._evaluate(law.draws[known].T, n_active, tokens, np.array(float(experts)))
+    gain[known] = dense.loss[known, 0] - law.evaluate(law.draws[known].T, n_active, tokens, experts)
     return gain
 
 

@@ -21,7 +21,7 @@ from hub.plain import atomic
 from hub.plain.markdown import block_of, replace_block, table
 from hub.plain.units import format_count
 from scaling_law.fitting.fitting import fit
-from scaling_law.laws.law import JointLaw
+from scaling_law.laws import JointLaw
 from scaling_law.report import findings
 from scaling_law.report.figures import FIGURES, draw
 from scaling_law.report.findings import Finding

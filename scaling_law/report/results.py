@@ -16,7 +16,7 @@ from scaling_law.fitting.fitting import fit
 from scaling_law.fitting.learning_rate_grid import LearningRateGrid
 from scaling_law.fitting.splits import Comparison, Split, compare
 from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.laws.law import JointLaw
+from scaling_law.laws import JointLaw
 from scaling_law.planning.matched import MatchedPlan, measured
 from scaling_law.report.isoflop import isoflop_profiles
 from scaling_law.runs.table import Runs, load_runs

@@ -40,6 +40,11 @@ print(sorted({"torch", "transformers", "pandas", "matplotlib"} & set(sys.modules
     assert run(code) == ["[]"]
 
 
+def test_every_law_has_its_methods_however_it_was_imported():
+    code = "from scaling_law.laws.law import LAWS; print(LAWS['joint'].published().optimal(1e20).best.experts)"
+    assert run(code)[0].strip() == "32.0"
+
+
 def test_every_public_name_resolves():
     import scaling_law
 

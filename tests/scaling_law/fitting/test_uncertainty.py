@@ -5,7 +5,8 @@ import pytest
 
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting.profiles import profile_interval, profile_objective
-from scaling_law.fitting.uncertainty import cluster_counts, optimum_uncertainty
+from scaling_law.fitting.uncertainty import cluster_counts
+from scaling_law.planning.drawn_optima import optimum_uncertainty
 from tests.scaling_law.synthetic import synthetic_runs, tiny_runs
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, Law, RoutedLaw, Runs, fit
+from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, fit
 from scaling_law.law_files.serialization import law_to_dict, load_law
+from scaling_law.laws import LAWS, register
 from scaling_law.laws.experts import expert_transform, log_expert_transform_gradient
-from scaling_law.laws.law import LAWS, register
 from scaling_law.laws.terms import Term
 from scaling_law.paper.published import CHINCHILLA_TABLE, PRINTED, RECOVERED
 
@@ -78,14 +78,30 @@ def test_jacobian_is_the_derivative(law):
         np.testing.assert_allclose(jacobian[:, i], (up - down) / (2 * step), rtol=2e-5, atol=1e-9)
 
 
+def written_out(law, n, d, e):
+    """The formulas of the papers, term by term."""
+    if law.name == "chinchilla":
+        return law.m * n**law.mu + law.n * d**law.nu + law.c
+    e_hat = expert_transform(e, law.e_start, law.e_max)
+    of_size = law.a * e_hat**law.delta * n ** (law.alpha + law.gamma * np.log(e_hat))
+    if law.name == "routed":
+        return of_size
+    return of_size + law.b * e_hat**law.omega * d ** (law.beta + law.zeta * np.log(e_hat)) + law.c
+
+
 @every_law
-def test_a_law_is_the_sum_of_its_terms(law, paper_runs):
-    """What a class writes out against what its terms say, for values and for draws."""
+def test_values_and_draws_follow_the_formula(law, paper_runs):
     law = law.replace(draws=np.tile(list(law.coefficients.values()), (2, 1)))
     at = paper_runs.n_active, paper_runs.tokens, paper_runs.experts
-    summed = Law._evaluate(law, tuple(law.coefficients.values()), *at)
-    np.testing.assert_allclose(law.loss(*at), summed, rtol=1e-12)
-    np.testing.assert_allclose(law.loss_draws(*at), np.tile(summed, (2, 1)), rtol=1e-12)
+    np.testing.assert_allclose(law.loss(*at), written_out(law, *at), rtol=1e-12)
+    np.testing.assert_allclose(law.loss_draws(*at), np.tile(written_out(law, *at), (2, 1)), rtol=1e-12)
+
+
+def test_what_no_term_depends_on_may_be_left_out(published):
+    assert ROUTED.loss(1e9) == ROUTED.loss(1e9, None, 1)
+    assert published.to_chinchilla(8).loss(1e9, 1e10) == published.to_chinchilla(8).loss(1e9, 1e10, 8)
+    with pytest.raises(ValueError, match="tokens=None must be given"):
+        published.loss(1e9, None, 8)
 
 
 @every_law

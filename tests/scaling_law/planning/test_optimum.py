@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from scaling_law import Architecture, ChinchillaLaw, ExtrapolationError, JointLaw
-from scaling_law.fitting.uncertainty import optimum_uncertainty
+from scaling_law.planning.drawn_optima import optimum_uncertainty
 from scaling_law.planning.inverse import cheapest_budget
 from scaling_law.planning.optimum import ComputeOptimum, Constraints, optimal_widths
 from scaling_law.planning.plan import plan

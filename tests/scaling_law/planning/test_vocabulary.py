@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from scaling_law import JointLaw, fit, load_runs
 from scaling_law.commands.cli import app
 from scaling_law.figures.law_figures import models_within_memory
-from scaling_law.fitting.uncertainty import optimum_uncertainty
 from scaling_law.law_files.card import law_card
 from scaling_law.law_files.serialization import law_from_dict, law_to_dict
 from scaling_law.laws.conditions import Conditions
 from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.design import advantage, next_runs, predicted_loss
+from scaling_law.planning.drawn_optima import optimum_uncertainty
 from scaling_law.planning.inverse import cheapest_budget, compute_matched, matched_memory, smallest_memory
 from scaling_law.planning.matched import plan_matched
 from scaling_law.planning.plan import plan
