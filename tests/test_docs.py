@@ -24,7 +24,7 @@ APPS = {
     "python -m hub": "hub.cli",
     "python -m training.sweep": "training.sweep.cli",
     "python -m training.prepare": "training.prepare",
-    "python -m training.configuration.presets": "training.configuration.presets",
+    "python -m training.presets": "training.presets",
     "python -m training.release": "scaling_law.commands.release",
 }
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run.main")
@@ -71,7 +71,7 @@ def options_of(command: Any) -> set[str]:
 
 
 def train_options() -> set[str]:
-    fields = {f"--{section}.{name}" for section, kind in SECTIONS.items() for name in kind.__dataclass_fields__}
+    fields = {f"--{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields}
     return fields | {"--section.field", "--config", "--preset", "--dry-run", "--push-to-hub", "--help"}
 
 

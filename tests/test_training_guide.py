@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from hub.record.run_record import RunRecord
 from training import prepare
+from training import presets as presets_command
 from training.configuration import presets
 from training.configuration.arguments import SECTIONS
 from training.configuration.reading import parse_command_line
@@ -162,14 +163,14 @@ def test_the_sweep_commands_work(command, in_guide_folder):
 def test_what_the_text_names_exists():
     for section, name in re.findall(r"`(?:--)?(\w+)\.(\w+)", GUIDE):
         if section in SECTIONS and name != "json":
-            assert name in SECTIONS[section].__dataclass_fields__, f"{section}.{name}"
+            assert name in SECTIONS[section].model_fields, f"{section}.{name}"
     for name in re.findall(r"`(paper/[\w-]+)`", GUIDE):
         assert name in presets.names()
     assert all(f"`{name}`" in GUIDE for name in presets.recipes())
     for path in re.findall(r"training/configs/[\w/.]+", GUIDE):
         assert (ROOT / path).exists(), path
-    for command in re.findall(r"`python -m training.configuration.presets (show .+?)`", GUIDE):
-        assert CliRunner().invoke(presets.app, shlex.split(command)).exit_code == 0
+    for command in re.findall(r"`python -m training.presets (show .+?)`", GUIDE):
+        assert CliRunner().invoke(presets_command.app, shlex.split(command)).exit_code == 0
 
 
 def test_the_python_block_runs(tiny, tmp_path, monkeypatch):

@@ -1,22 +1,40 @@
-"""The configuration of a run: one dataclass per section. The defaults are the paper's recipe, the preset `paper`.
+"""The configuration of a run: one pydantic model per section. The defaults are the paper's recipe, the preset `paper`.
 
-The paper's names are used here (d_model, experts, …); `SwitchMoeConfig` has transformers' names. Values are read and
-checked in `configuration`.
+The paper's names are used here (d_model, experts, …); `SwitchMoeConfig` has transformers' names. Every constraint
+stands on its field, or below the fields that it joins; `reading` turns YAML and flags into these models.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import math
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from hub.plain.atomic import write_bytes
 from hub.plain.units import parse_count
 from hub.record.names import size_name
+from hub.record.run_record import NAME_PATTERN
+from hub.release.licenses import LICENSES
+from scaling_law.fitting.learning_rate import READINGS, LearningRateLaw
 from scaling_law.size.batch_ramp import BatchRamp, RampStage
 from scaling_law.size.recipe import PAPER
 from training.configuration.schedule import Schedule
@@ -28,102 +46,166 @@ class ConfigurationError(ValueError):
     """The configuration cannot be used; the message lists every problem that was found."""
 
 
-class Count(int):
-    """A whole number that may be written as 2_000_000, 2e6, 2M or 0.5B."""
+def _must(be: str, holds: Callable[[Any], object]) -> AfterValidator:
+    """A constraint that pydantic has no words for."""
 
-    def __new__(cls, value: int | float | str) -> Count:
-        try:
-            number = parse_count(value)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{value!r} is not a count; write 2000000, 2e6, 2M or 0.5B") from None
-        if number != int(number):
-            raise argparse.ArgumentTypeError(f"{value!r} is not a whole number")
-        return super().__new__(cls, number)
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(f"it must {be}")
+        return value
+
+    return AfterValidator(check)
 
 
-@dataclass
-class RunArguments:
-    output_dir: str = field(default="", metadata={"help": "Folder of this run: trunk, branches, checkpoints, logs."})
-    sweep: str = field(default="run", metadata={"help": "Name of the sweep that the run belongs to."})
-    seed: int = field(default=0, metadata={"help": "Seed of the weights and of the data order."})
-    precision: Literal["fp32", "bf16"] = field(default="bf16", metadata={"help": "Autocast; weights stay fp32."})
-    micro_batch_sequences: int = field(
-        default=32, metadata={"help": "Sequences in one forward pass of one device; decides speed and memory only."}
-    )
-    compile: bool = field(default=False, metadata={"help": "torch.compile the model."})
-    gradient_checkpointing: bool = field(default=False, metadata={"help": "Recompute activations in the backward."})
-    checkpoint_seconds: float = field(
-        default=600.0, metadata={"help": "A checkpoint to resume from at least this often (wall seconds)."}
-    )
-    async_checkpoints: bool = field(
-        default=True, metadata={"help": "Write checkpoints in a thread, from a copy in the host's memory."}
-    )
-    log_steps: int = field(default=10, metadata={"help": "A line in log.jsonl every this many steps."})
-    train_loss_window: float = field(
-        default=0.05, metadata={"help": "The final training loss is the mean over this last share of the tokens."}
-    )
-    eval_sequences: Count = field(
-        default=Count(16384),
-        metadata={"help": "Held-out sequences of an evaluation; the record has its standard error."},
-    )
-    eval_tokens: list[Count] = field(
-        default_factory=list,
-        metadata={"help": "Evaluate when this many tokens are trained, too (trunk and branches), into the log."},
-    )
-    release_tokens: list[Count] = field(
-        default_factory=list,
-        metadata={"help": "Leave an intermediate model with its record when the trunk has trained this many tokens."},
-    )
-    max_skipped_steps: int = field(
-        default=10, metadata={"help": "Stop as diverged after this many non-finite steps in a row."}
-    )
-    trackers: list[str] = field(
-        default_factory=list, metadata={"help": "tensorboard, trackio, wandb or another of Accelerate's trackers."}
-    )
-    progress: bool = field(default=True, metadata={"help": "Show a progress bar."})
-    profile_steps: list[int] = field(
-        default_factory=list,
-        metadata={"help": "`FIRST LAST`: a profiler's trace of the steps from FIRST up to before LAST."},
-    )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Print the plan and the cost of the run, make one step, leave nothing."}
-    )
-    push_to_hub: str | None = field(
-        default=None, metadata={"help": "Push branches as they finish: hf://ORGANISATION, or a folder."}
-    )
-    private: bool = field(default=False, metadata={"help": "Repositories that pushing makes are private."})
-    license: str | None = field(
-        default=None, metadata={"help": "Licence of the models, such as apache-2.0; default: the cards name none."}
-    )
+def _whole(value: int | float | str) -> int:
+    with suppress(ValueError):
+        if (count := parse_count(value)).is_integer():
+            return int(count)
+    raise ValueError("it must be a whole number of at least 0, such as 2000000, 2e6, 2M or 0.5B")
 
 
-@dataclass
-class ModelArguments:
-    d_model: int = field(default=512, metadata={"help": "Width of the residual stream."})
-    experts: int = field(default=1, metadata={"help": "Experts per block; 1 is a dense model."})
-    n_blocks: int | None = field(default=None, metadata={"help": "Blocks; default d_model / 64."})
-    n_heads: int | None = field(default=None, metadata={"help": "Attention heads; default d_model / 64."})
-    capacity_factor: float = field(
-        default=1.0, metadata={"help": "Expert capacity in training, times tokens / experts; 0 trains dropless."}
-    )
-    capacity_group_tokens: Count | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens that compete for an expert's places, and that the balance loss is counted over; default: "
-            f"{CAPACITY_GROUP_TOKENS}, or the micro-batch of the first start where that is smaller."
-        },
-    )
-    balance_loss: float = field(default=0.01, metadata={"help": "Coefficient of the load-balancing loss."})
-    z_loss: float = field(default=0.001, metadata={"help": "Coefficient of the router z-loss."})
-    attention_precision: Literal["float32", "compute"] = field(
-        default="float32", metadata={"help": "Precision of attention under autocast; compute: the autocast's own."}
-    )
-    final_norm: bool = field(
-        default=False, metadata={"help": "Normalise before the head, which the paper's runs do not."}
-    )
-    initialization: Literal["paper", "normal"] = field(
-        default="paper", metadata={"help": "Initial weights: the paper's truncated normal, or normal with std 0.02."}
-    )
+Count = Annotated[int, BeforeValidator(_whole)]  # may be written as 2_000_000, 2e6, 2M or 0.5B
+PositiveCount = Annotated[Count, Field(gt=0)]
+Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None or name not in cls.model_fields}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any, info: ValidationInfo) -> Any:
+        """Values are words, one or a list of them: those of a flag, or as they stand in a YAML file."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        words = [str(word) for word in value] if isinstance(value, (list, tuple)) else value
+        if get_origin(kind) is list:
+            return words if isinstance(words, list) else [str(words)]
+        if isinstance(words, list):
+            if not words and kind is bool:  # --run.compile
+                return True
+            if len(words) != 1:
+                raise ValueError("it must be one value")
+            return words[0]
+        return words if words is None else str(words)
+
+
+class RunArguments(_Section):
+    """How a run is executed, and where its results go."""
+
+    output_dir: Annotated[str, _must("name a folder for this run", bool)] = ""
+    """Folder of this run: trunk, branches, checkpoints, logs."""
+    sweep: Annotated[
+        str,
+        _must(
+            "be at most 32 letters, digits, '.', '_' and '-': it names repositories",
+            lambda name: re.match(NAME_PATTERN, name) and len(name) <= 32,
+        ),
+    ] = "run"
+    """Name of the sweep that the run belongs to."""
+    seed: int = 0
+    """Seed of the weights and of the data order."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Autocast precision; weights stay fp32."""
+    micro_batch_sequences: PositiveInt = 32
+    """Sequences in one forward pass of one device; affects speed and memory only."""
+    compile: bool = False
+    """torch.compile the model."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    checkpoint_seconds: PositiveFloat = 600.0
+    """Write a checkpoint to resume from at least this often (wall seconds)."""
+    async_checkpoints: bool = True
+    """Write checkpoints in a thread, from a copy in host memory."""
+    log_steps: PositiveInt = 10
+    """Write a line to log.jsonl every this many steps."""
+    train_loss_window: Share = 0.05
+    """The final training loss is the mean over this last share of the tokens."""
+    eval_sequences: PositiveCount = 16384
+    """Held-out sequences of an evaluation; the record has its standard error."""
+    eval_tokens: list[PositiveCount] = []
+    """Also evaluate after this many training tokens (trunk and branches), into the log."""
+    release_tokens: list[PositiveCount] = []
+    """Save an intermediate model with its record when the trunk has trained this many tokens."""
+    max_skipped_steps: PositiveInt = 10
+    """Stop as diverged after this many consecutive non-finite steps."""
+    trackers: list[str] = []
+    """tensorboard, trackio, wandb or another of Accelerate's trackers."""
+    progress: bool = True
+    """Show a progress bar."""
+    profile_steps: Annotated[
+        list[int],
+        _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1])),
+    ] = []
+    """`FIRST LAST`: write a profiler trace of the steps from FIRST up to, but not including, LAST."""
+    dry_run: bool = False
+    """Print the plan and the cost of the run, make one step, and write nothing."""
+    push_to_hub: str | None = None
+    """Push branches as they finish: hf://ORGANISATION, or a folder."""
+    private: bool = False
+    """Create private repositories when pushing."""
+    license: (
+        Annotated[
+            str,
+            _must(
+                "be a licence identifier of the Hub, such as apache-2.0, mit, cc-by-4.0 or other",
+                LICENSES.__contains__,
+            ),
+        ]
+        | None
+    ) = None
+    """Licence of the models, such as apache-2.0; default: the cards name none."""
+
+
+class ModelArguments(_Section):
+    """The architecture and its losses."""
+
+    d_model: PositiveInt = 512
+    """Width of the residual stream."""
+    experts: PositiveInt = 1
+    """Experts per block; 1 is a dense model."""
+    n_blocks: PositiveInt | None = Field(None, validate_default=True)
+    """Blocks; default d_model / 64."""
+    n_heads: PositiveInt | None = Field(None, validate_default=True)
+    """Attention heads; default d_model / 64."""
+    capacity_factor: NonNegativeFloat = PAPER.capacity_factor
+    """Expert capacity in training, times tokens / experts; 0 trains dropless."""
+    capacity_group_tokens: PositiveCount | None = None
+    """Consecutive tokens over which expert capacity and the balance loss are counted; default: 16384, or the
+    micro-batch of the first start if that is smaller."""
+    balance_loss: NonNegativeFloat = PAPER.balance_loss
+    """Coefficient of the load-balancing loss."""
+    z_loss: NonNegativeFloat = PAPER.z_loss
+    """Coefficient of the router z-loss."""
+    attention_precision: Literal["float32", "compute"] = "float32"
+    """Precision of attention under autocast; compute: that of the autocast."""
+    final_norm: bool = False
+    """Normalise before the head, which the paper's runs do not."""
+    initialization: Literal["paper", "normal"] = "paper"
+    """Initial weights: the paper's truncated normal, or normal with std 0.02."""
+
+    @field_validator("n_heads")
+    @classmethod
+    def _width_fits(cls, n_heads: int | None, info: ValidationInfo) -> int | None:
+        if (width := info.data.get("d_model")) is None:  # refused already
+            return n_heads
+        if width % 64 and (n_heads is None or info.data.get("n_blocks", 0) is None):
+            raise ValueError(
+                f"model.d_model: {width}; it must be a multiple of 64 unless n_blocks and n_heads are given"
+            )
+        heads = n_heads or width // 64
+        if width % heads or width // heads % 2:
+            raise ValueError(
+                f"model.d_model: {width}; it must give each of the {heads} heads an even number of dimensions, for "
+                "rotary embedding"
+            )
+        return n_heads
 
     @property
     def name(self) -> str:
@@ -132,104 +214,155 @@ class ModelArguments:
         return size_name(self.d_model, self.experts, self.n_blocks or by_rule, self.n_heads or by_rule)
 
 
-@dataclass
-class DataArguments:
-    dataset: str = field(
-        default="HuggingFaceFW/fineweb-edu", metadata={"help": "Dataset on the Hub, or a local folder or file."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Its configuration, such as sample-10BT."})
-    revision: str | None = field(
-        default=None,
-        metadata={"help": "Commit, branch or tag of the dataset; default: the newest commit at the first start."},
-    )
-    split: str = field(default="train", metadata={"help": "The split to train on."})
-    validation_split: str | None = field(
-        default=None,
-        metadata={"help": "The held-out split; default: documents of `split` chosen by the hash of their id."},
-    )
-    held_out_per_mille: int = field(
-        default=10, metadata={"help": "Documents of `split` held out, in thousandths, without a validation_split."}
-    )
-    text_column: str = field(default="text", metadata={"help": "The column with the text."})
-    tokenizer: str = field(default="openai-community/gpt2", metadata={"help": "Fast tokenizer: Hub name or folder."})
-    tokenizer_revision: str | None = field(
-        default=None, metadata={"help": "Commit, branch or tag of the tokenizer; default as for the dataset."}
-    )
-    sequence_length: int = field(default=512, metadata={"help": "Tokens of a training sequence."})
-    train_tokens: Count | None = field(
-        default=None,
-        metadata={"help": "Use only the first so many tokens of the dataset, and repeat them; default: all."},
-    )
-    shuffle_window: Count = field(
-        default=Count(1 << 16),
-        metadata={"help": "Sequences that are shuffled together; training starts when the first window is tokenised."},
-    )
-    order: Literal["shuffled", "stored"] = field(
-        default="shuffled",
-        metadata={"help": "shuffled: text is drawn across all files; stored: files are read one after the other."},
-    )
-    order_seed: int = field(
-        default=0, metadata={"help": "Seed of the order shuffled; held-out text has the same order for every seed."}
-    )
-    cache_dir: str = field(default="token-cache", metadata={"help": "Folder of the token caches."})
+class DataArguments(_Section):
+    """What is trained on, how it is tokenised and in which order it is read."""
+
+    dataset: str = PAPER.dataset
+    """Dataset on the Hub, or a local folder or file."""
+    dataset_config: str | None = None
+    """Its configuration, such as sample-10BT."""
+    revision: str | None = None
+    """Commit, branch or tag of the dataset; default: the newest commit at the first start."""
+    split: str = "train"
+    """The split to train on."""
+    validation_split: str | None = None
+    """The held-out split; default: documents of `split` chosen by the hash of their id."""
+    held_out_per_mille: int = 10
+    """Documents of `split` held out, in thousandths, without a validation_split."""
+    text_column: str = "text"
+    """The column with the text."""
+    tokenizer: str = PAPER.tokenizer
+    """Fast tokenizer: Hub name or folder."""
+    tokenizer_revision: str | None = None
+    """Commit, branch or tag of the tokenizer; default as for the dataset."""
+    sequence_length: PositiveInt = PAPER.sequence_length
+    """Tokens of a training sequence."""
+    train_tokens: PositiveCount | None = None
+    """Use only the first so many tokens of the dataset, and repeat them; default: all."""
+    shuffle_window: PositiveCount = 1 << 16
+    """Sequences that are shuffled together; training starts when the first window is tokenised."""
+    order: Literal["shuffled", "stored"] = "shuffled"
+    """shuffled: text is drawn across all files; stored: files are read one after the other."""
+    order_seed: int = 0
+    """Seed of the order `shuffled`; held-out text has the same order for every seed."""
+    cache_dir: str = "token-cache"
+    """Folder of the token caches."""
+
+    @field_validator("held_out_per_mille")
+    @classmethod
+    def _holds_some_out(cls, value: int, info: ValidationInfo) -> int:
+        if not 0 < value < 1000 and info.data.get("validation_split") is None:
+            raise ValueError("it must lie between 0 and 1000")
+        return value
 
 
-@dataclass
-class ScheduleArguments:
-    tokens: list[Count] = field(
-        default_factory=lambda: [Count("2B")],
-        metadata={"help": "Training tokens. Several make branches of one trunk, each with a decay of its own."},
-    )
-    warmup_tokens: Count = field(default=Count("130M"), metadata={"help": "Tokens of linear warm-up."})
-    decay_fraction: float = field(default=0.2, metadata={"help": "Share of a run's tokens that decays to 0."})
-    batch_ramp: list[str] = field(
-        default_factory=lambda: [f"{stage.from_tokens}:{stage.sequences}" for stage in PAPER.batch_ramp],
-        metadata={"help": "Stages `from_tokens:sequences` of the global batch."},
-    )
+class ScheduleArguments(_Section):
+    """Lengths in tokens, and the batch ramp."""
+
+    tokens: Annotated[list[PositiveCount], Field(min_length=1)] = [2_000_000_000]
+    """Training tokens. Several make branches of one trunk, each with a decay of its own."""
+    warmup_tokens: Count = PAPER.warmup_tokens
+    """Tokens of linear warmup."""
+    decay_fraction: Share = PAPER.decay_fraction
+    """Share of a run's tokens over which the learning rate decays to 0."""
+    batch_ramp: list[str] = [f"{stage.from_tokens}:{stage.sequences}" for stage in PAPER.batch_ramp]
+    """Stages `from_tokens:sequences` of the global batch."""
+
+    @field_validator("batch_ramp")
+    @classmethod
+    def _is_a_ramp(cls, stages: list[str]) -> list[str]:
+        try:
+            BatchRamp(_stages(stages), sequence_length=1)
+        except ValueError as error:
+            raise ValueError(f"schedule.{error}") from None
+        return stages
 
     def stages(self) -> list[RampStage]:
         """The parsed batch ramp."""
-        stages = []
-        for stage in self.batch_ramp:
-            start, colon, sequences = stage.partition(":")
-            if not colon:
-                raise ValueError(f"{stage!r} is not a stage; write from_tokens:sequences, such as 0.5B:256")
-            stages.append(RampStage(int(Count(start)), int(Count(sequences))))
-        return stages
+        return _stages(self.batch_ramp)
 
 
-@dataclass
-class OptimizerArguments:
-    learning_rate: float | None = field(default=None, metadata={"help": "Peak learning rate; default: by the law."})
-    learning_rate_law: str = field(
-        default="code",
-        metadata={
-            "help": "The law of the peak learning rate: a reading of the paper's (code, paper), or a JSON file."
-        },
-    )
-    learning_rate_scale: float = field(
-        default=1.0, metadata={"help": "Multiplies the law's rate, say for other batch sizes than the paper's."}
-    )
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = field(default=0.1, metadata={"help": "AdamW's decay."})
-    decay_all: bool = field(
-        default=True,
-        metadata={"help": "Decay every parameter, as the paper's runs do; else only matrices, no router."},
-    )
-    gradient_clip: float = field(default=0.1, metadata={"help": "Global L2 norm of the gradient; 0 does not clip."})
+def _stages(stages: list[str]) -> list[RampStage]:
+    try:
+        pairs = [stage.split(":") for stage in stages]
+        return [RampStage(_whole(start), _whole(sequences)) for start, sequences in pairs]
+    except ValueError:
+        raise ValueError(
+            f"batch_ramp: {stages}; it must be stages from_tokens:sequences, such as 0:128 0.5B:256"
+        ) from None
 
 
-@dataclass(frozen=True)
-class TrainingArguments:
+class OptimizerArguments(_Section):
+    """AdamW and its peak learning rate."""
+
+    learning_rate: PositiveFloat | None = None
+    """Peak learning rate; default: by the law."""
+    learning_rate_law: str = "code"
+    """The law of the peak learning rate: a reading of the paper's (code, paper), or a JSON file."""
+    learning_rate_scale: PositiveFloat = 1.0
+    """Multiplies the law's rate, for example for other batch sizes than the paper's."""
+    beta1: Share = PAPER.beta1
+    """Decay rate of the first moment."""
+    beta2: Share = PAPER.beta2
+    """Decay rate of the second moment."""
+    epsilon: PositiveFloat = PAPER.epsilon
+    """Added to the root of the second moment."""
+    weight_decay: NonNegativeFloat = PAPER.weight_decay
+    """AdamW's weight decay."""
+    decay_all: bool = PAPER.decay_all
+    """Decay every parameter, as the paper's runs do; else only matrices, not the router."""
+    gradient_clip: NonNegativeFloat = PAPER.gradient_clip
+    """Maximum L2 norm of the gradient; 0 does not clip."""
+
+    @field_validator("learning_rate_law")
+    @classmethod
+    def _is_a_law(cls, name: str) -> str:
+        try:
+            LearningRateLaw.named(name)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"it must be {' or '.join(READINGS)}, or the file of a law ({error})") from None
+        return name
+
+
+class TrainingArguments(_Section):
     """Everything that decides a run."""
 
-    run: RunArguments
-    model: ModelArguments
-    data: DataArguments
-    schedule: ScheduleArguments
-    optimizer: OptimizerArguments
+    run: RunArguments = RunArguments()
+    model: ModelArguments = ModelArguments()
+    data: DataArguments = DataArguments()
+    schedule: ScheduleArguments = ScheduleArguments()
+    optimizer: OptimizerArguments = OptimizerArguments()
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any, info: ValidationInfo) -> Any:
+        return value
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> TrainingArguments:
+        """One line for each problem that joins fields of several sections."""
+        size = self.run.micro_batch_sequences
+        problems = [
+            f"run.micro_batch_sequences: {size}; it must divide the batch of {stage.sequences} sequences from "
+            f"{stage.from_tokens} tokens on"
+            for stage in self.schedule.stages()
+            if stage.sequences % size
+        ]
+        branch = self.schedule_at(peak=1.0).branch
+        for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
+            try:
+                check()
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def replaced(self, **sections: dict[str, Any]) -> TrainingArguments:
+        """With other values of some fields, such as `replaced(run={"seed": 1})`; they are not checked again."""
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=fields) for name, fields in sections.items()}
+        )
 
     def batch_ramp(self) -> BatchRamp:
         return BatchRamp(self.schedule.stages(), self.data.sequence_length)
@@ -247,8 +380,8 @@ class TrainingArguments:
         """With `model.capacity_group_tokens` filled in where it was not given: by `tokens`, or as at a first start."""
         if self.model.capacity_group_tokens is not None:
             return self
-        group = Count(tokens or min(CAPACITY_GROUP_TOKENS, self.micro_batch_tokens))
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, capacity_group_tokens=group))
+        group = tokens or min(CAPACITY_GROUP_TOKENS, self.micro_batch_tokens)
+        return self.replaced(model={"capacity_group_tokens": group})
 
     def holds_whole_groups(self, micro_batch_sequences: int | None = None) -> bool:
         """Whether a micro-batch (by default the run's) holds whole capacity groups, or needs none.
@@ -264,7 +397,7 @@ class TrainingArguments:
         """Raises ConfigurationError where a micro-batch does not hold whole capacity groups; says what would."""
         if self.holds_whole_groups():
             return
-        group, length = self.model.capacity_group_tokens, self.data.sequence_length
+        group, length = self.model.capacity_group_tokens or 0, self.data.sequence_length
         raise ConfigurationError(
             f"model.capacity_group_tokens: {group}; a micro-batch ({self.run.micro_batch_sequences} sequences of "
             f"{length} tokens) must hold whole groups: make the group smaller ({self.micro_batch_tokens} or a divisor "
@@ -273,7 +406,7 @@ class TrainingArguments:
         )
 
     def check_processes(self, processes: int, micro_batch_sequences: int | None = None) -> None:
-        """Raises ConfigurationError where so many processes cannot share the micro-batches of every batch equally."""
+        """Raises ConfigurationError if so many processes cannot share the micro-batches of every batch equally."""
         size = micro_batch_sequences or self.run.micro_batch_sequences
         for stage in self.schedule.stages():
             if stage.sequences // size % processes:
@@ -282,11 +415,11 @@ class TrainingArguments:
                     f"sequences into a number of micro-batches that {processes} processes cannot share equally"
                 )
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain values, as YAML and JSON take them."""
-        return to_plain(self)
+        return self.model_dump()
 
-    def flat(self) -> dict:
+    def flat(self) -> dict[str, Any]:
         """`section.field` to value, of the kinds that a tracker takes."""
         return {
             f"{section}.{name}": value if isinstance(value, (int, float, str, bool)) else str(value)
@@ -295,26 +428,9 @@ class TrainingArguments:
         }
 
     def save(self, path: Path) -> None:
-        from hub.plain.atomic import write_bytes
-
+        """Write the configuration as YAML; `reading.parse_command_line` reads it back as it was."""
         write_bytes(path, yaml.safe_dump(self.to_dict(), sort_keys=False).encode())
 
 
-def to_plain(value):
-    """A section, or anything in it, as YAML and JSON take it."""
-    if dataclasses.is_dataclass(value):
-        value = dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [to_plain(item) for item in value]
-    return int(value) if isinstance(value, Count) else value
-
-
-SECTIONS = {
-    "run": RunArguments,
-    "model": ModelArguments,
-    "data": DataArguments,
-    "schedule": ScheduleArguments,
-    "optimizer": OptimizerArguments,
-}
+SECTIONS = {"run": RunArguments, "model": ModelArguments, "data": DataArguments}
+SECTIONS |= {"schedule": ScheduleArguments, "optimizer": OptimizerArguments}

@@ -4,30 +4,26 @@
     paper/d1024-E8        the recipe with one of the 51 configurations of the paper's listing: size, E, tokens
     selective-decay, …    recipes that differ from the paper's; one YAML file each in `configs/presets`
 
-`python -m training.configuration.presets` lists them; with `show NAME` it prints a whole configuration.
+`python -m training.presets` lists them; with `show NAME` it prints a whole configuration.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
 import yaml
 
-from hub.plain.units import format_count
+from hub.record.names import size_name
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.listing import ROWS
-from training.configuration.arguments import ConfigurationError, ModelArguments
+from training.configuration.arguments import ConfigurationError
 
 PAPER = "paper"
 FOLDER = Path(__file__).parents[1] / "configs" / "presets"
-
-app = typer.Typer(help="List and show the presets of train.py.", invoke_without_command=True)
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,8 @@ def listing() -> dict[str, Listed]:
         tokens.setdefault(row.architecture, set()).update(round(billions * 1e9) for billions in row.tokens)
     found = {}
     for arch in sorted(tokens, key=lambda a: (a.n_active, a.experts)):
-        size = ModelArguments(arch.d_model, arch.experts, arch.n_blocks, arch.n_heads).name
-        found[f"{PAPER}/{size}"] = Listed(f"{PAPER}/{size}", arch, tuple(sorted(tokens[arch])))
+        name = f"{PAPER}/{size_name(arch.d_model, arch.experts, arch.blocks, arch.heads)}"
+        found[name] = Listed(name, arch, tuple(sorted(tokens[arch])))
     return found
 
 
@@ -73,17 +69,23 @@ def names() -> list[str]:
     return [PAPER, *recipes(), *listing()]
 
 
-def sections(preset: str | list[str]) -> dict[str, dict]:
+def sections(preset: str | list[str]) -> dict[str, Any]:
     """What a preset sets, by section; of several, the later win.
 
     Raises:
         ConfigurationError: there is no preset of that name; the message has the nearest ones.
     """
-    merged: dict[str, dict] = {}
-    for name in preset if isinstance(preset, list) else [preset]:
-        for section, fields in _one(name).items():
-            merged.setdefault(section, {}).update(fields)
-    return merged
+    return merged(*(_one(name) for name in (preset if isinstance(preset, list) else [preset])))
+
+
+def merged(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Sections of fields as one, of which the later win. A section that is none is left for validation to refuse."""
+    sections: dict[str, Any] = {}
+    for name, fields in (item for layer in layers for item in layer.items() if item[0] != "preset"):
+        before = sections.setdefault(name, {})
+        if isinstance(before, dict):
+            sections[name] = {**before, **fields} if isinstance(fields, dict) else fields
+    return sections
 
 
 def _one(name: str) -> dict[str, dict]:
@@ -99,65 +101,5 @@ def _one(name: str) -> dict[str, dict]:
     near = near or difflib.get_close_matches(str(name), names(), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join([PAPER, *recipes()])}, and"
     raise ConfigurationError(
-        f"preset: no preset is named {name!r}; {hint} `python -m training.configuration.presets` lists them all"
+        f"preset: no preset is named {name!r}; {hint} `python -m training.presets` lists them all"
     )
-
-
-@app.callback()
-def show_list(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
-) -> None:
-    """List the presets: the recipes, and the paper's 51 configurations with their sizes and tokens."""
-    if context.invoked_subcommand:
-        return
-    if as_json:
-        print(json.dumps([_row(listed) for listed in listing().values()], indent=1))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{len(listing())} configurations of the paper, {sum_of_runs()} runs")
-    for heading in ("preset", "N_act", "N_total", "E", "blocks", "heads", "tokens of its runs"):
-        is_text = heading in ("preset", "tokens of its runs")
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading == "preset")
-    for listed in listing().values():
-        arch = listed.architecture
-        counts = [format_count(arch.n_active), format_count(arch.n_total)]
-        counts += [str(value) for value in (arch.experts, arch.n_blocks, arch.n_heads)]
-        table.add_row(listed.name, *counts, ", ".join(format_count(tokens) for tokens in listed.tokens))
-    Console().print(table)
-    print(f"recipes: {PAPER} (the defaults), {', '.join(recipes())}")
-
-
-def sum_of_runs() -> int:
-    """Runs in the listing, each of its own size, E and tokens."""
-    return sum(len(listed.tokens) for listed in listing().values())
-
-
-def _row(listed: Listed) -> dict:
-    arch = listed.architecture
-    shape = {name: getattr(arch, name) for name in ("d_model", "experts", "n_blocks", "n_heads")}
-    return {
-        "preset": listed.name,
-        "n_active": arch.n_active,
-        "n_total": arch.n_total,
-        **shape,
-        "tokens": list(listed.tokens),
-    }
-
-
-@app.command()
-def show(preset: Annotated[list[str], typer.Argument(help="Presets, the later winning.")]) -> None:
-    """Print the whole configuration that a preset gives, as YAML."""
-    from training.configuration.reading import from_dict
-
-    try:
-        arguments = from_dict({"preset": preset, "run": {"output_dir": "runs/NAME"}}).with_capacity_group()
-    except ConfigurationError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    print(yaml.safe_dump(arguments.to_dict(), sort_keys=False), end="")
-
-
-if __name__ == "__main__":
-    app()

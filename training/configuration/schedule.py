@@ -52,16 +52,16 @@ class Schedule:
         end_step = self.ramp.steps(target_tokens)
         if end_step < 2:
             raise ValueError(
-                f"schedule.tokens: {target_tokens} tokens are {end_step} steps; at least 2 steps of "
-                f"{self.ramp.sequences(0) * self.ramp.sequence_length} tokens are needed"
+                f"schedule.tokens: {target_tokens}; it must be at least 2 steps of "
+                f"{self.ramp.sequences(0) * self.ramp.sequence_length} tokens"
             )
         tokens = self.ramp.tokens(end_step)
         decay_step = min(self.ramp.steps(tokens * (1 - self.decay_fraction)), end_step - 1)
         branch_point_tokens = self.ramp.tokens(decay_step)
         if branch_point_tokens < self.warmup_tokens:
             raise ValueError(
-                f"schedule.warmup_tokens: {self.warmup_tokens} tokens of warm-up end after the decay of the run of "
-                f"{target_tokens} tokens begins ({branch_point_tokens}); allowed are at most {branch_point_tokens}"
+                f"schedule.warmup_tokens: {self.warmup_tokens}; it must be at most {branch_point_tokens}, where the "
+                f"decay of the run of {target_tokens} tokens begins"
             )
         return Branch(target_tokens, decay_step, end_step, branch_point_tokens, tokens)
 

@@ -127,7 +127,7 @@ def _first(pins: Iterable[Pin], kind: str, name: str, asked: str | None) -> Pin 
 
 
 def _with(arguments: TrainingArguments, pins: list[Pin]) -> TrainingArguments:
-    return replace(arguments, data=replace(arguments.data, **{FIELDS[pin.kind]: pin.commit for pin in pins}))
+    return arguments.replaced(data={FIELDS[pin.kind]: pin.commit for pin in pins})
 
 
 def _is_commit(revision: str | None) -> bool:

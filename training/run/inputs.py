@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments, to_plain
+from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.data import parts
 from training.data.builder import GrowingCache
 from training.data.cache import open_cache
@@ -87,7 +87,7 @@ def _started(arguments: TrainingArguments) -> dict | None:
     there = yaml.safe_load(path.read_text()) or {}
     # What a version from before a field was there did is the field's default; but its capacity group was a
     # micro-batch, and it read files as they are stored.
-    before = {name: to_plain(cls()) | there.get(name, {}) for name, cls in SECTIONS.items()}
+    before = {name: fields | there.get(name, {}) for name, fields in TrainingArguments().to_dict().items()}
     if "order" not in there.get("data", {}):
         before["data"]["order"] = "stored"
     if "capacity_group_tokens" not in there.get("model", {}):

@@ -221,8 +221,7 @@ def _run(sweep: str, folder: Path, values: dict, listed: dict, point: dict) -> S
     try:
         arguments = from_dict(sections)
         name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
-        arguments.run.output_dir = str(folder / name)
-        return SweepRun(name, folder / name, settled(arguments))
+        return SweepRun(name, folder / name, settled(arguments.replaced(run={"output_dir": str(folder / name)})))
     except ConfigurationError as error:
         size = {name: value for name, value in sections.get("model", {}).items() if name in ("d_model", "experts")}
         raise ConfigurationError(f"run {size or 'of the sweep'}: {error}") from error

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.size.listing import ROWS, published_design
+from training import presets as presets_command
 from training.configuration import presets
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict, parse_command_line
@@ -62,7 +63,7 @@ def test_every_listed_configuration_has_a_name():
     listing = presets.listing()
     assert len(listing) == 51
     assert {listed.architecture for listed in listing.values()} == {row.architecture for row in ROWS}
-    assert presets.sum_of_runs() == len(published_design().tokens) == 270
+    assert sum(len(listed.tokens) for listed in listing.values()) == len(published_design().tokens) == 270
     for name, listed in listing.items():
         arguments = from_dict({"preset": name, **OUT})
         assert architecture(arguments.model, 50257) == listed.architecture
@@ -135,7 +136,7 @@ def test_presets_lose_to_yaml_and_yaml_to_flags(tmp_path):
         ("paper/d1024-E64", "did you mean .*paper/d1024-E8"),
         ("paper/d1408-E8", "did you mean .*paper/d1408-b21-h11-E8"),
         ("papr", "did you mean paper"),
-        (7, "no preset is named 7.*python -m training.configuration.presets"),
+        (7, "no preset is named 7.*python -m training.presets"),
     ],
 )
 def test_an_unknown_preset_is_refused_with_the_nearest(name, message):
@@ -145,18 +146,18 @@ def test_an_unknown_preset_is_refused_with_the_nearest(name, message):
 
 def test_the_list_and_a_whole_configuration_are_printed():
     runner = CliRunner()
-    shown = runner.invoke(presets.app, [])
+    shown = runner.invoke(presets_command.app, [])
     assert shown.exit_code == 0
     assert "paper/d1408-b21-h11-E8" in shown.output
-    rows = json.loads(runner.invoke(presets.app, ["--json"]).output)
+    rows = json.loads(runner.invoke(presets_command.app, ["--json"]).output)
     assert len(rows) == 51
     assert (
         next(row for row in rows if row["preset"] == "paper/d1024-E32")["n_active"]
         == 2 * 1024 * 50257 + 13 * 16 * 1024**2
     )
-    whole = yaml.safe_load(runner.invoke(presets.app, ["show", "paper/d512-E8"]).output)
+    whole = yaml.safe_load(runner.invoke(presets_command.app, ["show", "paper/d512-E8"]).output)
     given = from_dict({"preset": "paper/d512-E8", "run": {"output_dir": "runs/NAME"}})
     assert whole == given.with_capacity_group().to_dict()
-    paper = yaml.safe_load(runner.invoke(presets.app, ["show", "paper"]).output)
+    paper = yaml.safe_load(runner.invoke(presets_command.app, ["show", "paper"]).output)
     assert paper["model"]["capacity_group_tokens"] == 16_384
-    assert runner.invoke(presets.app, ["show", "nothing"]).exit_code == 2
+    assert runner.invoke(presets_command.app, ["show", "nothing"]).exit_code == 2

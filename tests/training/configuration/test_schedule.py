@@ -120,7 +120,7 @@ def test_a_ramp_that_makes_no_sense_is_refused(stages, message):
 
 def test_a_run_too_short_for_its_warmup_is_refused():
     schedule = Schedule(BatchRamp([RampStage(0, 4)], 128), warmup_tokens=10_000, decay_fraction=0.2, peak=1.0)
-    with pytest.raises(ValueError, match=r"schedule.warmup_tokens: 10000 .* at most 8192"):
+    with pytest.raises(ValueError, match=r"schedule\.warmup_tokens: 10000; it must be at most 8192"):
         schedule.branch(10_240)
     with pytest.raises(ValueError, match="at least 2 steps"):
         schedule.branch(600)

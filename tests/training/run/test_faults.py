@@ -278,8 +278,8 @@ def test_out_of_memory_says_which_micro_batch_fits(tiny, monkeypatch):
     _limit_to_one_sequence(run, monkeypatch)
     with pytest.raises(OutOfMemory, match=r"out of memory with run.micro_batch_sequences 4 .*; 1 fits .tried"):
         run.execute()
-    arguments.run.micro_batch_sequences, arguments.run.gradient_checkpointing = 1, True
-    finish(arguments)  # what was advised is not refused
+    advised = arguments.replaced(run={"micro_batch_sequences": 1, "gradient_checkpointing": True})
+    finish(advised)  # what was advised is not refused
 
 
 def test_out_of_memory_advises_nothing_that_a_resume_refuses(tiny, monkeypatch):

@@ -46,7 +46,9 @@ def test_a_fitted_law_sets_the_rate_and_is_named_by_its_numbers(tmp_path):
 
 def test_more_experts_get_a_lower_rate():
     def rate(experts):
-        return peak_learning_rate(OptimizerArguments(), architecture(ModelArguments(512, experts), 50257))[0]
+        return peak_learning_rate(
+            OptimizerArguments(), architecture(ModelArguments(d_model=512, experts=experts), 50257)
+        )[0]
 
     assert rate(16) == pytest.approx(rate(1) / 2)  # E to the power of -0.25
 

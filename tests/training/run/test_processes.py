@@ -51,19 +51,17 @@ def assert_close(one, other):
 
 def test_two_processes_train_what_one_trains(tiny, tmp_path):
     """With capacity: the capacity groups are the same, so the dropped tokens are."""
-    one, two = tiny(), tiny(run__output_dir=str(tmp_path / "two"))
     # Two processes share the micro-batches of a step, so there must be an even number of them.
-    for arguments in (one, two):
-        arguments.run.micro_batch_sequences = 1
+    one = tiny(run__micro_batch_sequences=1)
+    two = one.replaced(run={"output_dir": str(tmp_path / "two")})
     assert Run(one).execute() == 0
     launch(two, 2)
     assert_close(results(one), results(two))
 
 
 def test_a_run_goes_on_with_another_number_of_processes(tiny, tmp_path):
-    whole, resumed = tiny(), tiny(run__output_dir=str(tmp_path / "resumed"))
-    for arguments in (whole, resumed):
-        arguments.run.micro_batch_sequences = 1
+    whole = tiny(run__micro_batch_sequences=1)
+    resumed = whole.replaced(run={"output_dir": str(tmp_path / "resumed")})
     assert Run(whole).execute() == 0
     launch(resumed, 2, "--schedule.tokens", "1280")
     launch(resumed, 1)
