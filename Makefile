@@ -1,45 +1,70 @@
-# make demo        the whole loop on this machine: corpus, sweep, release, fit, query, use (about 10 minutes)
-# make demo FAST=1 the same, smaller, in about a minute
-# make test        the tests; `make test-slow` those that take minutes
+# make demo          the whole loop on this machine: corpus, sweep, release, fit, query, use (about 10 minutes)
+# make demo FAST=1   the same, smaller, in about a minute
+# make test          the tests; `make test-slow` those that take minutes
+# make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them
-# make resolve     that all extras can be installed together under constraints.txt (nothing is installed)
-# make check-all   lint, resolve, test, test-slow, test-clients, demo FAST=1: all that can be checked on one machine
-# make report      the report on our own runs again, from their records
-# make lint        ruff and mypy
-# make bench       the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
-#                  FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_DATASET=, BENCH_TOKENIZER=: data
-#                  that is not shipped here; what needs it is skipped or made without
-# PYTHON=… chooses the interpreter (3.10 or newer), PIP_FLAGS=… is passed to pip.
+# make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
+# make resolve       check that all extras install together under constraints.txt (nothing is installed)
+# make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
+# make check-all     all of these, with demo FAST=1
+# make report        docs/report.md again, from the records of our runs
+# make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
+#                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_DATASET=, BENCH_TOKENIZER=: data
+#                    that is not shipped here; what needs it is skipped or made without
+#
+# PYTHON=… chooses the interpreter (3.10 or newer). PIP_FLAGS=… goes to every install, for example
+# PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu". Installs with uv where there is one, else with pip.
 
 PYTHON ?= python3
 VENV ?= .venv
+LIGHT ?= .venv-light
 CLIENTS ?= .venv-clients
+FRESH ?= .venv-dist
 PIP_FLAGS ?=
+UV ?= $(shell command -v uv 2>/dev/null)
 BIN := $(VENV)/bin
 # A worker for each core, which takes tests over when it has none left; each holds torch, about 1 GB.
 PARALLEL := -n logical --maxprocesses 8 --dist worksteal
-PIP = -m pip install --disable-pip-version-check $(PIP_FLAGS)
+# As pip does: the newest version that constraints.txt allows, from whichever index has it.
+export UV_INDEX_STRATEGY ?= unsafe-best-match
+
+# $(call venv,FOLDER) makes an empty environment; $(call install,FOLDER) starts the command that installs into it.
+ifeq ($(UV),)
+venv = $(PYTHON) -m venv $(1)
+install = $(1)/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+else
+venv = $(UV) venv --quiet --allow-existing --python $(PYTHON) $(1)
+install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
+endif
 
 BENCHMARKS := query_speed fit_speed clark_routing model_speed checkpoints data_pipeline hub_releases
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-clients resolve check-all report lint bench clean
+.PHONY: setup python demo test test-slow test-light test-clients lint resolve dist check-all report bench clean
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, not " + sys.version.split()[0] + "; set PYTHON=" if sys.version_info < (3, 10) else 0)'
-	@echo "Setting up $(VENV) (a minute or two)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(PIP) -qq torch==2.13.0 -e '.[dev]' -c constraints.txt
+
+$(VENV)/.ready: pyproject.toml constraints.txt | python
+	@echo "Setting up $(VENV): torch and the other packages, a minute or two"
+	@$(call venv,$(VENV))
+	$(call install,$(VENV)) torch==2.13.0 -e '.[dev]' -c constraints.txt
+	@touch $@
+
+# What `pip install .` brings, and what runs the tests.
+$(LIGHT)/.ready: pyproject.toml constraints.txt | python
+	@$(call venv,$(LIGHT))
+	$(call install,$(LIGHT)) -e . hypothesis pytest pytest-timeout -c constraints.txt
 	@touch $@
 
 # As a user of a release has them: without this project.
-$(CLIENTS)/.ready: constraints.txt docs/releasing.md
-	@echo "Setting up $(CLIENTS) (a few minutes)"
-	@$(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python $(PIP) -qq torch==2.13.0 $$(sed -n 's/^pip install //p' docs/releasing.md | tr -d "'") -c constraints.txt
+$(CLIENTS)/.ready: constraints.txt docs/releasing.md | python
+	@echo "Setting up $(CLIENTS): torch, lm-eval and PEFT, a few minutes"
+	@$(call venv,$(CLIENTS))
+	$(call install,$(CLIENTS)) torch==2.13.0 $$(sed -n 's/^pip install //p' docs/releasing.md | tr -d "'") -c constraints.txt
 	@touch $@
 
 demo: setup
@@ -51,28 +76,39 @@ test: setup
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m slow
 
+test-light: $(LIGHT)/.ready
+	$(LIGHT)/bin/python -m pytest -m light tests/test_light.py
+
 test-clients: setup $(CLIENTS)/.ready
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/release/test_other_tools.py
-
-# explorer: gradio[mcp] and plotly, for an extra that is planned.
-resolve: setup
-	@$(BIN)/python $(PIP) -q --dry-run torch==2.13.0 '.[dev,trackers]' 'gradio[mcp]' plotly -c constraints.txt
-
-check-all:
-	$(MAKE) lint
-	$(MAKE) resolve
-	$(MAKE) test
-	$(MAKE) test-slow
-	$(MAKE) test-clients
-	$(MAKE) demo FAST=1
-
-report: setup
-	$(BIN)/scaling-law report docs/results --into docs/report.md
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# explorer: gradio[mcp] and plotly, for an extra that is planned.
+resolve: setup
+	@$(call install,$(VENV)) --quiet --dry-run torch==2.13.0 '.[dev]' 'gradio[mcp]' plotly -c constraints.txt
+
+dist: setup
+	rm -rf dist $(FRESH)
+	$(BIN)/python -m build .
+	@$(call venv,$(FRESH))
+	$(call install,$(FRESH)) dist/*.whl -c constraints.txt
+
+check-all:
+	$(MAKE) lint
+	$(MAKE) resolve
+	$(MAKE) test-light
+	$(MAKE) test
+	$(MAKE) test-slow
+	$(MAKE) test-clients
+	$(MAKE) dist
+	$(MAKE) demo FAST=1
+
+report: setup
+	$(BIN)/scaling-law report docs/results --into docs/report.md
 
 bench: setup
 	@for name in $(BENCHMARKS); do \
@@ -82,4 +118,4 @@ bench: setup
 	@$(BIN)/python -m benchmarks.render --results $(BENCH_RESULTS) --page $(BENCH_PAGE)
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) demo-output demo-output-fast
+	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(FRESH) dist demo-output demo-output-fast

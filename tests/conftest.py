@@ -1,4 +1,7 @@
-"""Settings for every test (nothing leaves the machine), and the fixtures of a run that takes a second."""
+"""Settings for every test (nothing leaves the machine), and the fixtures of a run that takes a second.
+
+The fixtures import what they use, so that this file also loads where torch and pyarrow are not installed.
+"""
 
 import os
 import random
@@ -14,14 +17,8 @@ os.environ.update(
 )
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
-
-from training.configuration.reading import from_dict
-from training.data.text import TextSource
-from training.data.tokenizer import train_tokenizer
 
 settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
 settings.load_profile("untimed")
@@ -39,10 +36,13 @@ def make_documents(count: int, seed: int) -> list[str]:
 
 
 def write_dataset(folder, documents_by_split: dict[str, list[str]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
     folder.mkdir(parents=True, exist_ok=True)
     for split, documents in documents_by_split.items():
         columns = {"text": documents, "id": [f"<urn:uuid:{split}-{i}>" for i in range(len(documents))]}
-        pq.write_table(pa.table(columns), folder / f"{split}-00000-of-00001.parquet")
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{split}-00000-of-00001.parquet")
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +54,9 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(corpus, tmp_path_factory):
+    from training.data.text import TextSource
+    from training.data.tokenizer import train_tokenizer
+
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(TextSource(str(corpus)).documents(), 300, folder, progress=False)
     return folder
@@ -68,6 +71,7 @@ def token_caches(tmp_path_factory):
 @pytest.fixture
 def tiny(corpus, tokenizer_folder, token_caches, tmp_path):
     """A function: arguments of a tiny run, with changes such as {"model.experts": 1}."""
+    from training.configuration.reading import from_dict
 
     def build(**changes):
         values = {

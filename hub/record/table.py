@@ -3,7 +3,7 @@
 The JSON lines are the truth: a record is there exactly as in its `run.json`. The parquet file is for viewers, pandas
 and DuckDB: nested fields become columns with a prefix (`schedule_horizon_tokens`, `dataset_id`), fields without fixed
 names (`versions`, `weights_sha256`, the batch ramp, and everything the schema does not know) are JSON text. Both are
-read back to the same records.
+read back to the same records. Without pyarrow (the extra `parquet`) only the JSON lines are written.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -121,13 +122,22 @@ def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Pat
     """Write `runs.parquet` and `runs.jsonl` into `folder`, each atomically, the JSON lines (the truth) last.
 
     Returns:
-        The paths of the JSON lines and of the parquet file.
+        The paths of the JSON lines and of the parquet file, which is removed where pyarrow is not installed.
     """
     listed = list(records)
     jsonl, parquet = Path(folder) / JSONL_NAME, Path(folder) / PARQUET_NAME
-    atomic.write_bytes(parquet, to_parquet(listed))
+    table = to_parquet(listed)
+    if table is None:
+        parquet.unlink(missing_ok=True)
+    else:
+        atomic.write_bytes(parquet, table)
     atomic.write_bytes(jsonl, to_jsonl(listed))
     return jsonl, parquet
+
+
+def viewer_file() -> str:
+    """The file of an index written here that viewers should read: parquet where pyarrow is installed."""
+    return PARQUET_NAME if find_spec("pyarrow") else JSONL_NAME
 
 
 def to_jsonl(records: Iterable[RunRecord]) -> bytes:
@@ -135,8 +145,13 @@ def to_jsonl(records: Iterable[RunRecord]) -> bytes:
     return "".join(record.to_json() + "\n" for record in records).encode()
 
 
-def to_parquet(records: Iterable[RunRecord]) -> bytes:
-    """The records as a parquet file with the schema's columns, also for columns that are null throughout."""
+def to_parquet(records: Iterable[RunRecord]) -> bytes | None:
+    """The records as a parquet file with the schema's columns, also for columns that are null throughout.
+
+    None without pyarrow: an index then has no parquet file, rather than an old one.
+    """
+    if viewer_file() != PARQUET_NAME:
+        return None
     import pyarrow
     import pyarrow.parquet
 

@@ -18,7 +18,7 @@ from hub.plain.metadata import metadata_of, updated, with_metadata
 from hub.plain.units import format_count
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.record.table import PARQUET_NAME
+from hub.record.table import viewer_file
 from hub.release.card_tables import place_in_sweep, prediction_of, repo_table, run_table, sweep_table
 from hub.release.licenses import checked_license
 
@@ -220,7 +220,7 @@ def sweep_card(
         f"parameters, tokens and experts is fitted to, as in {PAPER}."
     )
     shown = runs[:_MAX_TABLE_ROWS]
-    rest = [f"… and {len(runs) - len(shown)} more rows in `{PARQUET_NAME}`."] if len(runs) > len(shown) else []
+    rest = [f"… and {len(runs) - len(shown)} more rows in `{viewer_file()}`."] if len(runs) > len(shown) else []
     parts = [
         f"# {escaped(title or f'Runs of {sweep}')}",
         lead,
@@ -238,7 +238,7 @@ def sweep_card(
         "language": language,
         "tags": [*TAGS, *(f"sweep:{name}" for name in names)],
         "pretty_name": f"Runs of {sweep}",
-        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": PARQUET_NAME}]}],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": viewer_file()}]}],
     }
     return with_metadata(metadata, parts)
 
@@ -344,8 +344,7 @@ the argument out."""
 
 def _index_example(repo: str | None) -> str:
     if repo is None or not _DATASET_ID.fullmatch(repo):  # a local store: a folder in the place of the data set
-        forms = f"`runs.jsonl` has one record per line, `{PARQUET_NAME}` one per row"
-        return f"{forms}; `scaling_law.load_runs(folder)` reads either."
+        return "`runs.jsonl` has one record per line; `scaling_law.load_runs(folder)` reads them."
     return f"""```python
 from datasets import load_dataset
 

@@ -73,7 +73,7 @@ def push_index(
 
     store.check_visibility(sorted({repo_name(record) for record in new}), index_name(sweep))
 
-    def change(present: Present) -> dict[str, bytes]:
+    def change(present: Present) -> dict[str, bytes | None]:
         there, unreadable = split_rows(present.get(JSONL_NAME, b""))
         merged = merge(there, new)
         _refuse_shared_weights(merged)
@@ -86,7 +86,7 @@ def push_index(
             text = _default_card(store, sweep, merged, old, license)
         check_metadata(text)
         check_secrets({CARD_NAME: text.encode()})
-        return {CARD_NAME: text.encode(), PARQUET_NAME: to_parquet(merged), JSONL_NAME: lines}
+        return {CARD_NAME: text.encode(), **_parquet(present, merged), JSONL_NAME: lines}
 
     count = f"{len(new)} run{'s' if len(new) != 1 else ''}"
     return store.update("dataset", index_name(sweep), (JSONL_NAME, CARD_NAME), change, f"Add {count} to the index")
@@ -303,8 +303,8 @@ def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> Branches:
 
 
 def rebuilt_files(
-    store: Store, sweep: str, rows: list[RunRecord], kept: bytes, present: Mapping[str, bytes]
-) -> dict[str, bytes]:
+    store: Store, sweep: str, rows: list[RunRecord], kept: bytes, present: Present
+) -> dict[str, bytes | None]:
     """The files of an index with these rows, and with the lines `kept` after them; none if it has them already."""
     _refuse_shared_weights(rows)
     lines = to_jsonl(rows) + kept
@@ -312,7 +312,13 @@ def rebuilt_files(
         return {}
     text = _default_card(store, sweep, rows, present.get(CARD_NAME, b"").decode("utf-8", "replace"), None)
     check_metadata(text)
-    return {CARD_NAME: text.encode(), PARQUET_NAME: to_parquet(rows), JSONL_NAME: lines}
+    return {CARD_NAME: text.encode(), **_parquet(present, rows), JSONL_NAME: lines}
+
+
+def _parquet(present: Present, rows: list[RunRecord]) -> dict[str, bytes | None]:
+    """The rows as parquet; without pyarrow, the removal of a file that no longer fits them."""
+    table = to_parquet(rows)
+    return {PARQUET_NAME: table} if table is not None or PARQUET_NAME in present.stored() else {}
 
 
 def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:

@@ -7,7 +7,6 @@ version of the schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hub.plain.errors import NotFoundError
@@ -15,7 +14,7 @@ from hub.record.names import branch_name, index_name
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME, UnreadableRow, split_rows
 from hub.release.index import CARD_NAME, Branches, merge, read_branches, rebuilt_files
-from hub.store.base import Publication, Store
+from hub.store.base import Present, Publication, Store
 
 Key = tuple[str, str]  # of a row: run and branch
 
@@ -60,7 +59,7 @@ def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missin
         plan.apply(rows, unreadable)
         return Repair(tuple(plan.changes), tuple(plan.stays), len(plan.rows), None)
 
-    def change(present: Mapping[str, bytes]) -> dict[str, bytes]:
+    def change(present: Present) -> dict[str, bytes | None]:
         kept = plan.apply(*split_rows(present.get(JSONL_NAME, b"")))
         return rebuilt_files(store, sweep, plan.rows, kept, present)
 

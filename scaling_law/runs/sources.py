@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -117,9 +118,7 @@ def _from_file(path: Path, on_invalid: OnInvalid, problems: list[str]) -> list[M
 
         return list(pyarrow.parquet.read_table(path).to_pylist())
     if path.suffix == ".csv":
-        import pandas
-
-        return [_without_nan(row) for row in pandas.read_csv(path).to_dict("records")]
+        return _csv_rows(path)
     raise RunsError(f"{path.name}: not a table of runs; .jsonl, .parquet or .csv is read")
 
 
@@ -135,6 +134,25 @@ def _json_lines(path: Path, on_invalid: OnInvalid, problems: list[str]) -> list[
                 raise
             problems.append(str(error))
     return rows
+
+
+def _csv_rows(path: Path) -> list[Mapping[str, Any]]:
+    """Numbers where a cell reads as one, None where it is empty, text otherwise."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        rows: list[Mapping[str, Any]] = []
+        for row in reader:
+            if None in row:
+                raise RunsError(f"{path.name}: line {reader.line_num} has more columns than the first line")
+            rows.append({name: _cell(text) for name, text in row.items()})
+    return rows
+
+
+def _cell(text: str | None) -> str | float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return text
 
 
 def _json_line(path: Path, i: int, line: bytes) -> Mapping[str, Any]:

@@ -1,0 +1,103 @@
+"""What `pip install .` alone can do, without torch, transformers, datasets, pyarrow and pandas (`make test-light`).
+
+The same tests pass where everything is installed, but for the first, which is about what is not there.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hub import load_index, open_store, pull_runs, push_index, push_run
+from scaling_law import JointLaw, fit, load_runs
+from tests.hub.samples import make_record, write_safetensors
+
+pytestmark = pytest.mark.light
+RUNS = Path(__file__).parent.parent / "docs" / "results" / "runs.jsonl"
+HEAVY = ("accelerate", "datasets", "evaluate", "pandas", "psutil", "pyarrow", "tokenizers", "torch", "transformers")
+needs_light = pytest.mark.skipif(find_spec("torch") is not None, reason="all extras are installed here")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Any connection fails."""
+
+    def refuse(*address):
+        raise AssertionError(f"a connection to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def scaling_law(*words: str, status: int = 0) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "scaling_law.commands.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@needs_light
+def test_the_heavy_packages_are_not_installed():
+    assert [name for name in HEAVY if find_spec(name)] == []
+
+
+def test_the_published_law_answers():
+    table = JointLaw.published().optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True)
+    assert table.best.experts == 16
+    assert table.best.loss_interval is not None  # the draws lie in the package
+
+
+def test_a_law_is_fitted_to_json_lines_and_saved(tmp_path):
+    result = fit(load_runs(RUNS), starts=[JointLaw.published()])
+    bootstrap = result.bootstrap(n_resamples=5)
+    bootstrap.law.save_pretrained(tmp_path / "law")
+    assert JointLaw.from_pretrained(tmp_path / "law") == bootstrap.law
+
+
+def test_csv_is_read(tmp_path):
+    (tmp_path / "runs.csv").write_text("run_id,n_active,tokens,experts,loss\na,1e8,2e9,1,3.5\nb,1e8,2e9,8,3.4\n")
+    runs = load_runs(tmp_path / "runs.csv")
+    assert (list(runs.experts), list(runs.loss), runs.run_id) == ([1, 8], [3.5, 3.4], ("a", "b"))
+
+
+def test_figures_are_drawn(tmp_path):
+    scaling_law("figures", str(tmp_path))
+    assert len(list(tmp_path.glob("*.png"))) > 3
+
+
+def test_commands_answer_in_json():
+    best = json.loads(scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--json").stdout)["best"]
+    assert best["experts"] > 1
+    (row,) = json.loads(scaling_law("loss", "--n-active", "1B", "--tokens", "20B", "--json").stdout)["rows"]
+    assert 2 < row["loss"] < 3
+    assert "d_model" in scaling_law("optimal", "--help").stdout
+
+
+def test_runs_are_pushed_and_pulled_through_a_folder(tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    write_safetensors(checkpoint / "model.safetensors", [1.0] * 16)
+    (checkpoint / "config.json").write_text('{"model_type": "switch_moe", "hidden_size": 64}')
+    record, store = make_record(), open_store(tmp_path / "releases")
+    push_index(store, record.sweep, [push_run(store, checkpoint, record)])
+    (loaded,) = load_index(store, record.sweep)
+    assert loaded.run_id == record.run_id
+    ((_, folder),) = pull_runs(store, [loaded])
+    assert (folder / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    index = tmp_path / "releases" / "datasets" / f"{record.sweep}-runs" / "main"
+    assert (index / "runs.parquet").exists() == (find_spec("pyarrow") is not None)
+    assert len(load_runs(index)) == 1
+
+
+@needs_light
+def test_an_index_without_pyarrow_has_no_old_parquet_file(tmp_path):
+    store, old = open_store(tmp_path), make_record(weights_sha256=None)
+    index = tmp_path / "datasets" / "demo-runs" / "main"
+    index.mkdir(parents=True)
+    (index / "runs.parquet").write_bytes(b"of an earlier push")
+    push_index(store, "demo", [old])
+    assert sorted(path.name for path in index.iterdir() if path.is_file()) == ["README.md", "runs.jsonl"]
+    assert "path: runs.jsonl" in (index / "README.md").read_text()
