@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
 
 _SPECIAL = re.compile(r"([`*_{}\[\]#|~$@]|:(?=//)|(?<=\bwww)\.)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
@@ -21,15 +20,6 @@ def escaped(text: object, max_length: int = 200) -> str:
     # < > & " and the backslash become entities, because a backslash does not stop an HTML parser; what Markdown gives
     # a meaning (emphasis, code, links, tables, formulas, automatic links) gets a backslash.
     return _SPECIAL.sub(r"\\\1", html.escape(line, quote=True).replace("&#x27;", "'").replace("\\", "&bsol;"))
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> str:
-    """A pipe table; `header` is trusted text, every cell is escaped; columns in `right` are aligned to the right."""
-    aligned = set(right)
-    lines = ["| " + " | ".join(header) + " |"]
-    lines.append("|" + "|".join("---:" if column in aligned else "---" for column in range(len(header))) + "|")
-    lines += ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def block(name: str, text: str) -> str:

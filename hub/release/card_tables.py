@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hub.plain.markdown import table
+from hub.plain.tables import Table
 from hub.plain.units import format_count, format_decimal
 from hub.record.names import branch_name, repo_name
 from hub.record.run_record import RunRecord
@@ -20,12 +20,12 @@ _HEADER = ("Run", "Active", "Total", "E", "Tokens", "Held-out loss", "Training l
 def run_table(record: RunRecord) -> str:
     """Size, experts, tokens, losses and recipe of one run."""
     rows = [*_size_rows(record), *_result_rows(record), *_recipe_rows(record), *_cost_rows(record)]
-    return table(("", "Value"), rows)
+    return Table(("", "Value"), rows).markdown()
 
 
 def sweep_table(records: Iterable[RunRecord]) -> str:
     """One row per record."""
-    return table(_HEADER, [_row(record) for record in records], right=range(1, 7))
+    return Table(_HEADER, [_row(record) for record in records]).markdown()
 
 
 def repo_table(records: Iterable[RunRecord]) -> str:
@@ -41,7 +41,7 @@ def repo_table(records: Iterable[RunRecord]) -> str:
         )
         for record in records
     ]
-    return table(header, rows, right=(1, 2, 3))
+    return Table(header, rows).markdown()
 
 
 def place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_loss: float | None) -> str:
@@ -57,7 +57,7 @@ def place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_l
         at = next(position for position, other in enumerate(ordered) if other is record)
         near = ordered[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS + 1]
         rows = [_row(other, mark="→ " if other is record else "") for other in near]
-        parts.append(table(_HEADER, rows, right=range(1, 7)))
+        parts.append(Table(_HEADER, rows).markdown())
     return "\n\n".join(["## Its place in the sweep", *parts]) if parts else ""
 
 

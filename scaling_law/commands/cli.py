@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from hub.plain.result_table import Stacked
+from hub.plain.tables import Table, show
 from hub.plain.units import format_count, parse_bytes, parse_context, parse_count, parse_counts, parse_experts
 from scaling_law.commands import fitting as cli_fitting
 from scaling_law.commands import reports as cli_reports
@@ -23,7 +23,6 @@ from scaling_law.commands.support import (
     LawOption,
     VocabOption,
     clear_errors,
-    show,
 )
 from scaling_law.laws import ChinchillaLaw
 from scaling_law.planning.optimal_table import percentile_interval
@@ -86,9 +85,6 @@ def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
 
 
 def _loss_table(rows: list[dict[str, Any]], title: str) -> Any:
-    from rich.console import Group
-    from rich.text import Text
-
     with_interval = any(row.get("loss_interval") for row in rows)
     cells = [
         {
@@ -97,13 +93,12 @@ def _loss_table(rows: list[dict[str, Any]], title: str) -> Any:
             "E": str(row["experts"]),
             "loss": f"{row['loss']:.4f}",
             "95 %": "{:.4f}…{:.4f}".format(*row["loss_interval"]) if with_interval else "",
-            "mark": "" if row["trusted"] else "not trusted",
+            "": "" if row["trusted"] else "not trusted",
         }
         for row in rows
     ]
-    notes = dict.fromkeys(w for row in rows for w in row["warnings"])
-    shown = Stacked(cells, ("N_act", "D", "E"), ("loss", "mark"))
-    return Group(Text(title, style="dim"), shown, *(Text(f"⚠ {note}", style="yellow") for note in notes))
+    notes = tuple(dict.fromkeys(w for row in rows for w in row["warnings"]))
+    return Table.of(cells, title=title, keys=("N_act", "D", "E"), first=("loss", ""), warnings=notes)
 
 
 @app.command()

@@ -7,9 +7,10 @@ from typing import Any
 
 import typer
 
+from hub.plain.tables import show
 from hub.plain.units import parse_bytes, parse_context, parse_count, parse_counts, parse_experts
 from scaling_law.commands import support as support
-from scaling_law.commands.support import JsonOption, LawOption, VocabOption, clear_errors, show
+from scaling_law.commands.support import JsonOption, LawOption, VocabOption, clear_errors
 
 RunsArgument = typer.Argument(
     ..., help="Folder, .jsonl, .parquet, .csv, release folder, or org/sweep-runs on the Hub."

@@ -35,7 +35,8 @@ from hub import (
     run_folders,
 )
 from hub.plain.errors import FilesError, exit_status
-from hub.plain.markdown import escaped, table
+from hub.plain.markdown import escaped
+from hub.plain.tables import Table
 from hub.release.discovery import announce, check_announcement
 from hub.release.licenses import checked_license, without_license
 from hub.release.push import MAX_WORKERS
@@ -132,7 +133,7 @@ def law_section(judgement: JudgedLaw, repo: str) -> str:
             f"`{law.formula}`",
             f"{how}: root mean square error {judgement.rmse:.4f} nats per token. {escaped(status, 400)}".strip(),
             f"![Predicted against observed loss]({FIGURE})",
-            table(("Coefficient", "Value"), rows, right=(1,)),
+            Table(("Coefficient", "Value"), rows).markdown(),
             loading_code(law, place),
         ]
     )

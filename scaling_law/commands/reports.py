@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from hub.plain.tables import show
 from hub.plain.units import parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.commands import support as support
 from scaling_law.commands.support import (
@@ -17,7 +18,6 @@ from scaling_law.commands.support import (
     LawOption,
     VocabOption,
     clear_errors,
-    show,
 )
 
 LearningRateLawOption = support.learning_rate_law_option("--learning-rate-law")

@@ -8,9 +8,6 @@ that is not there, constraints nothing meets, an answer beyond the range guard w
 
 from __future__ import annotations
 
-import json
-import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -73,37 +70,6 @@ def choose_planning_law(name: str) -> ChinchillaForm:
 def optional(text: str | None, parse: Callable[[str, str], T], field: str) -> T | None:
     """Parse an option that may have been left out."""
     return None if text is None else parse(text, field)
-
-
-def show(value: Any, as_json: bool, renderable: Any) -> None:
-    """Print `value` as JSON on stdout, or the renderable for a reader."""
-    if as_json:
-        sys.stdout.write(json.dumps(_plain(value), indent=1, allow_nan=False) + "\n")
-    else:
-        print_table(renderable)
-
-
-def print_table(renderable: Any) -> None:
-    """Print what rich renders on stdout; a file or a pipe has no width that a table must be cut to."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)
-    console.print(renderable)
-
-
-def _plain(value: Any) -> Any:
-    """JSON values: arrays as lists, non-finite numbers as null."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.display import Summarised
+from hub.plain.tables import Summarised
 from scaling_law.fitting.identifiability import describe_error
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.laws import Law

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.display import literal
+from hub.plain.tables import literal
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.solver import Solutions, minimise
 from scaling_law.fitting.starts import paper_starts, scaled_starts

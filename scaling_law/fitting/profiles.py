@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hub.plain.display import Summarised
+from hub.plain.tables import Summarised
 from scaling_law.fitting.problem import make_problem
 
 if TYPE_CHECKING:

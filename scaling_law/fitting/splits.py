@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hub.plain.display import Summarised
+from hub.plain.tables import Summarised
 from hub.plain.units import format_count
 from scaling_law.fitting.fit_result import FitResult
 from scaling_law.fitting.fitting import Search, describe, fit

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.display import Summarised
+from hub.plain.tables import Summarised
 from scaling_law.laws import Law
 
 if TYPE_CHECKING:

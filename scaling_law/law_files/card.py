@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 
-from hub.plain.markdown import escaped, table
+from hub.plain.markdown import escaped
+from hub.plain.tables import Table
 from hub.plain.units import format_count
 from scaling_law.figures import law_figures as figures
 from scaling_law.figures.drawing import png
@@ -33,7 +34,7 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
         "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)); losses are in nats per token.",
         loading_code(law, repo),
         "## Coefficients",
-        table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()], right=(1,)),
+        Table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()]).markdown(),
     ]
     if law.draws is not None:
         parts.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
@@ -61,7 +62,7 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
             )
             for r in conditions.ranges
         ]
-        parts.append(table(("E", "Active parameters", "Tokens", "Tokens per parameter"), rows, right=(0, 1, 2, 3)))
+        parts.append(Table(("E", "Active parameters", "Tokens", "Tokens per parameter"), rows).markdown())
         parts.append("Outside these ranges predictions are extrapolations, and come with a warning.")
         if conditions.vocab_size is not None:
             parts.append(f"Sizes count the vocabulary of these runs, {conditions.vocab_size:,} tokens.")

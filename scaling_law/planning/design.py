@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.display import Summarised, literal
+from hub.plain.tables import Summarised, literal
 from hub.plain.units import format_count
 from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.result_table import ResultTable
+from hub.plain.tables import ResultTable
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.optimum import asked_experts, has_optimum, optimal_widths, positive, why_no_optimum

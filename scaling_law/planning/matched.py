@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hub.plain.display import html
-from hub.plain.result_table import Stacked
+from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_count
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
@@ -25,7 +24,6 @@ from scaling_law.size.architecture import HEAD_DIM, Architecture
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 Role = Literal["same FLOPs", "E times the tokens"]
 FORMAT, VERSION = "matched_experiment", 1
@@ -51,7 +49,7 @@ class MatchedModel:
 
 
 @dataclass(frozen=True)
-class MatchedPlan:
+class MatchedPlan(Summarised):
     """The models, the dense one first, and which law predicted them (`law` is its provenance and coefficients).
 
     `warnings` say how far they lie outside of what the law was fitted on.
@@ -86,9 +84,9 @@ class MatchedPlan:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not the plan of a matched experiment ({error})") from None
 
-    def table(self) -> Stacked:
+    def summary(self) -> Table:
         """For rich to print."""
-        return Stacked(
+        return Table.of(
             [
                 {
                     "E": str(model.architecture.experts),
@@ -105,16 +103,8 @@ class MatchedPlan:
             keys=("E", "tokens"),
             first=("N_act", "D", "loss"),
             title=f"{self.flops:.3g} FLOPs, the same memory: predicted losses",
+            warnings=self.warnings,
         )
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
-        yield self.table()
-        yield from (Text(f"⚠ {warning}", style="yellow") for warning in self.warnings)
-
-    def _repr_html_(self) -> str:
-        return html(self)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One line for each model: architecture, tokens, role, loss with its interval (pandas)."""

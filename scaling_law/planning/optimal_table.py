@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.display import html
-from hub.plain.result_table import Stacked
+from hub.plain.tables import Summarised, Table, as_text
 from hub.plain.units import format_bytes, format_count
 from scaling_law.size.architecture import Architecture
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import Console, ConsoleOptions, RenderResult
 
     from scaling_law.planning.constraints import Constraints
 
 FloatArray = NDArray[np.float64]
-FIRST = ("d_model", "N_act", "tokens", "loss", "mark")  # what a narrow terminal shows above the rest
+FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
 
 def percentile_interval(draws: FloatArray) -> tuple[float, float] | None:
@@ -114,7 +112,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class OptimalTable:
+class OptimalTable(Summarised):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
     Attributes:
@@ -251,25 +249,15 @@ class OptimalTable:
 
     to_pandas = to_dataframe
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
+    def summary(self) -> Table:
+        """For rich to print."""
         styles = ["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows]
         cells = [self._cells(row) for row in self.rows]
-        yield Stacked(cells, ("E",), FIRST, styles, self._headline())
-        for warning in self.warnings:
-            yield Text(f"⚠ {warning}", style="yellow")
-
-    def _repr_html_(self) -> str:
-        return html(self)
+        lines = {"title": self._headline(), "warnings": self.warnings}
+        return Table.of(cells, keys=("E",), first=FIRST, styles=styles, **lines)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=160, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get().rstrip()
+        return as_text(self)
 
     def _headline(self) -> str:
         c, parts = self.constraints, [f"{self.flops:.3g} FLOPs"]
@@ -305,7 +293,7 @@ class OptimalTable:
                 share = self.comparison.win_shares.get(row.experts)
                 cells["wins"] = "" if share is None else f"{share:.0%}"
         cells |= {"peak LR": f"{row.learning_rate:.2e}", "limited by": row.limited_by}
-        return cells | {"mark": self._mark(row)}
+        return cells | {"": self._mark(row)}
 
     def _mark(self, row: OptimalRow) -> str:
         if row is self.best:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.result_table import ResultTable
+from hub.plain.tables import ResultTable
 from hub.plain.units import format_count, parse_count, parse_experts
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.planning.constraints import Constraints

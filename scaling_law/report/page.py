@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from hub.plain import atomic
-from hub.plain.markdown import block_of, replace_block, table
+from hub.plain.markdown import block_of, replace_block
+from hub.plain.tables import Table
 from hub.plain.units import format_count
 from scaling_law.fitting.fitting import fit
 from scaling_law.laws import JointLaw
@@ -95,7 +96,7 @@ def runs_block(results: Results) -> str:
             f" Runs that differ in their seed only scatter by {deviation:.4f} nats (standard deviation, {freedom} "
             "degrees of freedom)."
         )
-    return table(header, rows, right=(0, 1, 2, 6)) + "\n\n" + said
+    return Table(header, rows).markdown() + "\n\n" + said
 
 
 def losses_block(results: Results) -> str:
@@ -109,7 +110,7 @@ def losses_block(results: Results) -> str:
         trunks.setdefault(trunk, {})[format_count(row["tokens"])] = f"{row[results.runs.loss_name]:.3f}"
     header = ("d_model", "E", "seed", "peak LR", *counts)
     cells = [(*trunk, *(losses.get(count, "") for count in counts)) for trunk, losses in trunks.items()]
-    return table(header, cells, right=range(len(header)))
+    return Table(header, cells).markdown()
 
 
 def _trained_tokens(rows: list[dict[str, Any]]) -> int:
@@ -133,7 +134,7 @@ def fit_block(results: Results) -> str:
         rows.append((name, f"{value:.4g}", f"{low:.4g} to {high:.4g}", f"{published[name]:.4g}"))
     status = " ".join(results.fitted.status.messages) or "All coefficients are determined."
     return (
-        table(("coefficient", "fitted", "95 % (trunks resampled)", "the paper's"), rows, right=(1, 2, 3))
+        Table(("coefficient", "fitted", "95 % (trunks resampled)", "the paper's"), rows).markdown()
         + f"\n\nRMSE {results.fitted.rmse:.4f} nats over {len(results.runs)} runs of mean loss "
         + f"{results.runs.loss.mean():.3f}. {status}"
     )
@@ -148,7 +149,7 @@ def residuals_block(results: Results) -> str:
         separate = fit(own, "chinchilla")
         rows.append((f"{e:g}", len(own), f"{rmse[e]:.4f}", f"{bias[e]:+.4f}", f"{separate.rmse:.4f}"))
     header = ("E", "runs", "RMSE of the joint law", "its bias", "RMSE of a Chinchilla law for this E")
-    return table(header, rows, right=range(5))
+    return Table(header, rows).markdown()
 
 
 def extrapolation_block(results: Results) -> str:
@@ -170,7 +171,7 @@ def extrapolation_block(results: Results) -> str:
             )
         )
     header = ("held out", "fitted / predicted", "RMSE, joint law", "its bias", "RMSE, Chinchilla for each E", "spread")
-    return table(header, rows, right=range(1, 6))
+    return Table(header, rows).markdown()
 
 
 def isoflop_block(results: Results) -> str:
@@ -191,7 +192,7 @@ def isoflop_block(results: Results) -> str:
             for p in profiles
         ]
     header = ("FLOPs", "E", "best N_act", "D/N_act there", "loss", "against dense")
-    return table(header, rows, right=range(6))
+    return Table(header, rows).markdown()
 
 
 def all_findings(results: Results) -> list[Finding]:
@@ -213,7 +214,7 @@ def all_findings(results: Results) -> list[Finding]:
 def findings_block(results: Results) -> str:
     """Claim, verdict, evidence."""
     rows = [(f.name, f.claim, f.verdict, f"{f.share:.1%}", f.evidence) for f in all_findings(results)]
-    return table(("", "claim", "on these runs", "share", "evidence"), rows, right=(3,))
+    return Table(("", "claim", "on these runs", "share", "evidence"), rows).markdown()
 
 
 def learning_rates_block(results: Results) -> str:
@@ -234,7 +235,7 @@ def learning_rates_block(results: Results) -> str:
         f"- {name}: ln LR = {law.intercept:.3f} {law.slope_n:+.3f} ln N {law.slope_e:+.3f} ln E, RMSE {law.rmse:.2f}"
         for name, law in (("E = 1 and 8", some), ("all models", every))
     )
-    return table(header, rows, right=range(6)) + "\n\n" + laws
+    return Table(header, rows).markdown() + "\n\n" + laws
 
 
 def matched_block(results: Results) -> str:
@@ -275,7 +276,7 @@ def matched_block(results: Results) -> str:
         "",
         "against dense",
     )
-    return table(header, rows, right=(0, 2, 3, 4, 5, 6))
+    return Table(header, rows).markdown()
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {

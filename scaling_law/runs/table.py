@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.display import literal
+from hub.plain.tables import literal
 from scaling_law.laws.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.trunks import OWN, cluster_columns, trunks_of
 from scaling_law.size.architecture import (

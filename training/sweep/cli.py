@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from scaling_law.commands.support import print_table
+from hub.plain.tables import print_table
 from training.configuration.arguments import ConfigurationError
 from training.sweep.file import Sweep
 from training.sweep.plan import plan_sweep, plan_table

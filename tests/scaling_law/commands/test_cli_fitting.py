@@ -116,7 +116,7 @@ def test_next_runs(shell, law):
     assert 1 <= len(found["runs"]) <= 3
     assert all(0.8 * run["tokens"] >= 150_000 for run in found["runs"])
     assert found["deviation_after"] < found["deviation_before"]
-    assert "each longer than its warm-up of 150k tokens" in shell(*words).output
+    assert "each longer than its warm-up of 150K tokens" in shell(*words).output
     longer = json.loads(shell(*words, "--warmup", "10M", "--json").output)
     assert all(0.8 * run["tokens"] >= 10e6 for run in longer["runs"])
 

@@ -1,0 +1,288 @@
+"""Tables: the same rows for a terminal of any width, a notebook, a Markdown page, and JSON for a pipe.
+
+A result gives rows of cells (`Table(header, rows)`) or of named values (`Table.of`). The names of this project's
+fields get their label and format here (`n_active` is shown as N_act, 1.72B): a quantity looks the same everywhere.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hub.plain.markdown import escaped
+from hub.plain.units import UNKNOWN, format_bytes, format_count, format_flops
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+PIPE_WIDTH = 160  # columns where there is no terminal: tables in a file or a pipe are not cut to one
+_SHOWN = 60  # rows that a terminal or a notebook shows of a `ResultTable`
+_PADDING = 3  # columns of the terminal that a border and two spaces take
+_TEXT_WIDTH = 40  # a column of longer texts is folded before a table is split
+
+LABELS = {
+    "experts": "E",
+    "n_active": "N_act",
+    "n_total": "N_total",
+    "tokens_per_parameter": "D/N",
+    "memory_bytes": "memory",
+    "flops": "FLOPs",
+    "trusted": "",
+    "token_ratio": "tokens to match",
+    "dense_n": "dense N",
+    "dense_tokens": "dense D",
+    "dense_loss": "dense loss",
+}
+FORMATS: dict[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("n_active", "n_total", "tokens", "dense_n", "dense_tokens"), format_count),
+    **dict.fromkeys(("loss", "dense_loss", "eval_loss", "train_loss", "rmse"), "{:.4f}".format),
+    "experts": "{:g}".format,
+    "d_model": "{:.0f}".format,
+    "flops": format_flops,
+    "token_ratio": "{:.3g}".format,
+    "gain": "{:+.4f}".format,
+    "memory_bytes": format_bytes,
+    "tokens_per_parameter": format_count,
+    "trusted": lambda trusted: "" if trusted else "not trusted",
+}
+_INFINITE = {"flops": "not reached", "memory_bytes": ""}
+
+
+def cell(name: str, value: object) -> str:
+    """The text of a value in the column `name`; a text is shown as it is, None as "–", a NaN as nothing."""
+    if value is None or isinstance(value, str):
+        return UNKNOWN if value is None else str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return _INFINITE.get(name, "∞" if value > 0 else "-∞") if math.isinf(value) else ""
+    if name in FORMATS:
+        return FORMATS[name](value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header; without a header the first column names what the others hold.
+
+    In a terminal too narrow for it a table becomes several below each other: nothing is cut or left out. Columns of
+    numbers are aligned to the right, long texts are folded.
+
+    Args:
+        header: names of the columns, or () for none.
+        rows: cells; what is not a text is shown as `cell` shows it.
+        title, notes, warnings: a line above; lines below.
+        keys: names of the columns that tell rows apart, repeated in every part of a split table; default: the first.
+        first: names of the columns that the first part has at least, besides the keys.
+        styles: rich's style of each row, if any.
+        total: the cells of a last row, set apart.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    title: str | None = None
+    keys: Sequence[str] | None = None
+    first: Sequence[str] = ()
+    styles: Sequence[str] = ()
+    total: Sequence[object] = ()
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, object]], **options: Any) -> Table:
+        """From mappings of field to value, all with the same fields; columns without any text are left out."""
+        names = list(rows[0]) if rows else []
+        cells = [[cell(name, row[name]) for name in names] for row in rows]
+        shown = [i for i in range(len(names)) if any(row[i] for row in cells)]
+        header = [LABELS.get(names[i], names[i]) for i in shown]
+        return cls(header, [[row[i] for i in shown] for row in cells], **options)
+
+    def markdown(self) -> str:
+        """A pipe table. The header is trusted text, every cell is escaped."""
+        cells, numbers = self._cells(), self._numbers()
+        lines = ["| " + " | ".join(self.header or [""] * len(numbers)) + " |"]
+        lines.append("|" + "|".join("---:" if number else "---" for number in numbers) + "|")
+        return "\n".join([*lines, *("| " + " | ".join(map(escaped, row)) + " |" for row in cells)])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich import box
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        cells, numbers, title = self._cells(), self._numbers(), self.title
+        styles = [*self.styles, *[""] * len(cells)]
+        frame = {"box": box.HEAVY_HEAD} if self.header else {"box": None, "show_header": False, "padding": (0, 2)}
+        for part in self._parts(options.max_width):
+            grid = Grid(title=title, title_justify="left", title_style="bold", header_style="bold", **frame)
+            title = None
+            for i in part:
+                whole = numbers[i] or i in self._key_columns()
+                name = Text(self.header[i]) if self.header else ""
+                grid.add_column(name, justify="right" if numbers[i] else "left", no_wrap=whole, overflow="fold")
+            for at, (row, style) in enumerate(zip(cells, styles, strict=False)):
+                if self.total and at == len(self.rows):
+                    grid.add_section()
+                grid.add_row(*(Text(row[i]) for i in part), style=style)
+            yield grid
+        yield from (Text(note, style="dim") for note in self.notes)
+        yield from (Text(f"⚠ {warning}", style="yellow") for warning in self.warnings)
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+    def _cells(self) -> list[list[str]]:
+        return [[cell("", value) for value in row] for row in [*self.rows, *([self.total] if self.total else [])]]
+
+    def _key_columns(self) -> list[int]:
+        if self.keys is None or not self.header:
+            return [0]
+        return [i for i, name in enumerate(self.header) if name in self.keys]
+
+    def _numbers(self) -> list[bool]:
+        """For each column whether it is one of numbers: most of its cells start with a digit."""
+        columns = zip(*self._cells(), strict=True) if self.rows else ([] for _ in self.header)
+        told = [[text for text in column if text.strip(f"+-{UNKNOWN}")] for column in columns]
+        return [sum(text.lstrip("+-±×∞")[:1].isdigit() for text in texts) > len(texts) / 2 for texts in told]
+
+    def _parts(self, width: int) -> list[list[int]]:
+        """The columns in groups of at most `width`, each in their order and with the keys."""
+        numbers, keys = self._numbers(), self._key_columns()
+        texts = zip(*([self.header] if self.header else []), *self._cells(), strict=True)
+        longest = [max(map(len, column)) for column in texts]
+        columns = range(len(longest))
+        whole = [numbers[i] or i in keys for i in columns]
+        wide = [_PADDING + (longest[i] if whole[i] else min(longest[i], _TEXT_WIDTH)) for i in columns]
+        if not self.header or 1 + sum(wide) <= width:
+            return [list(columns)]
+        first = [i for i in columns if self.header[i] in self.first and i not in keys]
+        parts, taken = [], list(first)
+        for i in (i for i in columns if i not in keys and i not in first):
+            if taken and 1 + sum(wide[j] for j in (*keys, *taken, i)) > width:
+                parts.append(taken)
+                taken = []
+            taken.append(i)
+        parts.append(taken)
+        return [[i for i in columns if i in keys or i in part] for part in parts]
+
+
+class Summarised:
+    """A result whose `summary()` is what rich prints of it, and what a notebook shows."""
+
+    def summary(self) -> RenderableType:
+        """For rich to print."""
+        raise NotImplementedError
+
+    def __rich__(self) -> RenderableType:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        return html(self.summary())
+
+
+class ResultTable(Summarised):
+    """What results with one value for each question share.
+
+    A subclass gives `_columns` and, in `_question`, those that say what was asked; it may give `warnings`.
+    """
+
+    _question: ClassVar[tuple[str, ...]] = ("flops", "experts")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """How far the answers extrapolate, the worst of each quantity."""
+        return ()
+
+    def _columns(self) -> dict[str, Any]:
+        """Name → array; all broadcast to one shape."""
+        raise NotImplementedError
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict of plain values for each question, in the order of the arrays."""
+        import numpy as np
+
+        names, columns = zip(*self._columns().items(), strict=True)
+        lists = [np.ravel(column).tolist() for column in np.broadcast_arrays(*columns)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True)]
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line for each question (pandas)."""
+        import pandas
+
+        return pandas.DataFrame(self.to_rows())
+
+    def summary(self) -> Table:
+        rows = self.to_rows()
+        asked = [name for name in self._question if name == "experts" or len({row[name] for row in rows}) > 1]
+        more = len(rows) - _SHOWN
+        return Table.of(
+            rows[:_SHOWN],
+            keys=[LABELS.get(name, name) for name in asked],
+            first=("FLOPs", "N_act", "tokens", "loss", "memory", ""),
+            styles=["" if row.get("trusted", True) else "dim" for row in rows[:_SHOWN]],
+            notes=[f"… {more:,} more rows: to_dataframe() has all"] if more > 0 else (),
+            warnings=self.warnings,
+        )
+
+
+def show(value: Any, as_json: bool, renderable: Any) -> None:
+    """Print `value` as JSON on stdout (`--json`), or the renderable for a reader."""
+    if as_json:
+        sys.stdout.write(json.dumps(_json_value(value), indent=1, allow_nan=False) + "\n")
+    else:
+        print_table(renderable)
+
+
+def print_table(renderable: Any) -> None:
+    """Print what rich renders on stdout; a file or a pipe has no width that a table must be cut to."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_WIDTH)
+    console.print(renderable)
+
+
+def as_text(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
+    """What rich prints, without colours."""
+    from rich.console import Console
+
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get().rstrip()
+
+
+def html(renderable: RenderableType, width: int = 120) -> str:
+    """What rich prints, at most `width` columns wide, as one `<pre>` element with inline styles.
+
+    Return it from `_repr_html_`. Text is escaped, so names that come from a file cannot add markup.
+    """
+    from rich.console import Console
+
+    # Box-drawing characters join only where the font is monospaced and the lines have no gap between them.
+    page = '<pre style="white-space:pre;overflow-x:auto;line-height:1.2;font-family:monospace">{code}</pre>'
+    console = Console(record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
+    console.print(renderable)
+    return console.export_html(inline_styles=True, code_format=page)
+
+
+def literal(value: Any) -> str:
+    """`repr` of a value as Python writes it, also where it comes from numpy: 0.5, not np.float64(0.5)."""
+    return repr(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def _json_value(value: Any) -> Any:
+    """Arrays as lists, numbers that are not finite as null."""
+    if isinstance(value, dict):
+        return {str(k): _json_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(v) for v in value]
+    if hasattr(value, "tolist"):
+        return _json_value(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
