@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hub.plain.errors import FilesError, HubError, PushErrors, exit_status, redacted
+from hub.plain import commands
+from hub.plain.errors import FilesError, HubError, PushErrors
 from hub.plain.units import format_bytes, format_count, format_decimal
 from hub.record.run_record import RunRecord
 from hub.release.discovery import announce, check_announcement
@@ -29,33 +30,26 @@ from hub.release.repair import repair_index
 from hub.store.base import Store, open_store
 from hub.store.files import release_of, run_folders, size_of
 
-app = typer.Typer(
+app = commands.App(
     name="hub",
     help="Release training runs to a folder or to the Hugging Face Hub, and fetch them.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
 # Progress and messages go to standard error, so that standard output can be piped.
 out, log = Console(), Console(stderr=True)
 
 Where = Annotated[str, typer.Option("--where", help='Filter, e.g. "E=8, D >= 1B, final".')]
-StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")]
 
 
 @app.command()
 def push(
     source: Annotated[Path, typer.Argument(metavar="RUN_OR_SWEEP", help="A folder with run.json, or one with such.")],
-    store: StoreArgument,
-    private: Annotated[bool, typer.Option("--private", help="Repositories that are made are private.")] = False,
+    store: commands.Store,
+    private: commands.Private = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
     index: Annotated[bool, typer.Option(help="Write the sweep's index at the end.")] = True,
-    tag: Annotated[str, typer.Option(help="Name for this state of the index on the Hub, e.g. v1.")] = "",
-    collection: Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")] = False,
-    license: Annotated[
-        str | None,
-        typer.Option(help="Licence of the release, e.g. apache-2.0; default: what a run's card names."),
-    ] = None,
+    tag: commands.Tag = "",
+    collection: commands.Collection = False,
+    license: commands.License = None,
     workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="Runs that are pushed at the same time.")] = 4,
 ) -> None:
     """Release a run's folder, or every run below a sweep's folder, and then the sweep's index.
@@ -111,7 +105,7 @@ def _list(store: Store, sweep: str, records: list[RunRecord], license: str | Non
 
 @app.command()
 def pull(
-    store: StoreArgument,
+    store: commands.Store,
     sweep: Annotated[str, typer.Argument(help="The sweep's name.")],
     to: Annotated[Path, typer.Option("--to", help="Folder to fetch into.")],
     where: Where = "final",
@@ -131,7 +125,7 @@ def pull(
 
 @app.command()
 def runs(
-    store: StoreArgument,
+    store: commands.Store,
     sweep: Annotated[str | None, typer.Argument(help="The sweep's name; without one, the sweeps are listed.")] = None,
     where: Where = "",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the index.")] = None,
@@ -157,7 +151,7 @@ def runs(
 
 @app.command()
 def repair(
-    store: StoreArgument,
+    store: commands.Store,
     sweep: Annotated[str, typer.Argument(help="The sweep's name.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and write nothing.")] = False,
     drop_missing: Annotated[
@@ -261,10 +255,5 @@ def _progress() -> Progress:
 
 
 def main() -> None:
-    """Entry point: an error is one line on standard error, with the exit status of `hub.plain.errors.exit_status`."""
-    try:
-        app()
-    except (HubError, OSError) as error:
-        text = " ".join(redacted(str(error)).split())
-        log.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
-        raise SystemExit(exit_status(error)) from None
+    """`python -m hub`."""
+    app(prog_name="python -m hub")

@@ -9,7 +9,6 @@ shard and compares its checksum; `--status` only says what is there.
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,16 +18,17 @@ from filelock import Timeout
 from rich.console import Console
 from rich.table import Table
 
+from hub.plain.commands import App, Version
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.reading import parse_command_line, read_yaml
-from training.data.cache import CorruptCacheError, TokenCache, open_cache
+from training.data.cache import TokenCache, open_cache
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
 from training.run.inputs import held_out_source, text_sources, tokens_needed
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-_SECTION_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+app = App(single=True)
+_SECTION_FLAGS = {"help_option_names": ["-h", "--help"], "allow_extra_args": True, "ignore_unknown_options": True}
 
 
 @dataclass(frozen=True)
@@ -129,29 +129,20 @@ def main(
     status: Annotated[bool, typer.Option("--status", help="Build nothing; say what is there.")] = False,
     check: Annotated[bool, typer.Option("--verify", help="Compare the sha256 of every shard.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="That tokenise; default: one per core.")] = None,
+    version: Version = False,
 ) -> None:
     """Build the token caches of a run. Further flags are those of train.py: --section.field value."""
     console = Console()
-    try:
-        # This command makes no run: a folder for one need not be named. One that is there pins the data.
-        folder = ((read_yaml(config).get("run") or {}) if config else {}).get("output_dir") or "unused"
-        flags = ["--run.output_dir", folder, *(["--config", config] if config else []), *context.args]
-        arguments = parse_command_line(flags)
-        every = parts(arguments, everything)
-        for part in every if not status else ():
-            fill(part, processes, arguments.run.progress)
-        console.print(report(every))
-        if check:
-            console.print(f"{verify(every, arguments.run.progress)} shards are as they were written")
-    except (ConfigurationError, ValueError) as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
-    except (CorruptCacheError, OSError) as error:
-        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(3) from error  # as train.py
-    except KeyboardInterrupt:
-        console.print("interrupted; start it again to go on after the last whole shard")
-        sys.exit(130)
+    # This command makes no run: a folder for one need not be named. One that is there pins the data.
+    folder = ((read_yaml(config).get("run") or {}) if config else {}).get("output_dir") or "unused"
+    flags = ["--run.output_dir", folder, *(["--config", config] if config else []), *context.args]
+    arguments = parse_command_line(flags)
+    every = parts(arguments, everything)
+    for part in every if not status else ():
+        fill(part, processes, arguments.run.progress)
+    console.print(report(every))
+    if check:
+        console.print(f"{verify(every, arguments.run.progress)} shards are as they were written")
 
 
 if __name__ == "__main__":

@@ -8,18 +8,17 @@ from typing import Annotated
 import typer
 import yaml
 
+from hub.plain.commands import App, Json, Version
+from hub.plain.tables import Table, print_table
 from hub.plain.units import format_count
-from training.configuration.arguments import ConfigurationError
 from training.configuration.presets import PAPER, listing, recipes
 from training.configuration.reading import from_dict
 
-app = typer.Typer(help="List and show the presets of train.py.", invoke_without_command=True)
+app = App(help="List and show the presets of train.py.", invoke_without_command=True, no_args_is_help=False)
 
 
 @app.callback()
-def show_list(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
-) -> None:
+def show_list(context: typer.Context, as_json: Json = False, version: Version = False) -> None:
     """List the presets: the recipes, and the paper's 51 configurations with their sizes and tokens."""
     if context.invoked_subcommand:
         return
@@ -33,31 +32,23 @@ def show_list(
         ]
         print(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     runs = sum(len(listed.tokens) for listed in listing().values())
-    table = Table(title=f"{len(listing())} configurations of the paper, {runs} runs")
-    for heading in ("preset", "N_act", "N_total", "E", "blocks", "heads", "tokens of its runs"):
-        is_text = heading in ("preset", "tokens of its runs")
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading == "preset")
+    title = f"{len(listing())} configurations of the paper, {runs} runs"
+    header = ("preset", "N_act", "N_total", "E", "blocks", "heads", "tokens of its runs")
+    rows = []
     for listed in listing().values():
         arch = listed.architecture
         counts = [format_count(arch.n_active), format_count(arch.n_total)]
         counts += [str(value) for value in (arch.experts, arch.n_blocks, arch.n_heads)]
-        table.add_row(listed.name, *counts, ", ".join(format_count(tokens) for tokens in listed.tokens))
-    Console().print(table)
+        rows.append([listed.name, *counts, ", ".join(format_count(tokens) for tokens in listed.tokens)])
+    print_table(Table(header, rows, title=title))
     print(f"recipes: {PAPER} (the defaults), {', '.join(recipes())}")
 
 
 @app.command()
 def show(preset: Annotated[list[str], typer.Argument(help="Presets; the later win.")]) -> None:
     """Print the whole configuration that a preset gives, as YAML."""
-    try:
-        arguments = from_dict({"preset": preset, "run": {"output_dir": "runs/NAME"}}).with_capacity_group()
-    except ConfigurationError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+    arguments = from_dict({"preset": preset, "run": {"output_dir": "runs/NAME"}}).with_capacity_group()
     print(yaml.safe_dump(arguments.to_dict(), sort_keys=False), end="")
 
 

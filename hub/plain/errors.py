@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
 # none, because an underscore follows within a few letters.
 _TOKEN = re.compile(r"\b(?:hf_(?:oauth_|jwt_|app_)?|api_org_)[A-Za-z0-9]{16,}")
-# Of a path that a user named; an AccessError is a PermissionError, too.
-_WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 
 
 class HubError(Exception):
-    """Base class of what `hub` raises on purpose."""
+    """Base class of what `hub` raises on purpose; `exit_status` is that of a command it ends."""
+
+    exit_status = 1
 
 
 class RecordError(HubError, ValueError):
     """A run record, or a file of them, that breaks the schema. The message names field, value and what is allowed."""
 
+    exit_status = 2
+
 
 class FilesError(HubError, ValueError):
     """A folder that cannot be released as it is: a file is missing, too large, unreadable, or holds a secret."""
+
+    exit_status = 2
 
 
 class ConflictError(HubError):
@@ -45,9 +49,13 @@ class IntegrityError(HubError):
 class NotFoundError(HubError, LookupError):
     """A repository, revision or file that the store does not have."""
 
+    exit_status = 2
+
 
 class AccessError(HubError, PermissionError):
     """No token, a token that the Hub does not accept, no permission, or a quota that is used up."""
+
+    exit_status = 2
 
 
 class UnavailableError(HubError, ConnectionError):
@@ -69,6 +77,8 @@ class PushErrors(HubError):
     `failures` has (run id, error) of each, `pushed` the records of those that succeeded.
     """
 
+    exit_status = 4
+
     def __init__(self, failures: Sequence[tuple[str, BaseException]], pushed: list[RunRecord]) -> None:
         self.failures, self.pushed = list(failures), pushed
         runs_of: dict[str, list[str]] = {}  # a reason that holds for many is given once
@@ -81,20 +91,6 @@ class PushErrors(HubError):
 def _named(run_ids: Sequence[str]) -> str:
     more = f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else ""
     return ", ".join(run_ids[:3]) + more
-
-
-def exit_status(error: BaseException) -> int:
-    """The exit status of a command that ended with this error.
-
-    2: the question is wrong (what is asked for is not there, a record or file is not valid, no token or not the right
-    one, a path that cannot be); 3: the disk fails; 4: not all was pushed; 1: the store cannot be reached, or what it
-    has contradicts what was sent.
-    """
-    if isinstance(error, PushErrors):
-        return 4
-    if isinstance(error, (RecordError, FilesError, NotFoundError, *_WRONG_PATH)):
-        return 2
-    return 3 if isinstance(error, OSError) and not isinstance(error, (HubError, ConnectionError, TimeoutError)) else 1
 
 
 def contains_token(text: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from hub.plain.commands import App
 from hub.plain.tables import Table, show
 from hub.plain.units import format_count, parse_bytes, parse_context, parse_count, parse_counts, parse_experts
 from scaling_law.commands import fitting as cli_fitting
@@ -27,10 +28,7 @@ from scaling_law.commands.support import (
 from scaling_law.laws import ChinchillaLaw
 from scaling_law.planning.optimal_table import percentile_interval
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_show_locals=False,
+app = App(
     help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?",
 )
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -34,7 +34,9 @@ from hub import (
     push_runs,
     run_folders,
 )
-from hub.plain.errors import FilesError, exit_status
+from hub.plain.commands import App, Collection, License, Private, Tag, Version
+from hub.plain.commands import Store as StoreArgument
+from hub.plain.errors import FilesError
 from hub.plain.markdown import escaped
 from hub.plain.tables import Table
 from hub.release.discovery import announce, check_announcement
@@ -139,7 +141,7 @@ def law_section(judgement: JudgedLaw, repo: str) -> str:
     )
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = App(single=True)
 _out, _log = Console(), Console(stderr=True)
 _PLAIN = {"highlight": False, "markup": False, "soft_wrap": True}
 
@@ -147,38 +149,26 @@ _PLAIN = {"highlight": False, "markup": False, "soft_wrap": True}
 @app.command()
 def main(
     runs: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
-    store: Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")],
+    store: StoreArgument,
     law: Annotated[str | None, typer.Option(help="A law's folder or repository; default: fitted to the runs.")] = None,
-    license: Annotated[
-        str | None, typer.Option(help="Licence of the release, e.g. apache-2.0; default: what a run's card names.")
-    ] = None,
-    tag: Annotated[str, typer.Option(help="Name for this state of the index on the Hub, e.g. v1.")] = "",
-    collection: Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")] = False,
-    private: Annotated[bool, typer.Option("--private", help="Repositories that are made are private.")] = False,
+    license: License = None,
+    tag: Tag = "",
+    collection: Collection = False,
+    private: Private = False,
     workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="Runs that are pushed at the same time.")] = 4,
+    version: Version = False,
 ) -> None:
     """Release every finished run of a sweep, its index, and its law; started again, it goes on where it stopped.
 
     Exit status: 2 bad input, nothing was written; 4 not all of it is pushed.
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
-    try:
-        target = open_store(store, private=private)
-        check_announcement(target, tag, collection)
-        released = _Release(runs, target, checked_license(license) if license else None)
-        given = load_law(law) if law else None
-    except (HubError, OSError, ValueError) as error:
-        _stop(error, exit_status(error) if isinstance(error, HubError | OSError) else 2)
-    try:
-        released.push(given, workers)
-        released.announce(tag, collection)
-    except (HubError, OSError) as error:
-        _stop(error, exit_status(error))
-
-
-def _stop(error: Exception, status: int) -> NoReturn:
-    _log.print(f"[bold red]error:[/] {escape(' '.join(str(error).split()))}", highlight=False, soft_wrap=True)
-    raise typer.Exit(status) from None
+    target = open_store(store, private=private)
+    check_announcement(target, tag, collection)
+    released = _Release(runs, target, checked_license(license) if license else None)
+    given = load_law(law) if law else None
+    released.push(given, workers)
+    released.announce(tag, collection)
 
 
 class _Release:

@@ -1,23 +1,20 @@
 """What the commands of `scaling-law` share: choosing a law, reading quantities, printing, exit codes.
 
-Exit statuses: 0 answered; 1 answered, but not to be trusted (a fit that did not converge, a loss beyond the range
-guard), or the work failed (no network, anything unexpected); 2 the question is wrong or refused (a bad option, a file
-that is not there, constraints nothing meets, an answer beyond the range guard without --force); 3 the machine gave out
-(a full disk); 130 interrupted. What is refused prints one line on standard error and nothing else.
+`hub.plain.commands` has the exit statuses: 1 for an answer that is not to be trusted (a fit that did not converge, a
+loss beyond the range guard), 2 for a question that is refused, with one line on standard error and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import typer
 
+from hub.plain.commands import NOT_TRUSTED as NOT_TRUSTED
 from scaling_law.laws import ChinchillaForm, JointLaw, Law
 
-NOT_TRUSTED = FAILED = 1
-WRONG_QUESTION, MACHINE_GAVE_OUT = 2, 3
 T = TypeVar("T")
 
 LawOption = typer.Option(
@@ -72,23 +69,4 @@ def optional(text: str | None, parse: Callable[[str, str], T], field: str) -> T 
     return None if text is None else parse(text, field)
 
 
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turn errors into one line on stderr: exit status 2 about the question, 1 of the network, 3 of the machine."""
-    from hub.plain.errors import HubError, exit_status
-
-    try:
-        yield
-    except HubError as error:
-        _stop(error, exit_status(error))
-    except (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        _stop(error, WRONG_QUESTION)
-    except (ConnectionError, TimeoutError) as error:
-        _stop(error, FAILED)
-    except OSError as error:
-        _stop(error, MACHINE_GAVE_OUT)
-
-
-def _stop(error: Exception, status: int) -> NoReturn:
-    typer.secho(f"error: {error}", err=True, fg="red")
-    raise typer.Exit(status) from None
+clear_errors = nullcontext  # errors are mapped by hub.plain.commands

@@ -18,20 +18,24 @@ Runs of up to 32 experts hardly determine E_max: a third of the refits end at it
 
 from __future__ import annotations
 
-import argparse
 import io
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from hub.plain.atomic import write_bytes
+from hub.plain.commands import App, Version
 from scaling_law.fitting.fitting import fit
 from scaling_law.paper.published import RMSE, published_law
 from scaling_law.runs.table import Runs
 from scaling_law.size.listing import published_design
 
 N_DRAWS, SEED = 1000, 0
+
+app = App(single=True)
 
 
 def noise_level() -> float:
@@ -62,22 +66,22 @@ def make_draws(n_draws: int = N_DRAWS, seed: int = SEED) -> NDArray[np.float64]:
     return draws
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the draws of the published law again.")
-    parser.add_argument("output", type=Path, help="the .npy file to write: float64, [draws, 11]")
-    parser.add_argument("--draws", type=int, default=N_DRAWS, help="number of refits")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the simulated noise")
-    given = parser.parse_args()
-    if given.output.suffix != ".npy":
-        parser.error(f"output={str(given.output)!r}: the suffix must be .npy")
-    if given.draws < 1:
-        parser.error(f"--draws {given.draws} must be at least 1")
-    made = make_draws(given.draws, given.seed)
+@app.command()
+def main(
+    output: Annotated[Path, typer.Argument(help="The .npy file to write: float64, [draws, 11].")],
+    draws: Annotated[int, typer.Option(min=1, help="Number of refits.")] = N_DRAWS,
+    seed: Annotated[int, typer.Option(help="Of the simulated noise.")] = SEED,
+    version: Version = False,
+) -> None:
+    """Make the draws of the published law again."""
+    if output.suffix != ".npy":
+        raise ValueError(f"output={str(output)!r}: the suffix must be .npy")
+    made = make_draws(draws, seed)
     content = io.BytesIO()
     np.save(content, made, allow_pickle=False)
-    write_bytes(given.output, content.getvalue())
-    print(f"wrote {given.output}: {len(made)} draws, noise {noise_level():.5f} nats, seed {given.seed}")
+    write_bytes(output, content.getvalue())
+    print(f"wrote {output}: {len(made)} draws, noise {noise_level():.5f} nats, seed {seed}")
 
 
 if __name__ == "__main__":
-    main()
+    app()

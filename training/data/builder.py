@@ -43,6 +43,8 @@ _MAX_DEATHS = 3  # of a builder that made no shard, before it is not started aga
 class TokenBuildError(RuntimeError):
     """The tokens could not be made, for a reason outside the configuration: disk, network, memory."""
 
+    exit_status = 3
+
 
 class Stopped(Exception):
     """Nobody wants the tokens any more that were being waited for."""

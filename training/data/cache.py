@@ -38,6 +38,8 @@ _OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a fe
 class CorruptCacheError(RuntimeError):
     """A file of the token cache is missing or is not what was written. The message says which, and what to do."""
 
+    exit_status = 3
+
     def __init__(self, path: Path, what: str):
         super().__init__(f"{path} {what}; delete the folder {path.parent}, and the next start tokenises it again")
 

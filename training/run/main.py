@@ -26,14 +26,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from hub.plain import folders as files
+from hub.plain.commands import report
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Branch
 from training.data import pins
-from training.data.builder import TokenBuildError
-from training.data.cache import CorruptCacheError
 from training.run import checkpoint, memory, releaser, setup
 from training.run.checkpoint import Progress
 from training.run.checkpoint_writer import CheckpointWriter
@@ -68,12 +67,8 @@ def main(argv: list[str] | None = None) -> int:
             return dry_run(arguments)
         finishers = releaser.finishers(arguments)
         return releaser.exit_status(Run(arguments, finishers).execute(), finishers)
-    except (ConfigurationError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (OSError, memory.OutOfMemory, TokenBuildError, CorruptCacheError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+    except Exception as error:
+        return report(error)
 
 
 class Run:

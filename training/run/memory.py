@@ -13,6 +13,8 @@ from training.configuration.arguments import ConfigurationError, TrainingArgumen
 class OutOfMemory(RuntimeError):
     """A step did not fit into the memory of a device; the message names a micro-batch that does."""
 
+    exit_status = 3
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is an allocator's way of saying so, on an accelerator or on CPU."""

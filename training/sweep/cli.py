@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from hub.plain.commands import App, Json
 from hub.plain.tables import print_table
 from training.configuration.arguments import ConfigurationError
 from training.sweep.file import Sweep
@@ -23,10 +24,9 @@ from training.sweep.state import records as run_records
 from training.sweep.state import status as run_status
 from training.sweep.state import status_table
 
-app = typer.Typer(help="Plan, run and look at a sweep of training runs.", no_args_is_help=True)
+app = App(help="Plan, run and look at a sweep of training runs.")
 
 _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 _AccelerateConfig = Annotated[
     Path | None, typer.Option(help="Start runs with this file (accelerate launch --config_file).")
 ]
@@ -39,7 +39,7 @@ def plan(
         float | None, typer.Option(help="Sustained FLOP/s of one run: peak of its devices times MFU, such as 4e14.")
     ] = None,
     shards: Annotated[int, typer.Option(min=1, help="Devices that a model is cut up over (FSDP).")] = 1,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show the trunks and branches of a sweep and what they cost; nothing is run."""
     sweep = _load(sweep_file)
@@ -53,7 +53,7 @@ def plan(
 
 
 @app.command()
-def status(sweep_file: _SweepFile, as_json: _Json = False) -> None:
+def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
     """Show how far each run has come: waiting, running, finished, diverged or failed."""
     sweep = _load(sweep_file)
     if as_json:

@@ -9,7 +9,8 @@ import pytest
 
 from hub import list_published, load_index, pull_run, push_index, push_run, push_runs
 from hub.cli import main
-from hub.plain.errors import AccessError, FilesError, HubError, PushErrors, UnavailableError, exit_status
+from hub.plain.commands import status_of
+from hub.plain.errors import AccessError, FilesError, PushErrors, UnavailableError
 from hub.record.run_record import RunRecord
 from hub.store.hub import HubStore
 from hub.store.transport import Transport
@@ -155,7 +156,7 @@ def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback: Loopbac
     assert "start the same command again in an hour" in str(caught.value)
     assert loopback.api_calls().count("commit") == 4
     assert loopback.api_calls().count("preupload") == 4
-    assert exit_status(caught.value) == 4
+    assert status_of(caught.value) == 4
     loopback.faults.clear()
     assert len(push_runs(hub_store(loopback), runs)) == 8  # the same command goes on
     assert loopback.api_calls().count("commit") == 4 + 5
@@ -243,13 +244,6 @@ def test_a_hub_that_is_down_ends_a_command_with_one_line(
         status, error = run_command(monkeypatch, capsys, arguments)
         assert (status, error.count("\n")) == (1, 1)
         assert error.startswith("error: the Hub answered 503")
-
-
-def test_the_status_of_each_error() -> None:
-    assert exit_status(PushErrors([("run", FilesError("x"))], [])) == 4
-    assert exit_status(PermissionError(13, "denied")) == 2
-    assert exit_status(OSError(28, "no space left")) == 3
-    assert exit_status(HubError("x")) == exit_status(UnavailableError("x")) == 1
 
 
 def use(monkeypatch: pytest.MonkeyPatch, server: LoopbackHub) -> None:
