@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.laws import JointLaw
-from scaling_law.planning.optimum import Constraints, optimal_widths
+from scaling_law.planning.constraints import Constraints
+from scaling_law.planning.optimum import optimal_widths
 
 FloatArray = NDArray[np.float64]
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from scaling_law.fitting.learning_rate_grid import LearningRateGrid
 from scaling_law.laws import JointLaw
-from scaling_law.size.architecture import active_parameters, width_of_total
+from scaling_law.planning.matched import drawn_gain
+from scaling_law.planning.optimum import drawn_optimum
 
 FloatArray = NDArray[np.float64]
 Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be decided"]
@@ -45,35 +46,6 @@ class Finding:
         if self.share >= 0.5 + LEVEL / 2:
             return "confirmed"
         return "not confirmed: the opposite holds" if self.share <= 0.5 - LEVEL / 2 else "cannot be decided"
-
-
-@dataclass(frozen=True)
-class DrawnOptimum:
-    """Compute-optimal models under every draw of a law; arrays [n_draws, E], NaN for a draw without an optimum."""
-
-    flops: float
-    experts: FloatArray
-    n_active: FloatArray
-    tokens: FloatArray
-    loss: FloatArray
-
-
-def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> DrawnOptimum:
-    """The compute-optimal N_act, D and loss of every draw of `law`. ValueError for a law without draws.
-
-    In closed form, so for any size; `planning.drawn_optima` has widths from 64 on, and limits.
-    """
-    if law.draws is None:
-        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
-    columns = np.atleast_1d(np.asarray(experts, float))
-    n_active, tokens, loss = (np.full((len(law.draws), len(columns)), np.nan) for _ in range(3))
-    for i, draw in enumerate(law.draws):
-        try:
-            best = JointLaw(*draw).compute_optimal(flops, columns)
-        except ValueError:  # a draw whose loss does not fall with both N and D has no optimum
-            continue
-        n_active[i], tokens[i], loss[i] = best.n_active, best.tokens, best.loss
-    return DrawnOptimum(float(flops), columns, n_active, tokens, loss)
 
 
 def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[float]) -> Finding:
@@ -110,7 +82,7 @@ def better_in_memory(
     Args:
         times_tokens: train it on E times the tokens (the rule of thumb), not on those of the same budget.
     """
-    gain = memory_matched_gain(law, flops, experts, vocab_size, times_tokens)
+    gain = drawn_gain(law, flops, experts, vocab_size, times_tokens)
     low, middle, high = _interval(gain)
     spent = f"on {experts:g} times the tokens" if times_tokens else "and the same FLOPs"
     return Finding(
@@ -120,27 +92,6 @@ def better_in_memory(
         _share(gain > 0, gain),
         f"by {middle:+.4f} nats ({low:+.4f} to {high:+.4f})",
     )
-
-
-def memory_matched_gain(
-    law: JointLaw, flops: float, experts: float, vocab_size: int | None = None, times_tokens: bool = False
-) -> FloatArray:
-    """Loss of the compute-optimal dense model minus that of the MoE with its N_total, for every draw, [n_draws].
-
-    Sizes follow the d / 64 rule with fractional widths, and count the law's own vocabulary unless one is given. Nats
-    per token; NaN for a draw without an optimum.
-    """
-    dense = drawn_optimum(law, flops, (1.0,))
-    n_total = dense.n_active[:, 0]  # of a dense model, the same as N_act
-    gain = np.full(len(n_total), np.nan)
-    known = np.flatnonzero(np.isfinite(n_total))
-    vocabulary = law.vocab_size if vocab_size is None else vocab_size
-    widths = width_of_total(n_total[known], experts, vocabulary)
-    n_active = active_parameters(widths, vocab_size=vocabulary)
-    tokens = experts * dense.tokens[known, 0] if times_tokens else flops / (6 * n_active)
-    assert law.draws is not None  # `drawn_optimum` has checked it
-    gain[known] = dense.loss[known, 0] - law.evaluate(law.draws[known].T, n_active, tokens, experts)
-    return gain
 
 
 def lower_learning_rate(grid: LearningRateGrid, experts: Sequence[float] | None = None) -> Finding:
