@@ -25,7 +25,8 @@ from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.planning.constraints import positive
-from scaling_law.planning.optimum import compute_optimal, drawn_optimum
+from scaling_law.planning.drawn_optima import drawn_optimum
+from scaling_law.planning.optimum import compute_optimal
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -132,8 +133,7 @@ def drawn_gain(
     The MoE has the FLOPs of the dense model, or (`times_tokens`) E times its tokens. Nats per token; NaN for a draw
     without an optimum. ValueError for a law without draws.
     """
-    dense = drawn_optimum(law, flops, 1.0)
-    n_total, dense_tokens, loss = (values[:, 0] for values in (dense.n_active, dense.tokens, dense.loss))
+    n_total, dense_tokens, loss = (values[:, 0] for values in drawn_optimum(law, flops, 1.0))
     n_active = n_of_memory(law, n_total, experts, vocab_size)
     tokens = experts * dense_tokens if times_tokens else affordable_tokens(flops, n_active)
     assert law.draws is not None  # drawn_optimum has checked it

@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable
 from hub.plain.units import format_count
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
-from scaling_law.laws.kinds import joint_to_chinchilla
 from scaling_law.planning.constraints import Constraints, asked_experts, positive
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -33,7 +32,7 @@ from scaling_law.size.architecture import (
 )
 
 if TYPE_CHECKING:
-    from scaling_law.laws import ChinchillaForm, JointLaw
+    from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
 
@@ -91,31 +90,6 @@ def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[A
 
 
 @dataclass(frozen=True)
-class DrawnOptimum:
-    """Compute-optimal models under every draw of a law; arrays [n_draws, E], NaN for a draw without an optimum."""
-
-    n_active: FloatArray
-    tokens: FloatArray
-    loss: FloatArray
-
-
-def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> DrawnOptimum:
-    """The compute-optimal N_act, D and loss of every draw of `law`, in closed form.
-
-    ValueError for a law without draws. `uncertainty.optimum_uncertainty` has widths from 64 on, and limits.
-    """
-    if law.draws is None:
-        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
-    e, columns = np.atleast_1d(np.asarray(experts, float)), law.draws.T[..., None]
-    with np.errstate(all="ignore"):
-        coefficients = joint_to_chinchilla(columns, e)
-        n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
-        loss = law.evaluate(columns, n_active, tokens, e)
-    exists = has_optimum(coefficients)
-    return DrawnOptimum(*(np.where(exists, values, np.nan) for values in (n_active, tokens, loss)))
-
-
-@dataclass(frozen=True)
 class WidthOptimum:
     """The optimum as arrays that broadcast over budgets and E.
 
@@ -142,11 +116,22 @@ def optimal_widths(
     or an E for which the law has no optimum) the loss is infinite. ValueError if it has one for no E at all.
     """
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
-    vocab = constraints.vocab_size
     coefficients = law.chinchilla_coefficients(e)
-    exists = has_optimum(coefficients)
-    if not exists.any():
+    if not has_optimum(coefficients).any():
         raise ValueError(no_optimum(law, e))
+    return widths_of(coefficients, law.irreducible_loss, budget, e, constraints, integral)
+
+
+def widths_of(
+    coefficients: tuple[Any, Any, Any, Any],
+    constant: Any,
+    budget: FloatArray,
+    e: FloatArray,
+    constraints: Constraints,
+    integral: bool = False,
+) -> WidthOptimum:
+    """As `optimal_widths`, for the (m, μ, n, ν) and c of any number of laws; all broadcast."""
+    vocab, exists = constraints.vocab_size, has_optimum(coefficients)
     # Where there is no optimum, any falling law keeps the arithmetic finite; its answers are discarded.
     m, mu, n, nu = (np.where(exists, c, stand_in) for c, stand_in in zip(coefficients, (1, -1, 1, -1), strict=True))
     limit = constraints.width_limit(e)
@@ -154,7 +139,6 @@ def optimal_widths(
     truncated = free > limit
     width = np.maximum(np.minimum(free, limit), HEAD_DIM)
     fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
-    constant = law.irreducible_loss
 
     def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         n_active = active_parameters(d, vocab_size=vocab)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from scaling_law.fitting.learning_rate_grid import LearningRateGrid
 from scaling_law.laws import JointLaw
+from scaling_law.planning.drawn_optima import drawn_optimum
 from scaling_law.planning.matched import drawn_gain
-from scaling_law.planning.optimum import drawn_optimum
 
 FloatArray = NDArray[np.float64]
 Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be decided"]
@@ -50,8 +50,8 @@ class Finding:
 
 def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[float]) -> Finding:
     """Finding 1: at a fixed budget, more experts want fewer active parameters and more tokens each."""
-    best = drawn_optimum(law, flops, (min(experts), max(experts)))
-    ratio = best.tokens / best.n_active
+    n_active, tokens, _ = drawn_optimum(law, flops, (min(experts), max(experts)))
+    ratio = tokens / n_active
     low, middle, high = _interval(ratio[:, 1] / ratio[:, 0])
     return Finding(
         "Finding 1",
@@ -63,8 +63,8 @@ def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[flo
 
 def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
     """Finding 2: at a fixed budget, the best model of E experts is better than the best dense one."""
-    best = drawn_optimum(law, flops, (1.0, experts))
-    gain = best.loss[:, 0] - best.loss[:, 1]
+    _, _, loss = drawn_optimum(law, flops, (1.0, experts))
+    gain = loss[:, 0] - loss[:, 1]
     low, middle, high = _interval(gain)
     return Finding(
         "Finding 2",
