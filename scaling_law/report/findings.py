@@ -22,6 +22,7 @@ from scaling_law.planning.matched import drawn_gain
 FloatArray = NDArray[np.float64]
 Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be decided"]
 LEVEL = 0.95  # of the two-sided interval that a share must leave on one side
+GAIN = "by {:+.4f} nats ({:+.4f} to {:+.4f})"
 
 
 @dataclass(frozen=True)
@@ -50,28 +51,18 @@ class Finding:
 
 def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[float]) -> Finding:
     """Finding 1: at a fixed budget, more experts want fewer active parameters and more tokens each."""
-    n_active, tokens, _ = drawn_optimum(law, flops, (min(experts), max(experts)))
+    few, many = min(experts), max(experts)
+    n_active, tokens, _ = drawn_optimum(law, flops, (few, many))
+    claim = f"at {flops:.0e} FLOPs the best D/N is larger for E = {many:g} than for E = {few:g}"
     ratio = tokens / n_active
-    low, middle, high = _interval(ratio[:, 1] / ratio[:, 0])
-    return Finding(
-        "Finding 1",
-        f"at {flops:.0e} FLOPs the best D/N is larger for E = {max(experts):g} than for E = {min(experts):g}",
-        _share(ratio[:, 1] > ratio[:, 0], ratio),
-        f"D/N is {middle:.2f} times as large ({low:.2f} to {high:.2f})",
-    )
+    return _asked("Finding 1", claim, ratio[:, 1] / ratio[:, 0], 1, "D/N is {:.2f} times as large ({:.2f} to {:.2f})")
 
 
 def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
     """Finding 2: at a fixed budget, the best model of E experts is better than the best dense one."""
     _, _, loss = drawn_optimum(law, flops, (1.0, experts))
-    gain = loss[:, 0] - loss[:, 1]
-    low, middle, high = _interval(gain)
-    return Finding(
-        "Finding 2",
-        f"at {flops:.0e} FLOPs the best model with E = {experts:g} is better than the best dense one",
-        _share(gain > 0, gain),
-        f"by {middle:+.4f} nats ({low:+.4f} to {high:+.4f})",
-    )
+    claim = f"at {flops:.0e} FLOPs the best model with E = {experts:g} is better than the best dense one"
+    return _asked("Finding 2", claim, loss[:, 0] - loss[:, 1], 0, GAIN)
 
 
 def better_in_memory(
@@ -82,16 +73,19 @@ def better_in_memory(
     Args:
         times_tokens: train it on E times the tokens (the rule of thumb), not on those of the same budget.
     """
-    gain = drawn_gain(law, flops, experts, vocab_size, times_tokens)
-    low, middle, high = _interval(gain)
     spent = f"on {experts:g} times the tokens" if times_tokens else "and the same FLOPs"
-    return Finding(
-        "Rule of thumb" if times_tokens else "Finding 3",
-        f"a model with E = {experts:g} of the same total parameters {spent} beats the dense model that is best "
-        f"at {flops:.0e} FLOPs",
-        _share(gain > 0, gain),
-        f"by {middle:+.4f} nats ({low:+.4f} to {high:+.4f})",
-    )
+    claim = f"a model with E = {experts:g} of the same total parameters {spent} beats the dense model that is best "
+    claim += f"at {flops:.0e} FLOPs"
+    name = "Rule of thumb" if times_tokens else "Finding 3"
+    return _asked(name, claim, drawn_gain(law, flops, experts, vocab_size, times_tokens), 0, GAIN)
+
+
+def _asked(name: str, claim: str, values: FloatArray, threshold: float, evidence: str) -> Finding:
+    """The share of the draws whose value exceeds the threshold; one without a value counts as half."""
+    known = np.isfinite(values)
+    share = float((np.sum(values[known] > threshold) + 0.5 * np.sum(~known)) / len(values))
+    low, middle, high = np.quantile(values[known], [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2])
+    return Finding(name, claim, share, evidence.format(middle, low, high))
 
 
 def lower_learning_rate(grid: LearningRateGrid, experts: Sequence[float] | None = None) -> Finding:
@@ -118,14 +112,3 @@ def lower_learning_rate(grid: LearningRateGrid, experts: Sequence[float] | None 
         f"the best rate goes with E to the power {law.slope_e:+.2f} ({law.slope_e - half:+.2f} to "
         f"{law.slope_e + half:+.2f}), over {len(models)} models",
     )
-
-
-def _interval(values: FloatArray) -> FloatArray:
-    """2.5 %, 50 % and 97.5 % points over the draws that have an optimum."""
-    return np.asarray(np.nanquantile(values, [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2]))
-
-
-def _share(holds: NDArray[np.bool_], values: FloatArray) -> float:
-    """Part of the draws for which it holds; a draw without an optimum counts for neither side, as half."""
-    known = np.isfinite(values).reshape(len(holds), -1).all(axis=1)
-    return float((holds[known].sum() + 0.5 * (~known).sum()) / len(holds))
