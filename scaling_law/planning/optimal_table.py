@@ -247,10 +247,14 @@ class OptimalTable(ResultTable):
 
     def summary(self) -> Table:
         """For rich to print."""
-        styles = ["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows]
-        cells = [self._cells(row) for row in self.rows]
-        lines = {"title": self._headline(), "warnings": self.warnings}
-        return Table.of(cells, keys=("E",), first=FIRST, styles=styles, **lines)
+        return Table.of(
+            [self._cells(row) for row in self.rows],
+            keys=("E",),
+            first=FIRST,
+            styles=["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows],
+            title=self._headline(),
+            warnings=self.warnings,
+        )
 
     def __str__(self) -> str:
         return as_text(self)

@@ -53,7 +53,8 @@ def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
     found, frame = [], runs.to_pandas()
     for experts in np.unique(runs.experts):
         own = frame[frame.experts == experts]
-        curves = [own[own.n_active == n].groupby("tokens").loss.mean() for n in (sizes := np.unique(own.n_active))]
+        sizes = np.unique(own.n_active)
+        curves = [own[own.n_active == n].groupby("tokens").loss.mean() for n in sizes]
         tokens = affordable_tokens(flops, sizes)
         losses = np.array([_between(curve, at) for curve, at in zip(curves, tokens, strict=True)])
         if (known := np.isfinite(losses)).any():
