@@ -39,8 +39,10 @@ from scaling_law.figures.law_figures import EXPERTS, draw_memory_optimal, isoflo
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import JointLaw
 from scaling_law.laws.kinds import joint_to_chinchilla
-from scaling_law.planning.inverse import compute_matched, flop_savings
-from scaling_law.planning.optimum import Constraints, WidthOptimum, chinchilla_optimum, optimal_widths
+from scaling_law.planning.constraints import Constraints
+from scaling_law.planning.inverse import flop_savings
+from scaling_law.planning.matched import matched_memory
+from scaling_law.planning.optimum import WidthOptimum, chinchilla_optimum, optimal_widths
 from scaling_law.size.architecture import Architecture, active_parameters, width_of_total
 
 if TYPE_CHECKING:
@@ -196,14 +198,13 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
     left, right = axes = panels_or_new(axes, 2, 10.5, 4.2)
     flops = np.geomspace(1e19, 1e25, 80)
     dense = law.compute_optimal(flops, 1.0, force=True)
-    losses = compute_matched(law, flops, list(experts), force=True)
+    found = matched_memory(law, flops, list(experts), force=True)
+    losses = found.loss
     known = in_fitted_range(law, dense.n_active, dense.tokens, 1)
     draw_curve(left, flops, dense.loss, known, 1, label="dense, compute-optimal")
     right.axhline(0.0, color=colour_of(1), linewidth=1)
     for i, e in enumerate(experts):
-        width = width_of_total(dense.n_active, e, law.vocab_size)
-        largest = active_parameters(width, vocab_size=law.vocab_size)
-        n = np.minimum(largest, law.compute_optimal(flops, e, force=True).n_active)
+        n = np.minimum(found.n_active[:, i], law.compute_optimal(flops, e, force=True).n_active)
         inside = known & in_fitted_range(law, n, flops / 6 / n, e)
         draw_curve(left, flops, losses[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
         draw_curve(right, flops, losses[:, i] - dense.loss, inside, e)

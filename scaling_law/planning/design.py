@@ -13,6 +13,7 @@ exchanged where that helps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ from hub.plain.tables import Summarised, literal
 from hub.plain.units import format_count
 from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions
-from scaling_law.planning.optimum import Constraints, optimal_widths
+from scaling_law.planning.constraints import Constraints
+from scaling_law.planning.optimum import compute_optimal, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER
 
@@ -37,7 +39,7 @@ Answer = Callable[[JointLaw], float]
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
     """The answer ln N_opt at a budget."""
-    return lambda law: float(np.log(law.compute_optimal(flops, experts).n_active))
+    return lambda law: float(np.log(compute_optimal(law, flops, experts).n_active))
 
 
 def predicted_loss(n_active: float, tokens: float, experts: float) -> Answer:
@@ -212,14 +214,10 @@ def next_runs(
         if law.conditions is None or not law.conditions.rmse:
             raise ValueError("noise: the law does not know its RMSE; give the standard deviation of ln L")
         noise = law.conditions.rmse / float(np.mean(law.loss(*columns)))
-    answers, losses = _ensemble(law, answer, columns)
-    cost = candidates.flops
-    chosen: list[int] = []
-    for by_cost in (True, False):
-        chosen = _grow(answers, losses, cost, flops, noise, chosen, by_cost, max_runs)
-    chosen = _exchange(answers, losses, cost, flops, noise, chosen, max_runs)
-    before, after = float(answers.std()), float(np.sqrt(_variance(answers, losses, noise, chosen)))
-    return Design(candidates, tuple(chosen), before, after, float(cost[chosen].sum()), warmup_tokens)
+    search = _Search(*_ensemble(law, answer, columns), candidates.flops, flops, noise, max_runs)
+    chosen = search.exchanged(search.grown(search.grown([], by_cost=True)))
+    before, after = np.sqrt([search.variance([]), search.variance(chosen)]).tolist()
+    return Design(candidates, tuple(chosen), before, after, float(candidates.flops[chosen].sum()), warmup_tokens)
 
 
 def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, FloatArray]:
@@ -229,84 +227,71 @@ def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, 
     """
     assert law.draws is not None
     unguarded = Conditions("a draw", vocab_size=law.vocab_size)  # no ranges: a wild draw is dropped below
-    kept, answers = [], []
+    values = np.full(len(law.draws), np.nan)
     for i, draw in enumerate(law.draws):
-        try:
-            value = answer(JointLaw(*draw, conditions=unguarded))
-        except ValueError:
-            continue
-        if np.isfinite(value):
-            kept.append(i)
-            answers.append(value)
-    values = np.array(answers)
-    losses = np.log(law.loss_draws(*columns))[kept]
-    spread = 1.4826 * np.median(np.abs(values - np.median(values)))
-    near = np.abs(values - np.median(values)) <= 5 * spread
+        with suppress(ValueError):  # a draw without an optimum
+            values[i] = answer(JointLaw(*draw, conditions=unguarded))
+    known = np.isfinite(values)
+    off = np.abs(values - np.median(values[known])) if known.any() else values
+    spread = 1.4826 * np.median(off[known]) if known.any() else 0.0
+    near = known & (off <= 5 * spread)
     if near.sum() < 20 or not spread > 0:
-        raise ValueError(f"the answer is defined in {len(values)} draws, {int(near.sum())} of them near: too few")
-    values, losses = values[near], losses[near]
+        raise ValueError(f"the answer is defined in {known.sum()} draws, {near.sum()} of them near: too few")
+    values, losses = values[near], np.log(law.loss_draws(*columns))[near]
     return values - values.mean(), losses - losses.mean(axis=0)
 
 
-def _variance(answers: FloatArray, losses: FloatArray, noise: float, chosen: Sequence[int]) -> float:
-    """Var(ψ | S) of the module's formula."""
-    count, part = len(answers), losses[:, list(chosen)]
-    cross = part.T @ answers / count
-    inner = part.T @ part / count + noise**2 * np.eye(len(chosen))
-    return float(answers @ answers / count - cross @ np.linalg.solve(inner, cross))
+@dataclass(frozen=True)
+class _Search:
+    """Greedy choice of runs: centred `answers` [draws], log `losses` [draws, candidates], `cost` in FLOPs."""
 
+    answers: FloatArray
+    losses: FloatArray
+    cost: FloatArray
+    flops: float
+    noise: float
+    max_runs: int
 
-def _grow(
-    answers: FloatArray,
-    losses: FloatArray,
-    cost: FloatArray,
-    flops: float,
-    noise: float,
-    chosen: list[int],
-    by_cost: bool,
-    max_runs: int,
-) -> list[int]:
-    """Add the best run (per FLOP, or outright) while one fits and helps."""
-    found = list(chosen)
-    while len(found) < max_runs:
-        left = flops - cost[found].sum()
-        gains = _gains(answers, losses, noise, found)
-        score = np.where(cost <= left, gains / cost if by_cost else gains, 0.0)
-        score[found] = 0.0
-        best = int(np.argmax(score))
-        if score[best] <= 0 or gains[best] < 1e-3 * _variance(answers, losses, noise, found):
-            break
-        found.append(best)
-    return found
+    def _covariance(self, chosen: Sequence[int]) -> tuple[FloatArray, FloatArray]:
+        """The losses of the chosen runs [draws, k], over the number of draws, and C_SS + σ² I."""
+        part = self.losses[:, list(chosen)] / len(self.answers)
+        return part, part.T @ self.losses[:, list(chosen)] + self.noise**2 * np.eye(len(chosen))
 
+    def variance(self, chosen: Sequence[int]) -> float:
+        """Var(ψ | S) of the module's formula."""
+        part, inner = self._covariance(chosen)
+        cross = part.T @ self.answers
+        return float(np.mean(self.answers**2) - cross @ np.linalg.solve(inner, cross))
 
-def _gains(answers: FloatArray, losses: FloatArray, noise: float, chosen: Sequence[int]) -> FloatArray:
-    """How much each candidate alone would reduce the variance that `chosen` leave; one Kalman step for all at once."""
-    count = len(answers)
-    part = losses[:, list(chosen)]
-    inner = part.T @ part / count + noise**2 * np.eye(len(chosen))
-    pull = np.linalg.solve(inner, part.T @ np.column_stack([answers, losses]) / count)
-    cross = losses.T @ answers / count - (losses.T @ part / count) @ pull[:, 0]
-    own = np.einsum("dc,dc->c", losses, losses) / count
-    own -= np.einsum("kc,kc->c", part.T @ losses / count, pull[:, 1:])
-    return np.asarray(cross**2 / (np.maximum(own, 0.0) + noise**2))
+    def gains(self, chosen: Sequence[int]) -> FloatArray:
+        """How much each candidate alone would reduce the variance that `chosen` leave; one Kalman step for all."""
+        part, inner = self._covariance(chosen)
+        with_losses = part.T @ self.losses
+        pull = np.linalg.solve(inner, np.column_stack([part.T @ self.answers, with_losses]))
+        cross = self.losses.T @ self.answers / len(self.answers) - with_losses.T @ pull[:, 0]
+        own = np.mean(self.losses**2, axis=0) - np.einsum("kc,kc->c", with_losses, pull[:, 1:])
+        return np.asarray(cross**2 / (np.maximum(own, 0.0) + self.noise**2))
 
+    def grown(self, chosen: Sequence[int], by_cost: bool = False) -> list[int]:
+        """Add the best run (per FLOP, or outright) while one fits and helps."""
+        found = list(chosen)
+        while len(found) < self.max_runs:
+            gains = self.gains(found)
+            score = np.where(self.cost <= self.flops - self.cost[found].sum(), gains, 0.0)
+            score = score / self.cost if by_cost else score
+            score[found] = 0.0
+            best = int(np.argmax(score))
+            if score[best] <= 0 or gains[best] < 1e-3 * self.variance(found):
+                break
+            found.append(best)
+        return found
 
-def _exchange(
-    answers: FloatArray,
-    losses: FloatArray,
-    cost: FloatArray,
-    flops: float,
-    noise: float,
-    chosen: list[int],
-    max_runs: int,
-) -> list[int]:
-    """Drop each run in turn and refill the budget, where that lowers the variance."""
-    best = _variance(answers, losses, noise, chosen)
-    for i in list(chosen):
-        rest = [j for j in chosen if j != i]
-        trial = _grow(answers, losses, cost, flops, noise, rest, False, max_runs)
-        value = _variance(answers, losses, noise, trial)
-        if value < best * (1 - 1e-6):
-            chosen, best = trial, value
-    return chosen
+    def exchanged(self, chosen: list[int]) -> list[int]:
+        """Drop each run in turn and refill the budget, where that lowers the variance."""
+        best = self.variance(chosen)
+        for i in list(chosen):
+            trial = self.grown([j for j in chosen if j != i])
+            value = self.variance(trial)
+            if value < best * (1 - 1e-6):
+                chosen, best = trial, value
+        return chosen

@@ -1,4 +1,4 @@
-"""How sure an optimum is: the constrained optimum of every draw of a law."""
+"""How sure an optimum is: the optimum of every draw of a law, without limits in closed form, and under constraints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.laws import JointLaw
-from scaling_law.planning.optimum import Constraints, optimal_widths
+from scaling_law.laws.kinds import joint_to_chinchilla
+from scaling_law.planning.constraints import Constraints, positive
+from scaling_law.planning.optimum import chinchilla_optimum, has_optimum, widths_of
+from scaling_law.size.architecture import affordable_tokens
+from scaling_law.size.recipe import PAPER
 
 FloatArray = NDArray[np.float64]
 
@@ -39,22 +43,36 @@ class OptimumUncertainty:
 
 
 def optimum_uncertainty(
-    law: JointLaw, flops: float, experts: ArrayLike = (1, 2, 4, 8, 16, 32), **limits: Any
+    law: JointLaw, flops: float, experts: ArrayLike = PAPER.experts, **limits: Any
 ) -> OptimumUncertainty:
     """The constrained optimum of every draw of `law` (which must have draws); `limits` as in `Constraints`."""
+    columns, e = _draws(law), np.atleast_1d(np.asarray(experts, float))
+    with np.errstate(all="ignore"):  # in draws without an optimum
+        coefficients = joint_to_chinchilla(columns, e)
+        found = widths_of(coefficients, columns[-1], positive("flops", flops), e, Constraints.of(law, **limits))
+    n_active, tokens, loss = (np.where(found.fits, v, np.nan) for v in (found.n_active, found.tokens, found.loss))
+    best = np.nanargmin(loss[found.fits.any(axis=1)], axis=1)
+    return OptimumUncertainty(e, n_active, tokens, loss, np.bincount(best, minlength=len(e)) / len(loss))
+
+
+def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The compute-optimal N_act, D and loss of every draw of `law`, each [n_draws, E], in closed form.
+
+    NaN for a draw without an optimum. ValueError for a law without draws. `optimum_uncertainty` has widths from 64
+    on, and limits.
+    """
+    columns, e = _draws(law), np.atleast_1d(np.asarray(experts, float))
+    with np.errstate(all="ignore"):  # in draws without an optimum
+        coefficients = joint_to_chinchilla(columns, e)
+        n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
+        loss = law.evaluate(columns, n_active, tokens, e)
+    exists = has_optimum(coefficients)
+    n_active, tokens, loss = (np.where(exists, values, np.nan) for values in (n_active, tokens, loss))
+    return n_active, tokens, loss
+
+
+def _draws(law: JointLaw) -> FloatArray:
+    """The coefficients of the draws, [coefficients, n_draws, 1]."""
     if law.draws is None:
         raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
-    columns, constraints = np.atleast_1d(np.asarray(experts, float)), Constraints.of(law, **limits)
-    shape = (len(law.draws), len(columns))
-    n_active, tokens, loss = (np.full(shape, np.nan) for _ in range(3))
-    for i, draw in enumerate(law.draws):
-        try:
-            found = optimal_widths(type(law)(*draw), flops, columns, constraints)
-        except ValueError:  # a draw whose loss falls with both N and D for none of these E
-            continue
-        for values, column in ((n_active, found.n_active), (tokens, found.tokens), (loss, found.loss)):
-            values[i] = np.where(found.fits, column, np.nan)
-    known = np.isfinite(loss).any(axis=1)
-    best = np.nanargmin(loss[known], axis=1) if known.any() else np.zeros(0, int)
-    share = np.bincount(best, minlength=len(columns)) / max(len(law.draws), 1)
-    return OptimumUncertainty(columns, n_active, tokens, loss, share)
+    return law.draws.T[..., None]

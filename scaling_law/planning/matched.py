@@ -1,8 +1,9 @@
-"""A matched experiment: dense and MoE models of the same total parameters and FLOPs, predicted before training.
+"""Dense and MoE models of the same total parameters: what a law says of them, and an experiment predicted beforehand.
 
-The paper's Figure 1(b): a dense model of about the compute-optimal size, and for each E the model that fills the same
-memory (N_total) and spends the same FLOPs, so on more tokens; and the rule of thumb, on E times the dense model's
-tokens. `plan_matched` writes down the models with the law's predictions, `measured` puts the losses beside them.
+As in the paper's Figure 1(b), Appendix "Compute- & Memory-Matched Models" (the same FLOPs) and rule of thumb (E times
+the dense model's tokens): a dense model of the compute-optimal size, and for each E the model that fills the same
+memory (N_total). `matched_memory` asks a law, for any sizes; `plan_matched` writes down models that exist, with their
+predictions, and `measured` puts the losses of their runs beside them.
 """
 
 from __future__ import annotations
@@ -10,25 +11,148 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hub.plain.tables import Summarised, Table
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hub.plain.atomic import write_bytes
+from hub.plain.tables import ResultTable, Summarised, Table
 from hub.plain.units import format_count
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
-from scaling_law.laws.conditions import refuse_extrapolation
+from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.planning.constraints import positive
+from scaling_law.planning.drawn_optima import drawn_optimum
+from scaling_law.planning.optimum import compute_optimal
 from scaling_law.runs.table import Runs
-from scaling_law.size.architecture import HEAD_DIM, Architecture
+from scaling_law.size.architecture import (
+    HEAD_DIM,
+    Architecture,
+    active_parameters,
+    affordable_tokens,
+    width_of_total,
+)
 
 if TYPE_CHECKING:
     import pandas
 
+    from scaling_law.laws import ChinchillaForm
+
+FloatArray = NDArray[np.float64]
 Role = Literal["same FLOPs", "E times the tokens"]
 FORMAT, VERSION = "matched_experiment", 1
 MEMORY_TOLERANCE = 0.005  # by which an MoE may exceed the dense model's total parameters
 TOKEN_TOLERANCE = 0.01  # within which a run's tokens are those of the plan: training rounds to whole batches
+
+
+@dataclass(frozen=True)
+class MatchedMemory(ResultTable):
+    """E-expert models within the N_total of a compute-optimal dense one: arrays of shape flops.shape + experts.shape.
+
+    `n_active` is that of the same N_total; `token_ratio` the least multiple of the dense model's tokens with which it
+    reaches the dense loss; `gain` the dense loss less its own on E times the tokens (the paper's rule of thumb:
+    positive for E ≤ 8). `loss` is that of the best model with the same FLOPs and at most this memory.
+    """
+
+    flops: FloatArray
+    experts: FloatArray
+    dense_n: FloatArray
+    dense_tokens: FloatArray
+    dense_loss: FloatArray
+    n_active: FloatArray
+    token_ratio: FloatArray
+    gain: FloatArray
+    loss: FloatArray
+    conditions: Conditions | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        found = range_warnings(self.conditions, self.n_active, self.experts * self.dense_tokens, self.experts)
+        dense = range_warnings(self.conditions, self.dense_n, self.dense_tokens, 1.0)
+        return tuple(dict.fromkeys([*found, *(f"dense model: {warning}" for warning in dense)]))
+
+    def _columns(self) -> dict[str, Any]:
+        flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
+        names = ("experts", "n_active", "token_ratio", "gain", "loss", "dense_n", "dense_tokens", "dense_loss")
+        return {"flops": flops} | {name: getattr(self, name) for name in names}
+
+    @property
+    def rule_holds(self) -> NDArray[np.bool_]:
+        """Whether E times the tokens beat the dense model."""
+        return np.asarray(self.gain > 0)
+
+
+def matched_memory(
+    law: ChinchillaForm,
+    flops: ArrayLike,
+    experts: ArrayLike = (2, 4, 8),
+    vocab_size: int | None = None,
+    *,
+    force: bool = False,
+) -> MatchedMemory:
+    """Compare compute-optimal dense models of budgets `flops` with E-expert models of the same total parameters.
+
+    `vocab_size` None is that of the law's runs. Raises ExtrapolationError where a dense model, or one on E times its
+    tokens, lies beyond the range guard, unless `force`.
+    """
+    budget, e = positive("flops", flops), np.asarray(experts, float)
+    dense = compute_optimal(law, budget, 1.0, force=force)
+    expand = budget.shape + (1,) * e.ndim
+    spent, n, d, loss = (np.reshape(v, expand) for v in (budget, dense.n_active, dense.tokens, dense.loss))
+    n_active = n_of_memory(law, n, e, vocab_size)
+    refuse_extrapolation(law.conditions, n_active, e * d, e, force)
+    best = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
+    return MatchedMemory(
+        flops=budget,
+        experts=e,
+        dense_n=n,
+        dense_tokens=d,
+        dense_loss=loss,
+        n_active=n_active,
+        token_ratio=tokens_to_reach(law, loss, n_active, e, force=True) / d,
+        gain=loss - law.loss(n_active, e * d, e),
+        loss=law.loss(best, affordable_tokens(spent, best), e),
+        conditions=law.conditions,
+    )
+
+
+def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, vocab_size: int | None = None) -> Any:
+    """N_act of the (fractional) models with E experts and the N_total of dense models of `dense_n`; broadcasts."""
+    vocabulary = law.vocab_size if vocab_size is None else vocab_size
+    return active_parameters(width_of_total(dense_n, experts, vocabulary), vocab_size=vocabulary)
+
+
+def drawn_gain(
+    law: JointLaw, flops: float, experts: float, vocab_size: int | None = None, times_tokens: bool = False
+) -> FloatArray:
+    """Loss of the compute-optimal dense model minus that of the MoE with its N_total, for every draw, [n_draws].
+
+    The MoE has the FLOPs of the dense model, or (`times_tokens`) E times its tokens. Nats per token; NaN for a draw
+    without an optimum. ValueError for a law without draws.
+    """
+    n_total, dense_tokens, loss = (values[:, 0] for values in drawn_optimum(law, flops, 1.0))
+    n_active = n_of_memory(law, n_total, experts, vocab_size)
+    tokens = experts * dense_tokens if times_tokens else affordable_tokens(flops, n_active)
+    assert law.draws is not None  # drawn_optimum has checked it
+    return np.asarray(loss - law.evaluate(law.draws.T, n_active, tokens, np.array(float(experts))))
+
+
+def tokens_to_reach(
+    law: ChinchillaForm, loss: ArrayLike, n_active: ArrayLike, experts: ArrayLike, *, force: bool = False
+) -> FloatArray:
+    """Training tokens with which a model of n_active and E reaches `loss` (closed form); infinite if none suffice.
+
+    Raises ExtrapolationError where one of the finite answers lies beyond the range guard, unless `force`.
+    """
+    m, mu, n, nu = law.chinchilla_coefficients(experts)
+    left = (np.asarray(loss, float) - law.irreducible_loss - m * np.asarray(n_active, float) ** mu) / n
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tokens = np.where(left > 0, np.abs(left) ** (1.0 / nu), np.inf)
+    refuse_extrapolation(law.conditions, n_active, np.where(np.isfinite(tokens), tokens, np.nan), experts, force)
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -62,8 +186,6 @@ class MatchedPlan(Summarised):
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON, atomically."""
-        from hub.plain.atomic import write_bytes
-
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
         write_bytes(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
         return Path(path)
@@ -149,10 +271,10 @@ def plan_matched(
     law = fitted.law
     if not isinstance(law, JointLaw):
         raise ValueError(f"a {law.name} law cannot plan this; a joint law is needed")
-    wanted = float(law.compute_optimal(flops, 1.0, force=force).n_active)
+    wanted = float(compute_optimal(law, flops, 1.0, force=force).n_active)
     vocabulary = law.vocab_size if vocab_size is None else vocab_size
     dense = min(_architectures(1, n_blocks, vocabulary, 4 * wanted), key=lambda a: abs(math.log(a.n_active / wanted)))
-    tokens = round(flops / (6 * dense.n_active))
+    tokens = round(float(affordable_tokens(flops, dense.n_active)))
     models = [_predicted(fitted, dense, tokens, "same FLOPs")]
     limit = dense.n_total * (1 + MEMORY_TOLERANCE)
     for e in experts:
@@ -160,7 +282,7 @@ def plan_matched(
         if not fitting:
             raise ValueError(f"experts={e}: no model has at most the {dense.n_total:,} parameters of the dense one")
         moe = fitting[-1]
-        models.append(_predicted(fitted, moe, round(flops / (6 * moe.n_active)), "same FLOPs"))
+        models.append(_predicted(fitted, moe, round(float(affordable_tokens(flops, moe.n_active))), "same FLOPs"))
         models.append(_predicted(fitted, moe, e * tokens, "E times the tokens"))
     n_active, numbers = [m.architecture.n_active for m in models], [m.architecture.experts for m in models]
     spent = [m.tokens for m in models]

@@ -1,4 +1,9 @@
-"""The answer to "which model for this budget?": one row per number of experts, and the best named."""
+"""Which model for this budget: one row for each number of experts, with intervals, and which E can be told apart.
+
+The optimum itself is `planning.optimum`'s (Ludziejewski et al. 2025, Section "Compute and Memory Optimality"); here
+it gets its memory, its learning rate, its interval and its range check. Intervals and comparisons hold the models of
+the rows fixed and ask every draw of the law for their losses, so that they exist for draws without an optimum, too.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +13,31 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.tables import Summarised, Table, as_text
+from hub.plain.tables import ResultTable, Table, as_text
 from hub.plain.units import format_bytes, format_count
-from scaling_law.size.architecture import Architecture
+from scaling_law.fitting.learning_rate import LearningRateLaw
+from scaling_law.laws.conditions import UNGUARDED, refuse_extrapolation
+from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
+from scaling_law.planning.optimum import optimal_widths, why_no_optimum
+from scaling_law.size.architecture import (
+    HEAD_DIM,
+    Architecture,
+    active_parameters,
+    affordable_tokens,
+    inference_flops,
+    total_parameters,
+    training_flops,
+)
 
 if TYPE_CHECKING:
-    import pandas
+    from typing_extensions import Unpack
 
-    from scaling_law.planning.constraints import Constraints
+    from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
-
-
-def percentile_interval(draws: FloatArray) -> tuple[float, float] | None:
-    """95 % of the finite ones of these values, one for each draw; None if there is none."""
-    finite = draws[np.isfinite(draws)]
-    if not finite.size:
-        return None
-    low, high = np.quantile(finite, [0.025, 0.975])
-    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class OptimalTable(Summarised):
+class OptimalTable(ResultTable):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
     Attributes:
@@ -147,19 +155,17 @@ class OptimalTable(Summarised):
     @cached_property
     def comparison(self) -> Comparison | None:
         """How far the best row is ahead, and which E the law cannot tell from it; None for a single row."""
-        ordered = sorted(self.compared, key=lambda row: row.loss)
-        if len(ordered) < 2:
+        best, *others = sorted(self.compared, key=lambda row: row.loss)
+        if not others:
             return None
-        best, runner_up = ordered[:2]
-        intervals = {row.experts: self._interval_behind(row) for row in ordered[1:]}
-        tied = [row.experts for row in ordered[1:] if self._as_good(row, intervals[row.experts])]
+        intervals = {row.experts: self._interval_behind(row) for row in others}
         return Comparison(
             best=best.experts,
-            runner_up=runner_up.experts,
-            difference=runner_up.loss - best.loss,
-            interval=intervals[runner_up.experts],
+            runner_up=others[0].experts,
+            difference=others[0].loss - best.loss,
+            interval=intervals[others[0].experts],
             error=self.law_error,
-            tied=(best.experts, *tied),
+            tied=(best.experts, *(row.experts for row in others if self._as_good(row, intervals[row.experts]))),
             win_shares=self._win_shares(),
         )
 
@@ -168,20 +174,21 @@ class OptimalTable(Summarised):
             return interval[0] <= 0
         return self.law_error is not None and row.loss - self.best.loss < self.law_error
 
-    def _draws_of(self, row: OptimalRow) -> FloatArray:
+    def _draws_of(self, *rows: OptimalRow) -> FloatArray:
+        """Their losses under every draw, [n_draws, rows]."""
         assert self.draw_losses is not None
-        return np.asarray(self.draw_losses[:, next(i for i, r in enumerate(self.rows) if r is row)])
+        return self.draw_losses[:, [next(i for i, own in enumerate(self.rows) if own is row) for row in rows]]
 
     def _interval_behind(self, row: OptimalRow) -> tuple[float, float] | None:
         """95 % of the differences to the best row, each within one draw."""
         if self.draw_losses is None:
             return None
-        return percentile_interval(self._draws_of(row) - self._draws_of(self.best))
+        return percentile_interval(np.diff(self._draws_of(self.best, row)))
 
     def _win_shares(self) -> dict[float, float]:
         if self.draw_losses is None:
             return {}
-        losses = np.stack([self._draws_of(row) for row in self.compared], axis=1)
+        losses = self._draws_of(*self.compared)
         losses = losses[np.isfinite(losses).all(axis=1)]
         wins = np.bincount(np.argmin(losses, axis=1), minlength=len(self.compared)) / max(len(losses), 1)
         return {row.experts: float(share) for row, share in zip(self.compared, wins, strict=True)}
@@ -192,13 +199,12 @@ class OptimalTable(Summarised):
         found = [*self.notes, *(f"best row: {warning}" for warning in self.best.warnings)]
         if self.comparison is not None and len(self.comparison.tied) > 1:
             found.append(str(self.comparison))
-        untrusted = ", ".join(f"{row.experts:g}" for row in self.rows if not row.trusted)
-        if untrusted:
+        if untrusted := _listed(row.experts for row in self.rows if not row.trusted):
             what = "compared anyway, do not act on it" if self.forced else "not compared"
             found.append(f"E = {untrusted} {what}: too far outside the fitted range")
         found += [f"E = {e:g} is left out: {reason}" for e, reason in self.experts_without_optimum.items()]
         if self.experts_that_do_not_fit:
-            found.append(f"E = {', '.join(f'{e:g}' for e in self.experts_that_do_not_fit)} do not fit at any size")
+            found.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
         return tuple(found)
 
     def __len__(self) -> int:
@@ -217,44 +223,38 @@ class OptimalTable(Summarised):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: law, flops, constraints, rows, best, comparison, warnings."""
         shares = self.comparison.win_shares if self.comparison else {}
-        comparison = None
-        if self.comparison is not None:
-            comparison = asdict(self.comparison) | {"win_shares": {f"{e:g}": v for e, v in shares.items()}}
-        return {
-            "law": self.law,
-            "flops": self.flops,
+        names = ("law", "flops", "integral", "forced")
+        return {name: getattr(self, name) for name in names} | {
             "constraints": asdict(self.constraints),
-            "integral": self.integral,
-            "forced": self.forced,
             "rows": [row.to_dict() | {"win_share": shares.get(row.experts)} for row in self.rows],
             "best": self.best.to_dict(),
-            "comparison": comparison,
+            "comparison": self.comparison and _with_text_keys(asdict(self.comparison), "win_shares"),
             "experts_without_optimum": {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()},
             "experts_that_do_not_fit": list(self.experts_that_do_not_fit),
             "warnings": list(self.warnings),
         }
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """One line per row: the fields of OptimalRow, `best`, and `win_share` where the law has draws (pandas)."""
-        import pandas
-
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The fields of each OptimalRow, `best`, and `win_share` where the law has draws."""
         names = [f.name for f in fields(OptimalRow) if f.name != "architecture"]
         shares = self.comparison.win_shares if self.comparison else {}
-        records: list[dict[str, Any]] = []
-        for row in self.rows:
-            records.append({name: getattr(row, name) for name in names} | {"best": row is self.best})
-            if shares:
-                records[-1]["win_share"] = shares.get(row.experts)
-        return pandas.DataFrame(records)
-
-    to_pandas = to_dataframe
+        return [
+            {name: getattr(row, name) for name in names}
+            | {"best": row is self.best}
+            | ({"win_share": shares.get(row.experts)} if shares else {})
+            for row in self.rows
+        ]
 
     def summary(self) -> Table:
         """For rich to print."""
-        styles = ["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows]
-        cells = [self._cells(row) for row in self.rows]
-        lines = {"title": self._headline(), "warnings": self.warnings}
-        return Table.of(cells, keys=("E",), first=FIRST, styles=styles, **lines)
+        return Table.of(
+            [self._cells(row) for row in self.rows],
+            keys=("E",),
+            first=FIRST,
+            styles=["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows],
+            title=self._headline(),
+            warnings=self.warnings,
+        )
 
     def __str__(self) -> str:
         return as_text(self)
@@ -272,7 +272,9 @@ class OptimalTable(Summarised):
         return f"{', '.join(parts)}  ({self.law})"
 
     def _cells(self, row: OptimalRow) -> dict[str, str]:
-        cells = {
+        shares = self.comparison.win_shares if self.comparison else {}
+        behind = row.loss - self.best.loss if row in self.compared and row is not self.best else None
+        return {
             "E": f"{row.experts:g}",
             "d_model": f"{row.d_model:.0f}",
             "N_act": format_count(row.n_active),
@@ -280,20 +282,15 @@ class OptimalTable(Summarised):
             "tokens": format_count(row.tokens),
             "D/N": f"{row.tokens_per_parameter:.3g}",
             "weights": format_bytes(row.weight_bytes),
+            "KV cache": format_bytes(row.kv_cache_bytes) if self.constraints.kv_cache_tokens else "",
+            "loss": f"{row.loss:.4f}",
+            "95 %": "{:.4f}…{:.4f}".format(*row.loss_interval) if row.loss_interval else "",
+            "behind": "" if behind is None else f"{behind:.4f}",
+            "wins": f"{shares[row.experts]:.0%}" if row.experts in shares else "",
+            "peak LR": f"{row.learning_rate:.2e}",
+            "limited by": row.limited_by,
+            "": self._mark(row),
         }
-        if self.constraints.kv_cache_tokens:
-            cells["KV cache"] = format_bytes(row.kv_cache_bytes)
-        cells["loss"] = f"{row.loss:.4f}"
-        if self.draw_losses is not None:
-            cells["95 %"] = "{:.4f}…{:.4f}".format(*row.loss_interval) if row.loss_interval else ""
-        if self.comparison is not None:
-            behind = row.loss - self.best.loss
-            cells["behind"] = f"{behind:.4f}" if row in self.compared and row is not self.best else ""
-            if self.comparison.win_shares:
-                share = self.comparison.win_shares.get(row.experts)
-                cells["wins"] = "" if share is None else f"{share:.0%}"
-        cells |= {"peak LR": f"{row.learning_rate:.2e}", "limited by": row.limited_by}
-        return cells | {"": self._mark(row)}
 
     def _mark(self, row: OptimalRow) -> str:
         if row is self.best:
@@ -301,3 +298,138 @@ class OptimalTable(Summarised):
         if not row.trusted:
             return "not trusted"
         return "tie" if self.comparison and row.experts in self.comparison.tied else ""
+
+
+def optimal(
+    law: ChinchillaForm,
+    flops: Any,
+    experts: ArrayLike | None = None,
+    *,
+    integral: bool = False,
+    learning_rate_law: LearningRateLaw | None = None,
+    force: bool = False,
+    **limits: Unpack[Limits],
+) -> OptimalTable:
+    """The best model for each E under compute and memory constraints, and the best of all.
+
+    Args:
+        flops: FLOPs of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
+        experts: one E or several; None asks for those of `default_experts`.
+        integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
+        learning_rate_law: of the learning rates; None for the published one.
+        force: compare and name answers beyond the range guard, too.
+        limits: the fields of `planning.constraints.Constraints`: max_memory_bytes="80GB" and so on.
+
+    Raises ValueError for bad input, where nothing fits and where the law has no optimum; ExtrapolationError where
+    no answer lies within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
+    """
+    if np.ndim(flops):
+        budgets = np.asarray(flops).tolist()
+        raise ValueError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
+    budget, constraints = float(positive("flops", flops)), Constraints.of(law, **limits)
+    columns = np.atleast_1d(asked_experts(law, experts))
+    if columns.ndim != 1 or not columns.size:
+        raise ValueError(f"experts={columns.tolist()!r} must be one number or a list of them")
+    if integral and np.any(columns != np.round(columns)):
+        raise ValueError(f"experts={columns.tolist()!r}: integral=True needs whole numbers")
+    found = optimal_widths(law, budget, columns, constraints, integral)
+    if not found.fits.any():
+        raise ValueError(_nothing_fits(budget, columns[found.exists], constraints))
+    shown = np.flatnonzero(found.fits)
+    d, n, tokens, e = found.d_model[shown], found.n_active[shown], found.tokens[shown], columns[shown]
+    trusted = np.broadcast_to(~np.asarray(law.beyond_guard(n, tokens, e), bool), len(shown))
+    if not trusted.any():
+        refuse_extrapolation(law.conditions, n, tokens, e, force)
+    draws = None if law.draws is None else law.loss_draws(n, tokens, e)
+    vocab, rates = constraints.vocab_size, learning_rate_law or LearningRateLaw.published()
+    counted = rates.counted_parameters(d, vocab_size=vocab)
+    small, guarded = found.free[shown] < HEAD_DIM, law.conditions is not None and law.conditions.overall is not None
+    values = {
+        "experts": e,
+        "d_model": d,
+        "n_active": n,
+        "n_total": total_parameters(d, e, vocab_size=vocab),
+        "tokens": tokens,
+        "tokens_per_parameter": tokens / n,
+        "weight_bytes": constraints.weight_bytes(d, e),
+        "kv_cache_bytes": constraints.kv_bytes(d),
+        "training_flops": training_flops(n, tokens),
+        "inference_flops": inference_flops(n, constraints.inference_tokens),
+        "loss": found.loss[shown],
+        "learning_rate": rates.at(counted, e),
+        "limited_by": np.where(found.truncated[shown], "memory", np.where(small, "smallest", "compute")),
+        "trusted": trusted,
+    }
+    rows = []
+    for i, row in enumerate(zip(*(column.tolist() for column in values.values()), strict=True)):
+        warnings = law.warnings(n[i], tokens[i], e[i]) if guarded else []  # that there is no range: once, in the notes
+        warnings += rates.warnings_at(float(counted[i]), float(e[i]))
+        rows.append(
+            OptimalRow(
+                **dict(zip(values, row, strict=True)),
+                loss_interval=None if draws is None else percentile_interval(draws[:, i]),
+                warnings=tuple(dict.fromkeys(warnings)),
+                architecture=Architecture(round(d[i]), int(e[i]), vocab_size=vocab) if integral else None,
+            )
+        )
+    return OptimalTable(
+        tuple(rows),
+        budget,
+        constraints,
+        integral,
+        experts_that_do_not_fit=tuple(columns[found.exists & ~found.fits].tolist()),
+        law=law.conditions.provenance if law.conditions else "fitted law",
+        experts_without_optimum={x: why_no_optimum(law, x) for x in columns[~found.exists].tolist()},
+        forced=force,
+        law_error=law.conditions.rmse if law.conditions else None,
+        draw_losses=draws,
+        notes=(*([] if guarded else [UNGUARDED]), *_smallest_width(e[small], constraints)),
+    )
+
+
+name_limits(optimal)
+
+
+def percentile_interval(draws: FloatArray) -> tuple[float, float] | None:
+    """95 % of the finite ones of these values, one for each draw; None if there is none."""
+    finite = draws[np.isfinite(draws)]
+    if not finite.size:
+        return None
+    low, high = np.quantile(finite, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _smallest_width(experts: FloatArray, constraints: Constraints) -> list[str]:
+    """A note where the optimum is smaller than any model that is counted: often another vocabulary is meant."""
+    smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=constraints.vocab_size)))
+    note = (
+        f"E = {_listed(experts)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
+        f"{constraints.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
+    )
+    return [note] if experts.size else []
+
+
+def _nothing_fits(flops: float, experts: FloatArray, constraints: Constraints) -> str:
+    """Why, with what would be needed."""
+    e, vocab = float(experts.min()), constraints.vocab_size
+    smallest = active_parameters(HEAD_DIM, vocab_size=vocab)
+    if affordable_tokens(flops, smallest, constraints.inference_tokens) <= 0:
+        needed = float(inference_flops(smallest, constraints.inference_tokens))
+        return (
+            f"nothing fits: inference_tokens={constraints.inference_tokens:g} alone cost at least {needed:.3g} FLOPs, "
+            f"which leaves nothing of flops={flops:g} for training"
+        )
+    memory = float(constraints.weight_bytes(HEAD_DIM, e) + constraints.kv_bytes(HEAD_DIM))
+    parameters = format_count(float(total_parameters(HEAD_DIM, e, vocab_size=vocab)))
+    return (
+        f"nothing fits: the smallest model (d_model {HEAD_DIM}, E = {e:g}) has {parameters} parameters and needs at "
+        f"least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"
+    )
+
+
+def _listed(experts: Any) -> str:
+    return ", ".join(f"{e:g}" for e in experts)
+
+
+def _with_text_keys(data: dict[str, Any], name: str) -> dict[str, Any]:
+    return data | {name: {f"{e:g}": value for e, value in data[name].items()}}

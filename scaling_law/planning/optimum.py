@@ -12,6 +12,7 @@ of the continuous optimum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
-from hub.plain.units import format_count, parse_count, parse_experts
+from hub.plain.units import format_count
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
-from scaling_law.planning.constraints import Constraints
-from scaling_law.size.architecture import HEAD_DIM, active_parameters, affordable_tokens, width_of_active
+from scaling_law.planning.constraints import Constraints, asked_experts, positive
+from scaling_law.size.architecture import (
+    HEAD_DIM,
+    active_parameters,
+    affordable_tokens,
+    inference_flops,
+    width_of_active,
+)
 
 if TYPE_CHECKING:
     from scaling_law.laws import ChinchillaForm
 
-__all__ = ["ComputeOptimum", "Constraints", "WidthOptimum", "compute_optimal", "optimal_widths"]
 FloatArray = NDArray[np.float64]
 
 
@@ -66,7 +72,7 @@ def compute_optimal(
     if not np.all(has_optimum(coefficients)):
         raise ValueError(no_optimum(law, e))
     expanded = budget.reshape(budget.shape + (1,) * e.ndim)
-    n_active, tokens = chinchilla_optimum(*coefficients, expanded / 6.0)
+    n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(expanded, 1.0))
     refuse_extrapolation(law.conditions, n_active, tokens, e, force)
     return ComputeOptimum(budget, e, n_active, tokens, law.loss(n_active, tokens, e), law.conditions)
 
@@ -110,11 +116,22 @@ def optimal_widths(
     or an E for which the law has no optimum) the loss is infinite. ValueError if it has one for no E at all.
     """
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
-    vocab = constraints.vocab_size
     coefficients = law.chinchilla_coefficients(e)
-    exists = has_optimum(coefficients)
-    if not exists.any():
+    if not has_optimum(coefficients).any():
         raise ValueError(no_optimum(law, e))
+    return widths_of(coefficients, law.irreducible_loss, budget, e, constraints, integral)
+
+
+def widths_of(
+    coefficients: tuple[Any, Any, Any, Any],
+    constant: Any,
+    budget: FloatArray,
+    e: FloatArray,
+    constraints: Constraints,
+    integral: bool = False,
+) -> WidthOptimum:
+    """As `optimal_widths`, for the (m, μ, n, ν) and c of any number of laws; all broadcast."""
+    vocab, exists = constraints.vocab_size, has_optimum(coefficients)
     # Where there is no optimum, any falling law keeps the arithmetic finite; its answers are discarded.
     m, mu, n, nu = (np.where(exists, c, stand_in) for c, stand_in in zip(coefficients, (1, -1, 1, -1), strict=True))
     limit = constraints.width_limit(e)
@@ -122,7 +139,6 @@ def optimal_widths(
     truncated = free > limit
     width = np.maximum(np.minimum(free, limit), HEAD_DIM)
     fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
-    constant = law.irreducible_loss
 
     def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         n_active = active_parameters(d, vocab_size=vocab)
@@ -141,27 +157,30 @@ def optimal_widths(
 
 
 def _unconstrained(coefficients: Any, budget: FloatArray, inference_tokens: float) -> FloatArray:
-    """N_act of lowest loss along 6 N D + 2 N D_inf = budget; closed form without inference, Newton with it."""
+    """N_act of lowest loss along 6 N D + 2 N D_inf = budget; in closed form without inference."""
     m, mu, n, nu = coefficients
-    optimum = chinchilla_optimum(m, mu, n, nu, budget / 6.0)[0]
+    optimum = np.asarray(chinchilla_optimum(m, mu, n, nu, affordable_tokens(budget, 1.0))[0])
     if inference_tokens == 0:
-        return np.asarray(optimum)
-    # The derivative by x = ln N increases; its root lies below the optimum without inference and below D = 0.
-    high = np.minimum(np.log(optimum), np.log(budget / (2.0 * inference_tokens)))
-    low, x = high - 60.0, high - 1e-3
-    for _ in range(200):
-        log_d = np.log(np.maximum(affordable_tokens(budget, np.exp(x), inference_tokens), 1e-300))
-        ratio = np.exp(np.log(budget / 6.0) - x - log_d)  # (D + D_inf / 3) / D
-        rising = -n * nu * np.exp(nu * log_d) * ratio
-        slope = m * mu * np.exp(mu * x) + rising
-        curvature = m * mu * mu * np.exp(mu * x) + rising * (ratio * (1.0 - nu) - 1.0)
-        low, high = np.where(slope < 0, x, low), np.where(slope < 0, high, x)
-        step = x - slope / np.maximum(curvature, 1e-300)
-        new = np.where((step > low) & (step < high), step, 0.5 * (low + high))
-        moved, x = np.abs(new - x), new
-        if np.all(moved < 1e-12 * np.abs(x)):
-            break
-    return np.asarray(np.exp(x))
+        return optimum
+
+    def slope(x: FloatArray, flops: FloatArray, m: Any, mu: Any, n: Any, nu: Any) -> FloatArray:
+        """The derivative of the loss by x = ln N, which increases."""
+        tokens = np.maximum(affordable_tokens(flops, np.exp(x), inference_tokens), 1e-300)
+        # dD/dx = −(D + D_inf / 3) = −F / 6N
+        return np.asarray(m * mu * np.exp(mu * x) - n * nu * tokens ** (nu - 1) * affordable_tokens(flops, np.exp(x)))
+
+    # Its root lies below the optimum without inference, and below the N that inference alone can afford.
+    high = np.log(np.minimum(optimum, budget / inference_flops(1.0, inference_tokens)))
+    return np.exp(root(slope, high - 60.0, high, budget, m, mu, n, nu))
+
+
+def root(function: Callable[..., FloatArray], low: FloatArray, high: FloatArray, *arguments: Any) -> FloatArray:
+    """Where function(x, *arguments) is 0 between `low` and `high`, elementwise; NaN where its sign does not change."""
+    from scipy.optimize import elementwise
+
+    with np.errstate(all="ignore"):
+        found = elementwise.find_root(lambda x, *a: np.clip(function(x, *a), -1, 1), (low, high), args=arguments)
+    return np.where(found.success, found.x, np.nan)
 
 
 def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
@@ -190,25 +209,3 @@ def no_optimum(law: ChinchillaForm, experts: ArrayLike) -> str:
         own = ", ".join(f"{e:g}" for e in law.conditions.experts)
         message += f". It can be asked for the `loss` of models inside its runs: {', '.join(spans)}, E = {own}"
     return message
-
-
-def asked_experts(law: ChinchillaForm, experts: Any) -> FloatArray:
-    """The numbers of experts of a question: as given, also as text ("1,2,4-8"), or the law's own for None."""
-    if isinstance(experts, str):
-        return np.array(parse_experts(experts), float)
-    try:
-        return np.asarray(law.default_experts() if experts is None else experts, float)
-    except (TypeError, ValueError):
-        raise ValueError(f"experts={experts!r} must be numbers of at least 1, or text such as '1,2,4-8'") from None
-
-
-def positive(name: str, value: ArrayLike) -> FloatArray:
-    """An array of positive finite numbers; text such as "1e22" or "100B" is read. ValueError for anything else."""
-    try:
-        array = np.asarray(parse_count(value, name) if isinstance(value, str) else value, float)
-    except TypeError:
-        raise ValueError(f"{name}={value!r} must be a positive and finite number") from None
-    wrong = array[~((array > 0) & (array < np.inf))]
-    if wrong.size:
-        raise ValueError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
-    return array

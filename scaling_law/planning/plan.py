@@ -1,8 +1,7 @@
 """From an answer to a run: architecture, schedule, learning rate, cost, and the YAML that `train.py` takes.
 
-The schedule is the paper's (Ludziejewski et al. 2025, Section "Model Hyperparameters"): sequences of 512 tokens,
-batches of 128, 256 and 512 of them from 0, 0.5B and 1B tokens on, warm-up over 130M tokens, a constant rate, and a
-linear decay to 0 over the last fifth; shorter runs branch off the same trunk.
+The schedule is the paper's (`size.recipe.PAPER`): warm-up, a constant rate and a linear decay over the last fifth,
+with a batch that grows; shorter runs branch off the same trunk.
 """
 
 from __future__ import annotations
@@ -14,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 from hub.plain.units import format_bytes, format_count
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import ChinchillaForm
-from scaling_law.planning.optimal_table import percentile_interval
-from scaling_law.size.architecture import VOCAB_SIZE, Architecture
+from scaling_law.planning.constraints import Limits, Quantity, name_limits
+from scaling_law.planning.optimal_table import optimal, percentile_interval
+from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture
 from scaling_law.size.batch_ramp import BatchRamp, RampStage
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from scaling_law.planning.constraints import Quantity
+    from typing_extensions import Unpack
 
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
-ADAM_BYTES = 12.0  # fp32 master weights and two moments
-GRADIENT_BYTES = 4.0
 
 
 @dataclass(frozen=True)
@@ -141,15 +138,8 @@ def plan(
     sequence_length: int = PAPER.sequence_length,
     batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
     learning_rate_law: LearningRateLaw | None = None,
-    max_parameters: Quantity | None = None,
-    max_memory_bytes: Quantity | None = None,
-    kv_cache_tokens: Quantity = 0.0,
-    bytes_per_parameter: float = 2.0,
-    bytes_per_kv: float = 2.0,
-    inference_tokens: Quantity = 0.0,
-    kv_heads_ratio: float = 1.0,
-    vocab_size: int | None = None,
     force: bool = False,
+    **limits: Unpack[Limits],
 ) -> Plan:
     """The run of the best architecture that exists for `flops`; experts and limits as in `law.optimal`.
 
@@ -167,21 +157,7 @@ def plan(
     if not 0 < gpu_flops < float("inf"):
         raise ValueError(f"gpu_flops={gpu_flops!r} must be positive and finite")
     rates = learning_rate_law or LearningRateLaw.published()
-    table = law.optimal(
-        flops,
-        experts,
-        max_parameters=max_parameters,
-        max_memory_bytes=max_memory_bytes,
-        kv_cache_tokens=kv_cache_tokens,
-        bytes_per_parameter=bytes_per_parameter,
-        bytes_per_kv=bytes_per_kv,
-        inference_tokens=inference_tokens,
-        kv_heads_ratio=kv_heads_ratio,
-        vocab_size=vocab_size,
-        integral=True,
-        learning_rate_law=rates,
-        force=force,
-    )
+    table = optimal(law, flops, experts, integral=True, learning_rate_law=rates, force=force, **limits)
     row = table.best
     architecture = row.architecture
     assert architecture is not None  # integral rows have one
@@ -218,6 +194,9 @@ def plan(
         mfu=mfu,
         warnings=(*table.warnings, *_other_tokenizer(architecture.vocab_size)),
     )
+
+
+name_limits(plan)
 
 
 def _other_tokenizer(vocab_size: int) -> list[str]:

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from scaling_law.fitting.learning_rate_grid import LearningRateGrid
 from scaling_law.laws import JointLaw
-from scaling_law.size.architecture import active_parameters, width_of_total
+from scaling_law.planning.drawn_optima import drawn_optimum
+from scaling_law.planning.matched import drawn_gain
 
 FloatArray = NDArray[np.float64]
 Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be decided"]
 LEVEL = 0.95  # of the two-sided interval that a share must leave on one side
+GAIN = "by {:+.4f} nats ({:+.4f} to {:+.4f})"
 
 
 @dataclass(frozen=True)
@@ -47,59 +49,20 @@ class Finding:
         return "not confirmed: the opposite holds" if self.share <= 0.5 - LEVEL / 2 else "cannot be decided"
 
 
-@dataclass(frozen=True)
-class DrawnOptimum:
-    """Compute-optimal models under every draw of a law; arrays [n_draws, E], NaN for a draw without an optimum."""
-
-    flops: float
-    experts: FloatArray
-    n_active: FloatArray
-    tokens: FloatArray
-    loss: FloatArray
-
-
-def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> DrawnOptimum:
-    """The compute-optimal N_act, D and loss of every draw of `law`. ValueError for a law without draws.
-
-    In closed form, so for any size; `planning.drawn_optima` has widths from 64 on, and limits.
-    """
-    if law.draws is None:
-        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
-    columns = np.atleast_1d(np.asarray(experts, float))
-    n_active, tokens, loss = (np.full((len(law.draws), len(columns)), np.nan) for _ in range(3))
-    for i, draw in enumerate(law.draws):
-        try:
-            best = JointLaw(*draw).compute_optimal(flops, columns)
-        except ValueError:  # a draw whose loss does not fall with both N and D has no optimum
-            continue
-        n_active[i], tokens[i], loss[i] = best.n_active, best.tokens, best.loss
-    return DrawnOptimum(float(flops), columns, n_active, tokens, loss)
-
-
 def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[float]) -> Finding:
     """Finding 1: at a fixed budget, more experts want fewer active parameters and more tokens each."""
-    best = drawn_optimum(law, flops, (min(experts), max(experts)))
-    ratio = best.tokens / best.n_active
-    low, middle, high = _interval(ratio[:, 1] / ratio[:, 0])
-    return Finding(
-        "Finding 1",
-        f"at {flops:.0e} FLOPs the best D/N is larger for E = {max(experts):g} than for E = {min(experts):g}",
-        _share(ratio[:, 1] > ratio[:, 0], ratio),
-        f"D/N is {middle:.2f} times as large ({low:.2f} to {high:.2f})",
-    )
+    few, many = min(experts), max(experts)
+    n_active, tokens, _ = drawn_optimum(law, flops, (few, many))
+    claim = f"at {flops:.0e} FLOPs the best D/N is larger for E = {many:g} than for E = {few:g}"
+    ratio = tokens / n_active
+    return _asked("Finding 1", claim, ratio[:, 1] / ratio[:, 0], 1, "D/N is {:.2f} times as large ({:.2f} to {:.2f})")
 
 
 def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
     """Finding 2: at a fixed budget, the best model of E experts is better than the best dense one."""
-    best = drawn_optimum(law, flops, (1.0, experts))
-    gain = best.loss[:, 0] - best.loss[:, 1]
-    low, middle, high = _interval(gain)
-    return Finding(
-        "Finding 2",
-        f"at {flops:.0e} FLOPs the best model with E = {experts:g} is better than the best dense one",
-        _share(gain > 0, gain),
-        f"by {middle:+.4f} nats ({low:+.4f} to {high:+.4f})",
-    )
+    _, _, loss = drawn_optimum(law, flops, (1.0, experts))
+    claim = f"at {flops:.0e} FLOPs the best model with E = {experts:g} is better than the best dense one"
+    return _asked("Finding 2", claim, loss[:, 0] - loss[:, 1], 0, GAIN)
 
 
 def better_in_memory(
@@ -110,37 +73,19 @@ def better_in_memory(
     Args:
         times_tokens: train it on E times the tokens (the rule of thumb), not on those of the same budget.
     """
-    gain = memory_matched_gain(law, flops, experts, vocab_size, times_tokens)
-    low, middle, high = _interval(gain)
     spent = f"on {experts:g} times the tokens" if times_tokens else "and the same FLOPs"
-    return Finding(
-        "Rule of thumb" if times_tokens else "Finding 3",
-        f"a model with E = {experts:g} of the same total parameters {spent} beats the dense model that is best "
-        f"at {flops:.0e} FLOPs",
-        _share(gain > 0, gain),
-        f"by {middle:+.4f} nats ({low:+.4f} to {high:+.4f})",
-    )
+    claim = f"a model with E = {experts:g} of the same total parameters {spent} beats the dense model that is best "
+    claim += f"at {flops:.0e} FLOPs"
+    name = "Rule of thumb" if times_tokens else "Finding 3"
+    return _asked(name, claim, drawn_gain(law, flops, experts, vocab_size, times_tokens), 0, GAIN)
 
 
-def memory_matched_gain(
-    law: JointLaw, flops: float, experts: float, vocab_size: int | None = None, times_tokens: bool = False
-) -> FloatArray:
-    """Loss of the compute-optimal dense model minus that of the MoE with its N_total, for every draw, [n_draws].
-
-    Sizes follow the d / 64 rule with fractional widths, and count the law's own vocabulary unless one is given. Nats
-    per token; NaN for a draw without an optimum.
-    """
-    dense = drawn_optimum(law, flops, (1.0,))
-    n_total = dense.n_active[:, 0]  # of a dense model, the same as N_act
-    gain = np.full(len(n_total), np.nan)
-    known = np.flatnonzero(np.isfinite(n_total))
-    vocabulary = law.vocab_size if vocab_size is None else vocab_size
-    widths = width_of_total(n_total[known], experts, vocabulary)
-    n_active = active_parameters(widths, vocab_size=vocabulary)
-    tokens = experts * dense.tokens[known, 0] if times_tokens else flops / (6 * n_active)
-    assert law.draws is not None  # `drawn_optimum` has checked it
-    gain[known] = dense.loss[known, 0] - law.evaluate(law.draws[known].T, n_active, tokens, experts)
-    return gain
+def _asked(name: str, claim: str, values: FloatArray, threshold: float, evidence: str) -> Finding:
+    """The share of the draws whose value exceeds the threshold; one without a value counts as half."""
+    known = np.isfinite(values)
+    share = float((np.sum(values[known] > threshold) + 0.5 * np.sum(~known)) / len(values))
+    low, middle, high = np.quantile(values[known], [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2])
+    return Finding(name, claim, share, evidence.format(middle, low, high))
 
 
 def lower_learning_rate(grid: LearningRateGrid, experts: Sequence[float] | None = None) -> Finding:
@@ -167,14 +112,3 @@ def lower_learning_rate(grid: LearningRateGrid, experts: Sequence[float] | None 
         f"the best rate goes with E to the power {law.slope_e:+.2f} ({law.slope_e - half:+.2f} to "
         f"{law.slope_e + half:+.2f}), over {len(models)} models",
     )
-
-
-def _interval(values: FloatArray) -> FloatArray:
-    """2.5 %, 50 % and 97.5 % points over the draws that have an optimum."""
-    return np.asarray(np.nanquantile(values, [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2]))
-
-
-def _share(holds: NDArray[np.bool_], values: FloatArray) -> float:
-    """Part of the draws for which it holds; a draw without an optimum counts for neither side, as half."""
-    known = np.isfinite(values).reshape(len(holds), -1).all(axis=1)
-    return float((holds[known].sum() + 0.5 * (~known).sum()) / len(holds))

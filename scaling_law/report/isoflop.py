@@ -6,13 +6,17 @@ at the tokens that the budget buys, D = F / (6 N_act); the best size is the lowe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.runs.table import Runs
+from scaling_law.size.architecture import affordable_tokens
+
+if TYPE_CHECKING:
+    import pandas
 
 FloatArray = NDArray[np.float64]
 
@@ -46,16 +50,16 @@ def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
 
     Losses of several runs with the same N, D and E (seeds) are averaged first.
     """
-    found = []
+    found, frame = [], runs.to_pandas()
     for experts in np.unique(runs.experts):
-        points = [
-            (n, flops / (6 * n), loss)
-            for n, tokens, losses in _curves(runs, experts)
-            if np.isfinite(loss := _between(tokens, losses, flops / (6 * n)))
-        ]
-        if points:
-            n_active, tokens, losses = (np.array(column) for column in zip(*points, strict=True))
-            found.append(Profile(float(experts), float(flops), n_active, tokens, losses, *_lowest(n_active, losses)))
+        own = frame[frame.experts == experts]
+        sizes = np.unique(own.n_active)
+        curves = [own[own.n_active == n].groupby("tokens").loss.mean() for n in sizes]
+        tokens = affordable_tokens(flops, sizes)
+        losses = np.array([_between(curve, at) for curve, at in zip(curves, tokens, strict=True)])
+        if (known := np.isfinite(losses)).any():
+            sizes, tokens, losses = sizes[known], tokens[known], losses[known]
+            found.append(Profile(float(experts), float(flops), sizes, tokens, losses, *_lowest(sizes, losses)))
     return found
 
 
@@ -65,43 +69,30 @@ def repeat_scatter(runs: Runs) -> tuple[float, int]:
     Runs that differ in their seed only show how far a single loss may be from the mean of its kind. (nan, 0) without
     repeats.
     """
-    squares, freedom = 0.0, 0
-    for losses in _repeats(runs).values():
-        if len(losses) > 1:
-            squares += float(np.sum((losses - losses.mean()) ** 2))
-            freedom += len(losses) - 1
+    repeats = runs.to_pandas().groupby(["experts", "n_active", "tokens"]).loss
+    freedom = len(runs) - repeats.ngroups
+    squares = float(((runs.loss - repeats.transform("mean")) ** 2).sum())
     return (float(np.sqrt(squares / freedom)), freedom) if freedom else (float("nan"), 0)
 
 
-def _repeats(runs: Runs) -> dict[tuple[float, float, float], FloatArray]:
-    keys = list(zip(runs.experts.tolist(), runs.n_active.tolist(), runs.tokens.tolist(), strict=True))
-    return {key: runs.loss[[other == key for other in keys]] for key in dict.fromkeys(keys)}
-
-
-def _curves(runs: Runs, experts: float) -> Iterator[tuple[float, FloatArray, FloatArray]]:
-    """(N_act, tokens ascending, mean losses) for each size of this E."""
-    means = {key: float(losses.mean()) for key, losses in _repeats(runs).items() if key[0] == experts}
-    for n in sorted({key[1] for key in means}):
-        tokens = sorted(key[2] for key in means if key[1] == n)
-        yield n, np.array(tokens), np.array([means[experts, n, d] for d in tokens])
-
-
-def _between(tokens: FloatArray, losses: FloatArray, at: float) -> float:
-    """Loss at a token count by a monotone cubic in ln D; NaN outside the runs."""
+def _between(losses: pandas.Series, at: float) -> float:
+    """Loss at a token count by a monotone cubic in ln D, from losses indexed by tokens; NaN outside the runs."""
+    tokens = losses.index.to_numpy()
     if not tokens[0] <= at <= tokens[-1]:
         return float("nan")
     if len(tokens) == 1:
-        return float(losses[0])
+        return float(losses.iloc[0])
     from scipy.interpolate import PchipInterpolator
 
-    return float(PchipInterpolator(np.log(tokens), losses)(np.log(at)))
+    return float(PchipInterpolator(np.log(tokens), losses.to_numpy())(np.log(at)))
 
 
 def _lowest(n_active: FloatArray, losses: FloatArray) -> tuple[float, float, bool]:
+    """(best N_act, its loss, whether it is at an end) of a profile."""
     i = int(np.argmin(losses))
     if not 0 < i < len(losses) - 1:
         return float(n_active[i]), float(losses[i]), True
-    x = np.log(n_active[i - 1 : i + 2]) - np.log(n_active[i])
+    x = np.log(n_active[i - 1 : i + 2] / n_active[i])
     a, b, c = np.polyfit(x, losses[i - 1 : i + 2], 2)
     at = -b / (2 * a)
     return float(n_active[i] * np.exp(at)), float(c + at * (b + a * at)), False

@@ -11,7 +11,6 @@ untied; router and norms are neglected. The paper's sizes follow n_blocks = n_he
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,8 @@ VOCAB_SIZE = 50257  # GPT-2's tokenizer
 HEAD_DIM = 64  # the d / 64 rule for the number of blocks and of heads
 ATTENTION = 4  # d² units of parameters per block: query, key, value, output
 EXPERT = 9  # d² units per expert: three matrices of d × 3 d
+ADAM_BYTES = 12.0  # per parameter in training: fp32 master weights and two moments
+GRADIENT_BYTES = 4.0
 
 
 def active_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float = VOCAB_SIZE) -> Any:
@@ -64,15 +65,20 @@ def affordable_tokens(flops: ArrayLike, n_active: ArrayLike, inference_tokens: A
     return np.asarray(flops, float) / (6.0 * np.asarray(n_active, float)) - np.asarray(inference_tokens, float) / 3.0
 
 
+def size_in_width(experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> tuple[float, Any]:
+    """The coefficients of d and d³ in N_total under the d / 64 rule, for `experts` experts."""
+    return 2.0 * vocab_size, (ATTENTION + EXPERT * np.asarray(experts, float)) / HEAD_DIM
+
+
 def width_of_active(n_active: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
     """The (fractional) d_model under the d / 64 rule whose N_act is `n_active`; inverse of `active_parameters`."""
-    return solve_width(2.0 * vocab_size, 0.0, (ATTENTION + EXPERT) / HEAD_DIM, n_active)
+    return width_of_total(n_active, 1, vocab_size)
 
 
 def width_of_total(n_total: ArrayLike, experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
     """The (fractional) d_model under the d / 64 rule whose N_total is `n_total`."""
-    cubic = (ATTENTION + EXPERT * np.asarray(experts, float)) / HEAD_DIM
-    return solve_width(2.0 * vocab_size, 0.0, cubic, n_total)
+    linear, cubic = size_in_width(experts, vocab_size)
+    return solve_width(linear, 0.0, cubic, n_total)
 
 
 def solve_width(linear: ArrayLike, quadratic: ArrayLike, cubic: ArrayLike, value: ArrayLike) -> Any:
@@ -135,10 +141,6 @@ class Architecture:
         return int(self.n_heads or 0)
 
     @property
-    def head_dim(self) -> int:
-        return self.d_model // self.heads
-
-    @property
     def n_active(self) -> int:
         """Parameters that one token uses, embedding and head included."""
         return round(active_parameters(self.d_model, self.blocks, self.vocab_size))
@@ -148,33 +150,6 @@ class Architecture:
         """All parameters, embedding and head included."""
         return round(total_parameters(self.d_model, self.experts, self.blocks, self.vocab_size))
 
-    @property
-    def n_active_non_embedding(self) -> int:
-        return round(non_embedding_parameters(self.d_model, self.blocks))
-
     def training_flops(self, tokens: float) -> float:
         """FLOPs of training on `tokens` tokens."""
         return float(training_flops(self.n_active, tokens))
-
-    def inference_flops(self, tokens: float) -> float:
-        """FLOPs of a forward pass over `tokens` tokens."""
-        return float(inference_flops(self.n_active, tokens))
-
-    def kv_cache_elements(self, tokens: float) -> float:
-        """Elements of the key-value cache of `tokens` tokens (over all sequences of the batch)."""
-        return float(kv_cache_elements(self.d_model, tokens, self.blocks))
-
-    def memory_bytes(
-        self, kv_cache_tokens: float = 0, bytes_per_parameter: float = 2, bytes_per_kv: float = 2
-    ) -> float:
-        """Bytes of the weights and of the key-value cache."""
-        return self.n_total * bytes_per_parameter + self.kv_cache_elements(kv_cache_tokens) * bytes_per_kv
-
-    @classmethod
-    def nearest(cls, n_active: float, experts: int = 1, vocab_size: int = VOCAB_SIZE) -> Architecture:
-        """The d / 64 architecture whose active parameters are nearest to `n_active` (on a log scale)."""
-        if not (math.isfinite(n_active) and n_active > 0):
-            raise ValueError(f"n_active={n_active!r} must be positive and finite")
-        below = max(HEAD_DIM, int(width_of_active(n_active, vocab_size) // HEAD_DIM) * HEAD_DIM)
-        candidates = [cls(d, experts=experts, vocab_size=vocab_size) for d in (below, below + HEAD_DIM)]
-        return min(candidates, key=lambda a: abs(math.log(a.n_active / n_active)))

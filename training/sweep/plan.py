@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from hub.plain.units import format_bytes, format_count
-from scaling_law.planning.plan import ADAM_BYTES, GRADIENT_BYTES
+from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.state import format_seconds, measured_flops_per_second, state, trained_tokens
 

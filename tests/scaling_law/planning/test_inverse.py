@@ -7,14 +7,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from scaling_law import ExtrapolationError, JointLaw
-from scaling_law.planning.inverse import (
-    cheapest_budget,
-    compute_matched,
-    flop_savings,
-    matched_memory,
-    smallest_memory,
-    tokens_to_reach,
-)
+from scaling_law.planning.inverse import cheapest_budget, flop_savings, smallest_memory
+from scaling_law.planning.matched import matched_memory, tokens_to_reach
 
 EXPERTS = [1, 2, 4, 8, 16, 32]
 
@@ -83,7 +77,7 @@ def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     with pytest.raises(ExtrapolationError):
         matched_memory(published, 1e22, 1024)
     with pytest.raises(ExtrapolationError):
-        compute_matched(published, 1e28)
+        matched_memory(published, 1e28)
     with pytest.raises(ExtrapolationError):
         tokens_to_reach(published, 1.95, 1e8, 1000)
 
@@ -116,4 +110,6 @@ def test_rule_of_thumb(published):
 def test_matched_models_beat_dense_ones(published):
     """Appendix: matched in FLOPs and total parameters, E = 2, 4, 8 beat the compute-optimal dense model."""
     flops = np.geomspace(1e19, 1e25, 13)
-    assert np.all(compute_matched(published, flops, [2, 4, 8]) < published.compute_optimal(flops, 1.0).loss[:, None])
+    assert np.all(
+        matched_memory(published, flops, [2, 4, 8]).loss < published.compute_optimal(flops, 1.0).loss[:, None]
+    )

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from scaling_law import Architecture, ChinchillaLaw, ExtrapolationError, JointLaw
+from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.drawn_optima import optimum_uncertainty
 from scaling_law.planning.inverse import cheapest_budget
-from scaling_law.planning.optimum import ComputeOptimum, Constraints, optimal_widths
+from scaling_law.planning.optimum import ComputeOptimum, optimal_widths
 from scaling_law.planning.plan import plan
 from scaling_law.size.architecture import active_parameters, kv_cache_elements, total_parameters
 
@@ -120,7 +121,7 @@ def test_table_of_the_best_models(published):
         assert row.memory_bytes == pytest.approx(80e9, rel=1e-9)
         assert row.weight_bytes == pytest.approx(2 * row.n_total)
     assert "best" in str(table)
-    frame = table.to_pandas()
+    frame = table.to_dataframe()
     assert frame.loc[frame.best, "experts"].tolist() == [16]
     assert table.to_dict()["best"]["experts"] == 16
 

@@ -19,8 +19,8 @@ from scaling_law.laws.conditions import Conditions
 from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.design import advantage, next_runs, predicted_loss
 from scaling_law.planning.drawn_optima import optimum_uncertainty
-from scaling_law.planning.inverse import cheapest_budget, compute_matched, matched_memory, smallest_memory
-from scaling_law.planning.matched import plan_matched
+from scaling_law.planning.inverse import cheapest_budget, smallest_memory
+from scaling_law.planning.matched import matched_memory, plan_matched
 from scaling_law.planning.plan import plan
 
 RECORDED = Path(__file__).parents[3] / "docs" / "results" / "runs.jsonl"  # vocabulary 1,024, N_act 79k to 688k
@@ -99,7 +99,7 @@ def test_every_question_counts_the_vocabulary_of_the_law(law, fitted):
         lambda **v: cheapest_budget(law, 3.4, [1, 4], max_parameters=400_000, **v).flops,
         lambda **v: smallest_memory(law, FLOPS, 3.5, [1, 2], **v).memory_bytes,
         lambda **v: matched_memory(law, FLOPS, [2, 4], **v).n_active,
-        lambda **v: compute_matched(law, FLOPS, [2, 4], **v),
+        lambda **v: matched_memory(law, FLOPS, [2, 4], **v).loss,
         lambda **v: optimum_uncertainty(law, FLOPS, [1, 2], max_parameters=300_000, **v).loss,
         lambda **v: advantage(FLOPS, 2, 1, **v)(law),
         lambda **v: plan_matched(fitted, FLOPS, (2,), n_blocks=2, **v).models[1].architecture.d_model,

@@ -5,6 +5,7 @@ import pytest
 
 from scaling_law import JointLaw
 from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.planning.matched import drawn_gain
 from scaling_law.report import findings
 from scaling_law.report.findings import Finding
 from tests.scaling_law.fitting.test_learning_rate_grid import rows as learning_rate_rows
@@ -71,9 +72,9 @@ def test_the_gain_is_the_difference_of_the_two_losses():
     dense = PAPER.compute_optimal(flops, 1.0)
     n = active_parameters(width_of_total(dense.n_active, 4))
     expected = dense.loss - PAPER.loss(n, flops / 6 / n, 4)
-    assert findings.memory_matched_gain(law, flops, 4) == pytest.approx([float(expected)] * 2)
+    assert drawn_gain(law, flops, 4) == pytest.approx([float(expected)] * 2)
     longer = dense.loss - PAPER.loss(n, 4 * dense.tokens, 4)
-    assert findings.memory_matched_gain(law, flops, 4, times_tokens=True) == pytest.approx([float(longer)] * 2)
+    assert drawn_gain(law, flops, 4, times_tokens=True) == pytest.approx([float(longer)] * 2)
 
 
 def test_a_law_without_draws_is_refused():
