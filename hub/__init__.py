@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from hub.release.push import push_run, push_runs
     from hub.release.repair import repair_index
     from hub.release.sources import load_records, publish_files, read_file
-    from hub.store.base import Publication, Store, open_store
+    from hub.store.base import Publication, Store
     from hub.store.files import run_folders
     from hub.store.folder import LocalStore
     from hub.store.hub import HubStore
+    from hub.store.opening import open_store
 
 _HOME = {
     "release.background": ("BackgroundPusher",),
@@ -71,7 +72,8 @@ _HOME = {
     "record.run_record": ("RunRecord",),
     "release.repair": ("repair_index",),
     "release.sources": ("load_records", "publish_files", "read_file"),
-    "store.base": ("Publication", "Store", "open_store"),
+    "store.base": ("Publication", "Store"),
+    "store.opening": ("open_store",),
     "record.table": ("read_records", "write_records"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

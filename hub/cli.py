@@ -27,8 +27,9 @@ from hub.release.published import REPOSITORY, PublishedRun, list_published, pull
 from hub.release.pull import pull_runs, select
 from hub.release.push import MAX_WORKERS, prepare, push_runs
 from hub.release.repair import repair_index
-from hub.store.base import Store, open_store
+from hub.store.base import Store
 from hub.store.files import release_of, run_folders, size_of
+from hub.store.opening import open_store
 
 app = commands.App(
     name="hub",

@@ -175,7 +175,7 @@ def _main(
 
     files: dict[str, CopyOf | None] = {}
     record, source = shown_on_main(rows), None
-    stored = present.stored()
+    stored = present.stored
     weights = {file: stored[file].sha256 for file in stored if file.endswith(".safetensors")}
     if weights and all(weights != row.weights_sha256 for row in rows):
         logger.warning("%s: main has weights of no run in the index; they stay, and no run is copied there", name)

@@ -17,8 +17,7 @@ from pathlib import Path
 from hub.plain.errors import AccessError, ConflictError, FilesError, PushErrors, RecordError
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.store.base import Store
-from hub.store.difference import Equivalent
+from hub.store.base import Equivalent, Store
 from hub.store.files import Content, Release, check_secrets, content_of, release_of
 
 MAX_WORKERS = 32

@@ -18,8 +18,9 @@ from hub.record.names import index_name
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME, OnInvalid, parse_records, read_records
 from hub.release.index import list_runs
-from hub.store.base import Kind, Publication, Store, open_store
+from hub.store.base import Kind, Publication, Store
 from hub.store.files import Content, check_secrets, is_allowed, without_copies
+from hub.store.opening import open_store
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 

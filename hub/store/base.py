@@ -1,15 +1,16 @@
-"""Where releases lie: one small interface, a local folder and the Hub behind it.
+"""Where releases lie: one interface, with a folder or the Hub behind it (`hub.store.opening.open_store`).
 
-    store = open_store("some/folder")     # LocalStore: no network, ever
-    store = open_store("hf://some-org")   # HubStore: the Hub of HF_ENDPOINT
-
-A store has model repositories, one branch per run, each branch one atomic publication; and data set repositories with
-one branch, `main`, that is read, changed and written back. The local folder has the same content as the Hub:
+A store has model repositories, one branch per run, each branch one atomic publication; and dataset repositories with
+one branch, `main`, that is read, changed and written back. A local folder has the layout of the Hub:
 
     <root>/models/<repository>/<branch>/{config.json, model.safetensors, run.json, README.md, ...}
     <root>/datasets/<repository>/main/{runs.parquet, runs.jsonl, README.md}
 
 so a branch's folder can be given to `from_pretrained` directly.
+
+Every write follows the same path: read the head of a branch, work out which files differ from what should be there,
+commit those on top of this very head, and compare what lies there afterwards. If another writer was faster, or the
+answer was lost, the head is read again before anything is sent twice. A store provides the steps.
 """
 
 from __future__ import annotations
@@ -22,34 +23,71 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from hub.plain.errors import FilesError
-from hub.store.difference import Equivalent, StoredFile
-from hub.store.files import Content
+from hub.plain.errors import ConflictError, FilesError, IntegrityError, UnavailableError
+from hub.store.files import Content, check_allowed, git_id_of, is_allowed, sha256_of, size_of
 
 Kind = Literal["model", "dataset"]
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+MAX_READ_BYTES = 512 * 1024 * 1024
+_MAX_CONFLICTS = 30
+_NAME = re.compile(r"[A-Za-z0-9]+(?:(?:[.-]|_+)[A-Za-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of a revision, with the hash by which its store knows it.
+
+    Attributes:
+        size: in bytes.
+        sha256: hex; None for a small file on the Hub, which has instead a
+        blob_id: git's id of the content (hex).
+    """
+
+    size: int
+    sha256: str | None
+    blob_id: str | None = None
+
+    def holds(self, content: Content, sha256: str | None = None) -> bool:
+        """Whether this is `content`, whose sha256 need not be computed again where it is known."""
+        if size_of(content) != self.size:
+            return False
+        if self.sha256 is not None:
+            return (sha256 or sha256_of(content)) == self.sha256
+        return git_id_of(content) == self.blob_id
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest commit of a branch and its files; the commit is empty if there is no such branch yet."""
+
+    branch: str
+    commit: str
+    files: Mapping[str, StoredFile]
 
 
 @dataclass(frozen=True)
 class CopyOf:
-    """In the place of a file's content: the file of the same name at this commit, copied inside the store."""
+    """In place of a file's content: the file of the same name at this commit, copied inside the store."""
 
     commit: str
 
 
 class Present(dict[str, bytes]):
-    """The files of `main` that were asked for, by name; `stored` describes all of its files, when it is called."""
+    """The files of `main` that were asked for, by name; `stored` describes all of its files."""
 
-    def __init__(self, contents: Mapping[str, bytes], stored: Callable[[], Mapping[str, StoredFile]]) -> None:
+    def __init__(self, contents: Mapping[str, bytes], stored: Mapping[str, StoredFile]) -> None:
         super().__init__(contents)
         self.stored = stored
 
 
-# What `Store.update` is given: from the present files to those that change; None removes one.
+# What becomes of a file in a commit: new content, a copy from another commit, or (None) its removal.
+Change = Content | CopyOf | None
+# What `Store.update` is given: from the present files to those that change.
 Update = Callable[[Present], Mapping[str, "bytes | CopyOf | None"]]
-
-NOTHING_ELSE: Equivalent = MappingProxyType({})
-_NAME = re.compile(r"[A-Za-z0-9]+(?:(?:[.-]|_+)[A-Za-z0-9]+)*")
-MAX_READ_BYTES = 512 * 1024 * 1024
+# File name -> whether the content that is there is as good as the one to be released. May raise ConflictError.
+Equivalent = Mapping[str, Callable[[bytes], bool]]
+_NOTHING: Mapping = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -66,6 +104,7 @@ class Store(ABC):
     """What both stores can do. Names of repositories are without the organisation, e.g. `demo-d256-E8`."""
 
     uri: str
+    attempts = 6  # how often a commit is tried while the store cannot be reached
 
     @abstractmethod
     def repo_id(self, repo: str) -> str:
@@ -80,7 +119,7 @@ class Store(ABC):
         """Branch -> commit; empty if there is no such repository."""
 
     @abstractmethod
-    def files(self, kind: Kind, repo: str, revision: str = "main") -> dict[str, StoredFile]:
+    def files(self, kind: Kind, repo: str, revision: str = "main") -> Mapping[str, StoredFile]:
         """The files of a revision. Raises NotFoundError."""
 
     @abstractmethod
@@ -102,59 +141,6 @@ class Store(ABC):
         return self.pinned(kind, repo, path, revision, max_bytes=max_bytes)[0]
 
     @abstractmethod
-    def publish(
-        self,
-        repo: str,
-        branch: str,
-        files: Mapping[str, Content],
-        weights: Mapping[str, str],
-        message: str,
-        equivalent: Equivalent = NOTHING_ELSE,
-    ) -> Publication:
-        """Make `branch` of a model repository hold `files`, and check it afterwards.
-
-        A new branch appears in one atomic step. On one that is there, every file is compared: what differs is written,
-        what should not be there is removed (`written` is False if there was nothing to do). Files that no release can
-        have are left alone. The repository is made if needed.
-
-        Args:
-            repo: the repository's name.
-            branch: the branch's name.
-            files: name -> content.
-            weights: name of each weights file -> sha256 (hex).
-            message: says in the history what this is.
-            equivalent: what may differ without being written again; see `hub.store.difference.Equivalent`.
-
-        Raises:
-            ConflictError: the branch exists with other weights.
-            IntegrityError: what was read back is not what was sent.
-        """
-
-    @abstractmethod
-    def update(self, kind: Kind, repo: str, reads: tuple[str, ...], change: Update, message: str) -> Publication:
-        """Read files of `main`, and write what `change` makes of them, without losing anyone else's change.
-
-        `change` gets the present content of the files named in `reads` (missing ones are absent) and returns the files
-        to write, the one that readers trust last; none: nothing is written. A file may be copied from another commit
-        (`CopyOf`) or removed (None). `change` may be called several times, when another writer was faster.
-
-        Raises:
-            ConflictError: other writers were faster too many times, or hold the lock too long.
-        """
-
-    def check_visibility(self, models: Iterable[str], index: str) -> None:  # noqa: B027 (a folder hides nothing)
-        """Refuse to write where private and public would mix: a private run into a public repository or index, or the
-        runs of private repositories into a public index.
-
-        Args:
-            models: names of the model repositories that are to be written or listed.
-            index: name of the data set repository with their index.
-
-        Raises:
-            FilesError: names the repositories and what to do. Nothing was written.
-        """
-
-    @abstractmethod
     def tensor_shapes(self, repo: str, revision: str) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors of a model's revision, from the headers of its safetensors files.
 
@@ -169,27 +155,196 @@ class Store(ABC):
         Without a destination the folder is the store's own (a cache on the Hub) and must not be written to.
         """
 
+    def publish(
+        self,
+        repo: str,
+        branch: str,
+        files: Mapping[str, Content],
+        weights: Mapping[str, str],
+        message: str,
+        equivalent: Equivalent = _NOTHING,
+    ) -> Publication:
+        """Make `branch` of a model repository hold `files`, and check it afterwards.
 
-def open_store(uri: str | Path, *, private: bool = False) -> Store:
-    """The store at `uri`: a folder (`path` or `file:path`), or an organisation or user of the Hub (`hf://name`).
+        A new branch appears in one atomic step. On an existing one every file is compared: what differs is written,
+        what should not be there is removed (`written` is False if nothing had to be done). Files whose names no
+        release can have are left alone. The repository is made if needed.
 
-    Args:
-        uri: where. Only an `hf://` URI ever leads to a network call.
-        private: repositories that are made on the Hub are private.
+        Args:
+            repo: the repository's name.
+            branch: the branch's name.
+            files: name -> content.
+            weights: name of each weights file -> sha256 (hex).
+            message: the commit's message.
+            equivalent: what may differ without being written again.
 
-    Raises:
-        FilesError: the URI has another form.
-    """
-    if isinstance(uri, str) and uri.startswith("hf://"):
-        from hub.store.hub import HubStore
+        Raises:
+            ConflictError: the branch exists with other weights.
+            IntegrityError: what was read back is not what was sent.
+        """
+        checked_name(branch, "branch", 120)
+        check_allowed(files)
 
-        return HubStore(uri.removeprefix("hf://").strip("/"), private=private)
-    if isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:"):
-        raise FilesError(f"store {uri!r}: allowed are a folder, file:FOLDER and hf://ORGANISATION")
-    from hub.store.folder import LocalStore
+        def lacking(head: Head) -> Mapping[str, Change]:
+            there = {name: file.sha256 for name, file in head.files.items() if name.endswith(".safetensors")}
+            if there == dict(weights):
+                return self._lacking(repo, files, weights, head, equivalent)
+            if not head.files or self._is_first_commit(repo, head.commit):  # which holds nothing of any run
+                return {**files, **dict.fromkeys(name for name in head.files if name not in files)}
+            shown = ", ".join(f"{name} {(sha or 'unknown')[:12]}" for name, sha in sorted(there.items())) or "none"
+            raise ConflictError(
+                f"{self.repo_id(repo)} has a branch {branch!r} with other weights ({shown}); push under another "
+                "branch or sweep name, or remove it first"
+            )
 
-    path = str(uri).removeprefix("file:")
-    return LocalStore(Path("/" + path.lstrip("/") if path.startswith("//") else path))
+        return self._write("model", repo, branch, lacking, message, weights)
+
+    def _lacking(
+        self, repo: str, files: Mapping[str, Content], weights: Mapping[str, str], head: Head, equivalent: Equivalent
+    ) -> dict[str, Change]:
+        """The changes that turn a head with the right weights into `files`, the record last."""
+
+        def differs(name: str) -> bool:
+            if name not in head.files:
+                return True
+            if head.files[name].holds(files[name], weights.get(name)):
+                return False
+            return name not in equivalent or not equivalent[name](self._read_at("model", repo, name, head))
+
+        changes: dict[str, Change] = {
+            name: files[name] for name in sorted(files, key=lambda name: (name == "run.json", name)) if differs(name)
+        }
+        return changes | dict.fromkeys(name for name in head.files if name not in files and is_allowed(name))
+
+    def update(self, kind: Kind, repo: str, reads: tuple[str, ...], change: Update, message: str) -> Publication:
+        """Read files of `main`, and write what `change` makes of them, without losing anyone else's change.
+
+        `change` gets the present content of the files named in `reads` (missing ones are absent) and returns the files
+        to write, the one that readers trust last; if none differs, nothing is written. A file may be copied from
+        another commit (`CopyOf`) or removed (None). `change` may be called several times, when another writer was
+        faster.
+
+        Raises:
+            ConflictError: other writers were faster too many times, or hold the lock too long.
+        """
+
+        def changed(head: Head) -> Mapping[str, Change]:
+            contents = {path: self._read_at(kind, repo, path, head) for path in reads if path in head.files}
+            changes = change(Present(contents, head.files))
+            for name in changes:
+                if Path(name).name != name:
+                    raise FilesError(f"file name {name!r}: allowed is a name without a folder")
+            return {
+                name: content
+                for name, content in changes.items()
+                if not (isinstance(content, bytes) and name in head.files and head.files[name].holds(content))
+            }
+
+        return self._write(kind, repo, "main", changed, message)
+
+    def _write(
+        self,
+        kind: Kind,
+        repo: str,
+        branch: str,
+        wanted: Callable[[Head], Mapping[str, Change]],
+        message: str,
+        sha256: Mapping[str, str] = _NOTHING,
+    ) -> Publication:
+        """Commit what `wanted` makes of the head of a branch; `sha256` has what is known of the files' hashes."""
+        repo_id, sent, failures = self.repo_id(repo), False, 0
+        for attempt in range(_MAX_CONFLICTS):
+            head = self._head(kind, repo, branch, again=attempt > 0)
+            changes = wanted(head)
+            if not changes:
+                return Publication(repo_id, branch, head.commit, written=sent)
+            try:
+                commit = self._commit(kind, repo, branch, changes, message, head.commit, sha256)
+            except (ConflictError, UnavailableError) as error:
+                # Another writer was faster, or the answer was lost: what is there now decides.
+                if isinstance(error, UnavailableError):
+                    sent, failures = True, failures + 1
+                if failures == self.attempts:
+                    raise
+                self._pause(attempt, error)
+                continue
+            self._check_commit(kind, repo, commit, changes, sha256)
+            return Publication(repo_id, branch, commit, written=True)
+        raise ConflictError(f"{repo_id}: other writers were faster {_MAX_CONFLICTS} times")
+
+    @abstractmethod
+    def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:
+        """The head of a branch that is to be written; `again`: what was known of it may be out of date."""
+
+    @abstractmethod
+    def _read_at(self, kind: Kind, repo: str, path: str, head: Head) -> bytes:
+        """One of the files of a head."""
+
+    @abstractmethod
+    def _commit(
+        self,
+        kind: Kind,
+        repo: str,
+        branch: str,
+        changes: Mapping[str, Change],
+        message: str,
+        parent: str,
+        sha256: Mapping[str, str],
+    ) -> str:
+        """Put changes on top of `parent`; returns the new commit.
+
+        Raises:
+            ConflictError: the branch is no longer at `parent`.
+            UnavailableError: it is not known whether the commit landed.
+        """
+
+    @abstractmethod
+    def _pause(self, attempt: int, error: Exception) -> None:
+        """Wait after the failed attempt of this number (from 0)."""
+
+    def _is_first_commit(self, repo: str, commit: str) -> bool:
+        """Whether a commit is the one that all branches of a model repository start from."""
+        return False
+
+    def _check_commit(  # noqa: B027 (a folder checks before it shows anything)
+        self, kind: Kind, repo: str, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]
+    ) -> None:
+        """Read back a commit, in a store that could not check its files while it wrote them."""
+
+    def _check(
+        self,
+        place: str,
+        changes: Mapping[str, Change],
+        found: Mapping[str, StoredFile],
+        sha256: Mapping[str, str],
+        source: Callable[[CopyOf, str], StoredFile | None],
+    ) -> None:
+        """Raise IntegrityError unless the files that were `found` have these changes; `source` finds a copy's."""
+        wrong = []
+        for name, content in sorted(changes.items()):
+            file = found.get(name)
+            if content is None:
+                wrong += [f"{name} is still there"] if file else []
+            elif file is None:
+                wrong.append(f"{name} is missing")
+            elif isinstance(content, CopyOf):
+                wrong += [f"{name} has other content"] if file != source(content, name) else []
+            elif not file.holds(content, sha256.get(name)):
+                wrong.append(f"{name} has other content")
+        if wrong:
+            raise IntegrityError(f"{place}: {', '.join(wrong[:10])}")
+
+    def check_visibility(self, models: Iterable[str], index: str) -> None:  # noqa: B027 (a folder hides nothing)
+        """Refuse to write where private and public would mix: a private run into a public repository or index, or the
+        runs of private repositories into a public index.
+
+        Args:
+            models: names of the model repositories that are to be written or listed.
+            index: name of the dataset repository with their index.
+
+        Raises:
+            FilesError: names the repositories and what to do. Nothing was written.
+        """
 
 
 def checked_name(name: str, what: str, max_length: int = 96) -> str:

@@ -1,9 +1,8 @@
 """The HTTP client that `huggingface_hub` shares in a process: given a timeout, and told when not to try again itself.
 
 The library's own retries know no longest wait, print a warning for each attempt, and multiply with those of
-`store.transport`. Inside `single_attempts` a request that fails for now (no answer, or one of `TRANSIENT`) raises what
-the library raises after its last attempt, and no further one is sent. Outside of it, and in other threads, the client
-is as it was.
+`hub.store.transport`. Inside `single_attempts` a request that fails for now (no answer, or one of `TRANSIENT`) raises
+what the library raises after its last attempt, and no further one is sent. Elsewhere the client is as it was.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -20,30 +19,35 @@ TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Matched by name: huggingface_hub 1.x uses httpx and 2.x httpx2, with the same names.
 NETWORK_ERRORS = frozenset({"TransportError", "OfflineModeIsEnabled", "TimeoutError", "ConnectionError"})
 _CONNECT_TIMEOUT_SECONDS = 10.0
-_SINGLE = "hub_single_attempts"  # marks a client whose `send` is ours
+_OURS = "hub_single_attempts"  # marks a client whose `send` is ours
 
 _lock = threading.Lock()
 
 
 @dataclass
 class _Attempt:
-    """What is looked at before each request, and the failure after which none is sent."""
+    """What checks each request, the failure after which none is sent, and where this attempt uploads to."""
 
     check: Callable[[Any], object]
     failure: Exception | None = None
+    addresses: set[str] = field(default_factory=set)
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("hub_attempt", default=None)
+_uploads: dict[str, _Attempt] = {}  # address -> attempt: the library uploads several files in threads of its own
 
 
 @contextmanager
 def single_attempts(check: Callable[[Any], object]) -> Iterator[None]:
-    """Requests of this thread fail at once; each is given to `check` first, which may raise."""
-    token = _attempt.set(_Attempt(check))
+    """Requests of this thread, and of uploads that it starts, fail at once; `check` sees each first and may raise."""
+    attempt = _Attempt(check)
+    token = _attempt.set(attempt)
     try:
         yield
     finally:
         _attempt.reset(token)
+        for address in attempt.addresses:
+            _uploads.pop(address, None)
 
 
 def prepare(seconds: float) -> None:
@@ -63,30 +67,25 @@ def prepare(seconds: float) -> None:
             _with_single_attempts(session)
 
 
-def was_single(response: Any) -> bool:
-    """Whether a failed response is of a request that was made once, and not again and again by the library."""
-    return bool(response.extensions.get(_SINGLE))
-
-
 def kinds(error: BaseException) -> set[str]:
     """The names of an exception's classes."""
     return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _with_single_attempts(session: Any) -> Any:
-    if hasattr(session, _SINGLE):
+    if hasattr(session, _OURS):
         return session
     plain = session.send
 
     def send(request: Any, **options: Any) -> Any:
-        attempt = _attempt.get()
+        attempt = _attempt.get() or _uploads.get(str(request.url))
         if attempt is None:
             return plain(request, **options)
         if attempt.failure is not None:
             raise attempt.failure
         attempt.check(request)
         try:
-            return _answered(plain(request, **options))
+            response = _answered(plain(request, **options))
         except Exception as error:
             if kinds(error) & NETWORK_ERRORS and "OfflineModeIsEnabled" not in kinds(error):
                 attempt.failure = _unreached()(str(error) or type(error).__name__)
@@ -94,9 +93,13 @@ def _with_single_attempts(session: Any) -> Any:
             if "HTTPError" in kinds(error):
                 attempt.failure = error
             raise
+        if request.url.path.endswith("/info/lfs/objects/batch"):
+            attempt.addresses |= {str(type(request.url)(address)) for address in _addresses(response.json())}
+            _uploads.update(dict.fromkeys(attempt.addresses, attempt))
+        return response
 
     session.send = send
-    setattr(session, _SINGLE, True)
+    setattr(session, _OURS, True)
     return session
 
 
@@ -107,9 +110,16 @@ def _answered(response: Any) -> Any:
 
         response.read()
         response.close()
-        response.extensions[_SINGLE] = True
         hf_raise_for_status(response)
     return response
+
+
+def _addresses(batch: Any) -> Iterator[str]:
+    """Where large files are sent, in one piece or in parts, by the answer to a batch request of Git LFS."""
+    for item in batch.get("objects", ()) if isinstance(batch, dict) else ():
+        for action in (item.get("actions") or {}).values():
+            yield action["href"]
+            yield from (part for part in (action.get("header") or {}).values() if str(part).startswith("http"))
 
 
 @lru_cache(maxsize=1)

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from hub.store import client
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _ATTEMPTS_TO_CONNECT = 3  # of reading: a machine without a network is told so within seconds
+_LONGEST_BACKOFF = 30.0  # seconds between two attempts, unless the Hub asks for more
 _REFUSED_SECONDS = 60.0  # a token that was refused is not sent again for so long
 _COMMIT_LIMIT_SECONDS = 3600.0  # the Hub counts commits by the hour
 _RATE_LIMIT_RESET = re.compile(r"\br=0;\s*t=(\d+)")
@@ -70,6 +72,8 @@ class Transport:
         self._timeout = timeout
         self._resume_at = 0.0  # on the monotonic clock
         self._pause_lock = threading.Lock()
+        self._asking = threading.Lock()  # held by the thread that asks whether the Hub is back
+        self._gave_up: tuple[float, UnavailableError] | None = None  # when one last did, and over what
         self._refused: tuple[str, float, AccessError] | None = None  # the header, until when, and what was said
         self._full: dict[str, tuple[float, UnavailableError]] = {}  # repository -> until when it takes no commits
         client.prepare(timeout)
@@ -87,13 +91,16 @@ class Transport:
             raise AccessError("no access token: run `hf auth login` or set HF_TOKEN to one that may write")
 
     def read(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """As `call`, for reading: where not even a connection can be opened, the answer is there within seconds."""
+        """As `call`, for reading: without even a connection, it gives up within seconds."""
         return self.call(function, attempts, to_connect=_ATTEMPTS_TO_CONNECT)
 
     def call(
         self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int | None = None
     ) -> Result:
         """The result of `function`, tried again after transient failures.
+
+        Of several threads that fail at the same time, one asks whether the Hub is back; the others wait for what it
+        finds, so that a lasting failure costs hardly more requests than it does with one thread.
 
         Args:
             function: what calls the library.
@@ -112,16 +119,41 @@ class Transport:
             down = to_connect is not None and not getattr(error, "connected", True)
             return state.attempt_number >= (min(allowed, to_connect or allowed) if down else allowed)
 
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda error: isinstance(error, UnavailableError) and error.passing),
-            stop=over,
-            wait=lambda state: self.wait(
-                state.attempt_number - 1, state.outcome.exception() if state.outcome else None
-            ),
-            sleep=_sleep,
-            reraise=True,
-        )
-        return retrying(lambda: self.call_once(function))
+        with self._turn() as pause:
+            retrying = tenacity.Retrying(
+                retry=tenacity.retry_if_exception(lambda error: isinstance(error, UnavailableError) and error.passing),
+                stop=over,
+                wait=lambda state: self.wait(
+                    state.attempt_number - 1, state.outcome.exception() if state.outcome else None
+                ),
+                sleep=pause,
+                reraise=True,
+            )
+            return retrying(lambda: self.call_once(function))
+
+    @contextmanager
+    def _turn(self) -> Iterator[Callable[[float], None]]:
+        """Gives the waiting before a new attempt, which also waits for its turn to ask a Hub that fails."""
+        began, mine = time.monotonic(), False
+
+        def pause(seconds: float) -> None:
+            nonlocal mine
+            until = time.monotonic() + seconds
+            mine = mine or self._asking.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
+            if self._gave_up and self._gave_up[0] > began:
+                raise self._gave_up[1]
+            if (remaining := until - time.monotonic()) > 0:
+                _sleep(remaining)
+
+        try:
+            yield pause
+        except UnavailableError as error:
+            if mine:
+                self._gave_up = time.monotonic(), error
+            raise
+        finally:
+            if mine:
+                self._asking.release()
 
     def call_once(self, function: Callable[[], Result]) -> Result:
         """The result of `function`, with the library's exceptions turned into those of `hub.plain.errors`."""
@@ -182,7 +214,7 @@ class Transport:
             with self._pause_lock:
                 self._resume_at = max(self._resume_at, time.monotonic() + asked)
         base = 0.1 if isinstance(error, ConflictError) else 0.5
-        backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), 30.0)
+        backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), _LONGEST_BACKOFF)
         return float(max(backoff, asked + random.uniform(0.0, 0.25) if asked is not None else 0.0))
 
 
@@ -267,7 +299,7 @@ def _unreachable(chain: Sequence[BaseException], names: set[str]) -> Unavailable
     shown = ours or chain[0]
     text = _said(shown) or type(shown).__name__
     error = UnavailableError(f"the Hub cannot be reached: {text}")
-    # What is none of ours was tried again by the library: in its threads, or while it resumed a download.
+    # What is none of ours was tried again by the library, while it resumed a download.
     repeated = bool(names & {"ConnectError", "TimeoutException", "RemoteProtocolError"})
     error.passing = ours is not None or not (repeated or "OfflineModeIsEnabled" in names)
     error.connected = not names & {"ConnectError", "ConnectTimeout"}
@@ -287,9 +319,6 @@ def _unavailable(response: Any, text: str) -> UnavailableError:
         )
         limited.passing, limited.full = False, sending[1]
         return limited
-    # Uploads of several shards run in the library's threads, which tried again themselves.
-    in_threads = not client.was_single(response) and response.request.method in ("PUT", "POST")
-    error.passing = not in_threads
     return error
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from hub.record.run_record import RunRecord
-from hub.store.base import Store, open_store
+from hub.store.base import Store
 from hub.store.hub import HubStore
+from hub.store.opening import open_store
 from tests.hub.loopback import TOKEN, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
 

@@ -12,6 +12,7 @@ from hub.cli import main
 from hub.plain.commands import status_of
 from hub.plain.errors import AccessError, FilesError, PushErrors, UnavailableError
 from hub.record.run_record import RunRecord
+from hub.release.index import read_branches
 from hub.store.hub import HubStore
 from hub.store.transport import Transport
 from tests.hub.conftest import Checkpoint, hub_store
@@ -68,6 +69,33 @@ def test_a_permanent_503_costs_six_requests(
     with pytest.raises(UnavailableError, match="answered 503"):
         CALLS[call](store, pushed, tmp_path)
     assert 10**6 - down.times == 6
+
+
+@pytest.mark.parametrize("where", ["uploads", "branches"])
+def test_a_lasting_503_is_not_met_by_every_thread_anew(
+    loopback: LoopbackHub, checkpoint: Checkpoint, where: str
+) -> None:
+    """Four large files, or four branches that are read at the same time: not six requests for each."""
+    for number in range(4):
+        record = make_record(run_id=f"run{number}", seed=number)
+        push_run(hub_store(loopback), checkpoint(f"c{number}", weight=float(number)), record)
+    folder = checkpoint("new", weight=9.0)
+    for number in range(3):
+        (folder / f"picture{number}.png").write_bytes(b"\x89PNG\0" + bytes([number]))
+    store, new = hub_store(loopback), make_record(run_id="new", seed=9)
+    picked, call, requests = {
+        "uploads": (lambda request: request.origin == "storage", lambda: push_run(store, folder, new), 6),
+        "branches": (
+            lambda request: request.api == "revision",
+            lambda: read_branches(store, "demo", ["demo-d64-E4"]),
+            9,
+        ),
+    }[where]
+    down = Fault(picked, "status", 503, times=10**6)
+    loopback.faults.append(down)
+    with pytest.raises(UnavailableError, match="answered 503"):
+        call()
+    assert 10**6 - down.times == requests
 
 
 def test_others_in_the_process_keep_the_retries_of_the_library(loopback: LoopbackHub) -> None:

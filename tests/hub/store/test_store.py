@@ -13,7 +13,8 @@ import pytest
 from hub import check_parameters, load_index, pull_run, pull_runs, push_index, push_run, select
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
 from hub.record.run_record import RunRecord
-from hub.store.base import Store, checked_name, open_store
+from hub.store.base import Store, checked_name
+from hub.store.opening import open_store
 from tests.hub.conftest import Checkpoint
 from tests.hub.samples import make_record
 
