@@ -11,10 +11,17 @@ Importing this package and asking a law need numpy only; fitting, figures and ta
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import scaling_law.law_methods  # noqa: F401 - gives every law its methods
-from scaling_law.laws import ChinchillaLaw, Conditions, ExtrapolationError, JointLaw, Law, RoutedLaw
+# Before anything imports `hub`: a hub.py beside the user's script would be imported in its place.
+_hub = find_spec("hub")
+if _hub is not None and _hub.origin is not None and not (Path(_hub.origin).parent / "plain").is_dir():
+    raise ImportError(f"{_hub.origin} hides the package `hub` that scaling_law needs: rename or move that file")
+
+import scaling_law.law_methods  # noqa: E402, F401 - gives every law its methods
+from scaling_law.laws import ChinchillaLaw, Conditions, ExtrapolationError, JointLaw, Law, RoutedLaw  # noqa: E402
 
 if TYPE_CHECKING:
     from scaling_law.fitting.fit_result import FitResult

@@ -1,4 +1,4 @@
-"""What `make dist` built: dist/ has a wheel and the sdist that it was built from, and the wheel is installed in $FRESH."""
+"""What `make dist` built: an sdist, the wheel that was built from it, and the environment $FRESH with the wheel."""
 
 import json
 import os
