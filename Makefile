@@ -86,6 +86,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # explorer: gradio[mcp] and plotly, for an extra that is planned.
 resolve: setup
@@ -96,6 +97,7 @@ dist: setup
 	$(BIN)/python -m build .
 	@$(call venv,$(FRESH))
 	$(call install,$(FRESH)) dist/*.whl -c constraints.txt
+	FRESH=$(FRESH) $(BIN)/python -m pytest -m dist tests/test_dist.py
 
 check-all:
 	$(MAKE) lint

@@ -11,22 +11,42 @@ Importing this package and asking a law need numpy only; fitting, figures and ta
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import scaling_law.law_methods  # noqa: F401 - gives every law its methods
-from scaling_law.laws import ChinchillaLaw, Conditions, ExtrapolationError, JointLaw, Law, RoutedLaw
+# Before anything imports `hub`: a hub.py beside the user's script would be imported in its place.
+_hub = find_spec("hub")
+if _hub is not None and _hub.origin is not None and not (Path(_hub.origin).parent / "plain").is_dir():
+    raise ImportError(f"{_hub.origin} hides the package `hub` that scaling_law needs: rename or move that file")
+
+import scaling_law.law_methods  # noqa: E402, F401 - gives every law its methods
+from scaling_law.laws import (  # noqa: E402
+    ChinchillaLaw,
+    Conditions,
+    ExtrapolationError,
+    JointLaw,
+    Law,
+    RoutedLaw,
+    Term,
+    expert_transform,
+    register,
+)
 
 if TYPE_CHECKING:
+    from scaling_law.figures.law_figures import memory_optimal
     from scaling_law.fitting.fit_result import FitResult
     from scaling_law.fitting.fitting import fit
     from scaling_law.fitting.learning_rate import LearningRateLaw, fit_learning_rate
     from scaling_law.fitting.profiles import profile_interval
     from scaling_law.fitting.splits import split
     from scaling_law.fitting.uncertainty import Bootstrap
-    from scaling_law.planning.design import next_runs
+    from scaling_law.planning.design import log_optimal_parameters, next_runs
+    from scaling_law.planning.inverse import cheapest_budget, flop_savings
     from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
     from scaling_law.runs.table import Runs, load_runs
     from scaling_law.size.architecture import Architecture
+    from scaling_law.size.listing import published_design
 
 _HOME = {
     "Architecture": "size.architecture",
@@ -36,11 +56,16 @@ _HOME = {
     "OptimalRow": "planning.optimal_table",
     "OptimalTable": "planning.optimal_table",
     "Runs": "runs.table",
+    "cheapest_budget": "planning.inverse",
     "fit": "fitting.fitting",
     "fit_learning_rate": "fitting.learning_rate",
+    "flop_savings": "planning.inverse",
     "load_runs": "runs.table",
+    "log_optimal_parameters": "planning.design",
+    "memory_optimal": "figures.law_figures",
     "next_runs": "planning.design",
     "profile_interval": "fitting.profiles",
+    "published_design": "size.listing",
     "split": "fitting.splits",
 }
 
@@ -58,11 +83,19 @@ __all__ = [
     "OptimalTable",
     "RoutedLaw",
     "Runs",
+    "Term",
+    "cheapest_budget",
+    "expert_transform",
     "fit",
     "fit_learning_rate",
+    "flop_savings",
     "load_runs",
+    "log_optimal_parameters",
+    "memory_optimal",
     "next_runs",
     "profile_interval",
+    "published_design",
+    "register",
     "split",
 ]
 

@@ -92,6 +92,16 @@ def test_runs_are_pushed_and_pulled_through_a_folder(tmp_path):
     assert len(load_runs(index)) == 1
 
 
+@pytest.mark.parametrize("name", ["hub.py", "hub/__init__.py"])
+def test_a_file_that_hides_the_package_hub_is_named(name, tmp_path):
+    """In the folder of the user's script, which Python searches first."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("import scaling_law\n")
+    command = [sys.executable, "-c", "import scaling_law"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / name} hides the package `hub`")
+
+
 @needs_light
 def test_an_index_without_pyarrow_has_no_old_parquet_file(tmp_path):
     store, old = open_store(tmp_path), make_record(weights_sha256=None)
