@@ -318,7 +318,7 @@ def rebuilt_files(
 def _parquet(present: Present, rows: list[RunRecord]) -> dict[str, bytes | None]:
     """The rows as parquet; without pyarrow, the removal of a file that no longer fits them."""
     table = to_parquet(rows)
-    return {PARQUET_NAME: table} if table is not None or PARQUET_NAME in present.stored() else {}
+    return {PARQUET_NAME: table} if table is not None or PARQUET_NAME in present.stored else {}
 
 
 def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
