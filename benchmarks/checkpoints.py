@@ -22,9 +22,9 @@ from benchmarks.report import Report, in_turns, parse
 from modeling_switch_moe import SwitchMoeConfig
 from training.configuration.arguments import OptimizerArguments, RunArguments
 from training.run import checkpoint
-from training.run.checkpoint import Progress
-from training.run.checkpoint_writer import CheckpointWriter
+from training.run.checkpoint import CheckpointWriter
 from training.run.model import build_model, build_optimizer
+from training.run.step import Progress
 
 
 def make_session(d_model: int, experts: int) -> SimpleNamespace:

@@ -2,12 +2,12 @@
 
     python -m benchmarks.data_pipeline --dataset FOLDER --tokenizer FOLDER [--processes 2] [--parts encode build ...]
 
-encode: MB of text per CPU second of one core, batch by batch in turns: `DocumentEncoder` against `tokenizers` and a
-    fast transformers tokenizer with its ids made into numpy arrays, as a `datasets.map` does it. Bound: the split into
-    words by a regular expression, which every such tokenizer begins with.
-build: wall time from the files to ids on the disk with `--processes` processes: `tokens.writer.build` against
+encode: MB of text per CPU second of one core, batch by batch in turns: the cache's encoder against a fast transformers
+    tokenizer with its ids made into numpy arrays, as a `datasets.map` does it. Bound: `tokenizers` alone, its ids left
+    where they are.
+build: wall time from the files to ids on disk with `--processes` threads or processes: `data.builder.build` against
     `datasets.map(batched=True, num_proc=...)` and packing with numpy. Start-up is in both. Bound: reading the text,
-    encoding it word by word as above and writing the ids, in one process, shared perfectly.
+    encoding it as above and writing the ids, in one process, shared perfectly.
 read: tokens/s of batches of 32 shuffled sequences, in turns: the cache, a plain loop over one memory map, and torch's
     DataLoader over the same map with two workers. Bound: one slice of that map, in its order, widened to int64.
 wait: the part of a training run's time (real runs of `train.py`'s code, on this machine's CPU) spent waiting for
@@ -38,12 +38,11 @@ from benchmarks.report import Report, parse
 from benchmarks.report import seconds as wall_seconds
 from training.configuration.reading import from_dict
 from training.data import cache as tokens
+from training.data.batches import SequenceOrder
+from training.data.builder import build, encoder, lock_of
 from training.data.cache import TokenCache, open_cache
-from training.data.encoding import _ASCII_WORDS, _WORDS, DocumentEncoder
-from training.data.order import SequenceOrder
 from training.data.text import TextSource
 from training.data.tokenizer import description, load_tokenizer, train_tokenizer
-from training.data.writer import build, lock_of
 from training.run.main import Run
 
 LENGTH = 512
@@ -62,27 +61,19 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def words(text: str) -> list[str]:
-    return (_ASCII_WORDS if text.isascii() else _WORDS).findall(text)
-
-
 def encode(report: Report, texts: list[str], tokenizer) -> None:
-    encoder = DocumentEncoder(description(tokenizer), tokenizer.eos_token_id, "<u2")
+    ours = encoder(description(tokenizer), tokenizer.eos_token_id, "<u2")
     backend, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
-
-    def rust(batch):
-        ids = [encoding.ids for encoding in backend.encode_batch_fast(batch, add_special_tokens=False)]
-        return b"".join(np.asarray([*one, eos], dtype="<u2").tobytes() for one in ids)
 
     def peer(batch):
         ids = tokenizer(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]
         return np.concatenate([np.asarray([*one, eos], dtype="<u2") for one in ids]).tobytes()
 
-    ways = {"ours": lambda b: b"".join(encoder(b)), "tokenizers": rust, "transformers + numpy": peer}
-    seconds = dict.fromkeys(["split", *ways], 0.0)
+    ways = {"ours": lambda b: b"".join(ours(b)), "transformers + numpy": peer}
+    seconds = dict.fromkeys(["bound", *ways], 0.0)
     for start in range(0, len(texts), 256):
         batch, results = texts[start : start + 256], set()
-        seconds["split"] += cpu_seconds(lambda batch=batch: [words(text) for text in batch])
+        seconds["bound"] += cpu_seconds(lambda b=batch: backend.encode_batch_fast(b, add_special_tokens=False))
         for name, way in ways.items():
             seconds[name] += cpu_seconds(lambda way=way, batch=batch, results=results: results.add(way(batch)))
         if len(results) != 1:
@@ -90,14 +81,14 @@ def encode(report: Report, texts: list[str], tokenizer) -> None:
     megabytes = text_megabytes(texts)
     speed = {name: megabytes / spent for name, spent in seconds.items()}
     for name in list(ways)[1:]:
-        bound = ("the split into words", speed["split"])
+        bound = ("tokenizers alone", speed["bound"])
         report.add(f"encode {megabytes:.1f} MB", speed["ours"], "MB/s", peer=(name, speed[name]), bound=bound)
 
 
-def build_all(source: TextSource, tokenizer, folder: Path, processes: int) -> TokenCache:
-    cache, source = open_cache(source, tokenizer, folder)
+def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
+    cache = open_cache(source, tokenizer, folder)
     with lock_of(cache.folder, timeout=0):
-        build(source, cache.folder, processes=processes)
+        build(source, cache.folder)
     cache.refresh()
     return cache
 
@@ -128,20 +119,22 @@ def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int) -> N
 
 def read_encode_write(source: TextSource, tokenizer, path: Path) -> None:
     """The work that cannot be left out, in one process that is already there."""
-    encoder = DocumentEncoder(description(tokenizer), tokenizer.eos_token_id, "<u2")
+    encode = encoder(description(tokenizer), tokenizer.eos_token_id, "<u2")
     with path.open("wb") as file:
-        for text in source.documents():
-            file.write(encoder([text])[0])
+        for texts, _ in source.batches(256):
+            file.write(b"".join(encode(texts)))
         file.flush()
         os.fsync(file.fileno())
 
 
 def build_and_map(report: Report, source: TextSource, tokenizer, folder: Path) -> None:
     processes = report.options.processes
-    ours = wall_seconds(lambda: build_all(source, tokenizer, folder / "ours", processes))
+    os.environ.update(RAYON_NUM_THREADS=str(processes), TOKENIZERS_PARALLELISM="true")
+    ours = wall_seconds(lambda: build_all(source, tokenizer, folder / "ours"))
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     theirs = wall_seconds(lambda: map_and_pack(source, tokenizer, folder / "peer.bin", processes))
     least = wall_seconds(lambda: read_encode_write(source, tokenizer, folder / "least.bin")) / processes
-    cache = build_all(source, tokenizer, folder / "ours", processes)
+    cache = build_all(source, tokenizer, folder / "ours")
     if not np.array_equal(cache.read(0, len(cache)), np.memmap(folder / "peer.bin", dtype="<u2", mode="r")):
         raise SystemExit("build: the ids differ from those of datasets.map")
     bound = ("reading, encoding, writing, shared perfectly", least)
@@ -195,7 +188,7 @@ def read(report: Report, cache: TokenCache, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is seen before a step: seconds so far, those of them that were spent waiting, and tokens in the cache."""
+    """What is seen after a step: seconds so far, those of them that were spent waiting, and tokens in the cache."""
 
     seconds: float
     waited: float
@@ -207,15 +200,13 @@ class Watched:
 
     def __init__(self, arguments, steps: int | None = None):
         self.run, self.steps, self.moments = Run(arguments), steps, []
-        self.cache = self.run.data._tokens.cache
-        self.run.session.before_step = self.note
-        self.run.session.stop_requested = self.is_over
-
-    def note(self, step: int) -> None:
-        self.cache.refresh()
-        self.moments.append(Moment(time.perf_counter(), self.run.data.wait_seconds, len(self.cache)))
+        self.cache = self.run.data.tokens.cache
+        self.run.stop.requested = self.is_over
 
     def is_over(self) -> bool:
+        """Asked after every step, which it notes."""
+        self.cache.refresh()
+        self.moments.append(Moment(time.perf_counter(), self.run.data.wait_seconds, len(self.cache)))
         return self.cache.complete if self.steps is None else len(self.moments) > self.steps
 
     def execute(self) -> None:
@@ -309,7 +300,7 @@ def main() -> None:
         if "build" in options.parts:
             build_and_map(report, source, tokenizer, folder)
         if "read" in options.parts:
-            read(report, build_all(source, tokenizer, folder / "ours", options.processes), folder)
+            read(report, build_all(source, tokenizer, folder / "ours"), folder)
         if "wait" in options.parts:
             wait(report, dataset, tokenizer_folder, folder)
         report.finish()

@@ -37,7 +37,7 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.report import Report, parse
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from training.run.hardware import peak_flops
+from training.run.devices import peak_flops
 
 PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, OlmoeForCausalLM)}
 MATMUL, MEMORY = "matmul bound", "memory bound"

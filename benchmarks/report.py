@@ -212,11 +212,11 @@ def machine() -> dict[str, Any]:
     """CPU, cores that this process may use, memory and GPUs; no name of the machine."""
     import torch
 
-    from training.run import hardware
+    from training.run import devices
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = hardware.total_memory(torch.device("cpu"))
-    found = {"cpu": hardware._cpu_name(), "cores": cores, "memory": f"{memory / 2**30:.0f} GiB", "gpu": gpus()}
+    memory = devices.total_memory(torch.device("cpu"))
+    found = {"cpu": devices._cpu_name(), "cores": cores, "memory": f"{memory / 2**30:.0f} GiB", "gpu": gpus()}
     return found | {"system": f"{platform.system()} {platform.machine()}"}
 
 

@@ -9,6 +9,7 @@ shard and compares its checksum; `--status` only says what is there.
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +22,12 @@ from rich.table import Table
 from hub.plain.commands import App, Version
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.configuration.reading import parse_command_line, read_yaml
+from training.data.builder import build, lock_of
 from training.data.cache import TokenCache, open_cache
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
-from training.run.inputs import held_out_source, text_sources, tokens_needed
+from training.run.inputs import held_out_tokens, text_sources, tokens_needed
 
 app = App(single=True)
 _SECTION_FLAGS = {"help_option_names": ["-h", "--help"], "allow_extra_args": True, "ignore_unknown_options": True}
@@ -55,15 +57,16 @@ def parts(arguments: TrainingArguments, everything: bool = False) -> list[Part]:
         arguments, _ = pinned(arguments, Path(arguments.run.output_dir))
         d = arguments.data
         tokenizer = load_tokenizer(d.tokenizer, d.tokenizer_revision)
-        training, source = open_cache(text_sources(arguments)[0], tokenizer, d.cache_dir)
-        held_out, held_out_text = open_cache(*held_out_source(arguments, tokenizer))
+        text, held_out_text = text_sources(arguments)
+        training = open_cache(text, tokenizer, d.cache_dir)
+        held_out = open_cache(held_out_text, tokenizer, d.cache_dir, held_out_tokens(arguments))
     except (ValueError, OSError) as error:
         raise ConfigurationError(str(error)) from error
     until = None if everything else tokens_needed(arguments)[0]
-    return [Part("training", training, source, until), Part("held-out", held_out, held_out_text, None)]
+    return [Part("training", training, text, until), Part("held-out", held_out, held_out_text, None)]
 
 
-def fill(part: Part, processes: int | None, progress: bool) -> None:
+def fill(part: Part, progress: bool) -> None:
     """Build a part as far as it is needed, or wait while another process does.
 
     Raises:
@@ -72,15 +75,13 @@ def fill(part: Part, processes: int | None, progress: bool) -> None:
     """
     from tqdm.auto import tqdm
 
-    from training.data.writer import build, lock_of
-
     bar = tqdm(desc=f"{part.name} tokens", total=part.until_tokens, unit="tok", unit_scale=True, disable=not progress)
     with bar:
         while part.cache.refresh() or not part.has_enough:
             bar.update(len(part.cache) - bar.n)
             try:
                 with lock_of(part.cache.folder, timeout=0.5):
-                    build(part.source, part.cache.folder, part.until_tokens, processes, bar.update)
+                    build(part.source, part.cache.folder, part.until_tokens, bar.update)
             except Timeout:
                 continue  # another process builds this cache: watch it
 
@@ -128,18 +129,20 @@ def main(
     everything: Annotated[bool, typer.Option("--all", help="All of the data, not what the run reads.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Build nothing; say what is there.")] = False,
     check: Annotated[bool, typer.Option("--verify", help="Compare the sha256 of every shard.")] = False,
-    processes: Annotated[int | None, typer.Option(min=1, help="That tokenise; default: one per core.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Threads that tokenise; default: one per core.")] = None,
     version: Version = False,
 ) -> None:
     """Build the token caches of a run. Further flags are those of train.py: --section.field value."""
     console = Console()
+    if processes is not None:
+        os.environ["RAYON_NUM_THREADS"] = str(processes)  # read by `tokenizers` when it first encodes
     # This command makes no run: a folder for one need not be named. One that is there pins the data.
     folder = ((read_yaml(config).get("run") or {}) if config else {}).get("output_dir") or "unused"
     flags = ["--run.output_dir", folder, *(["--config", config] if config else []), *context.args]
     arguments = parse_command_line(flags)
     every = parts(arguments, everything)
     for part in every if not status else ():
-        fill(part, processes, arguments.run.progress)
+        fill(part, arguments.run.progress)
     console.print(report(every))
     if check:
         console.print(f"{verify(every, arguments.run.progress)} shards are as they were written")

@@ -37,7 +37,7 @@ def model_folder(tiny, tmp_path):
 def test_it_equals_the_evaluation_of_a_training_run(metric, model_folder, tiny):
     arguments = tiny()
     tokenizer = load_tokenizer(arguments.data.tokenizer)
-    sequences: HeldOut = held_out(arguments, tokenizer)
+    sequences: HeldOut = held_out(arguments, tokenizer).wait()
     expected = evaluate(SwitchMoeForCausalLM.from_pretrained(model_folder), sequences, 3, torch.device("cpu")).loss
     result = metric.compute(
         predictions=sequences.sequences.tolist(), model_id=str(model_folder), batch_size=5, device="cpu"

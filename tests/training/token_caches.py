@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
+from training.data.builder import build, lock_of
 from training.data.cache import TokenCache, open_cache
 from training.data.text import TextSource
-from training.data.writer import build, lock_of
 
 
-def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=None, **options) -> TokenCache:
+def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=None) -> TokenCache:
     """The cache of a source, built here and now as far as `until`."""
-    cache, source = open_cache(source, tokenizer, cache_dir, max_tokens)
+    cache = open_cache(source, tokenizer, cache_dir, max_tokens)
     with lock_of(cache.folder, timeout=0):
-        build(source, cache.folder, until, **options)
+        build(source, cache.folder, until)
     cache.refresh()
     return cache
 

@@ -1,17 +1,20 @@
-"""Tokenising beside the training: a process of its own that fills the cache while the training reads it.
+"""Filling a token cache: documents in, shards out, from wherever the last build stopped.
 
-`GrowingCache` is what a training process holds. When it needs tokens that are not there yet it looks for new shards,
-and starts a builder when nobody holds the cache's lock: so of many ranks and runs one builds and the others watch, and
-when its run ends before theirs have what they need, another takes over. The builder goes as far as its run can need,
-and ends with it: it reads its standard input, which ends when the training process does, also by `kill -9`.
+`build` fills it in this process. `GrowingCache` is what a training process holds: when it needs tokens that are not
+there yet it looks for new shards, and starts a builder process when nobody holds the cache's lock. So of many ranks
+and runs one builds and the others watch, and when its run ends before theirs have what they need, another takes over.
+The builder goes as far as its run can need, and ends with it: it reads its standard input, which ends when the
+training process does, also by `kill -9`.
 
-    python -m training.data.builder < task.json     # not meant to be typed; see training.prepare for that
+    python -m training.data.builder < task.json     # started by `GrowingCache`; to tokenise by hand: training.prepare
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import math
 import os
 import select
 import subprocess
@@ -19,25 +22,33 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from filelock import Timeout
+import numpy as np
+from filelock import FileLock, Timeout
+from tokenizers import Tokenizer
 
+from hub.plain.atomic import sync_folder
 from training.configuration.arguments import ConfigurationError
 from training.data.cache import CorruptCacheError, TokenCache
-from training.data.text import TextSource
+from training.data.text import Place, TextSource
+from training.data.tokenizer import fingerprint
 
 logger = logging.getLogger(__name__)
 
-_ROOT = str(Path(__file__).resolve().parents[2])  # for a process that is started elsewhere
-_BUSY = 75  # exit status (EX_TEMPFAIL): somebody else builds this cache
+_ROOT = str(Path(__file__).resolve().parents[2])  # for a process started in another folder
+_BATCH_DOCUMENTS = 256  # encoded at a time, on all cores
+_BUSY = 75  # exit status (EX_TEMPFAIL): another process builds this cache
 _POLL_SECONDS = 0.05
-_LOOK_SECONDS = 0.5  # between looks at the lock
-_SAY_SECONDS = 10  # of waiting before it is said, and again every time it has doubled
-_CHECK_SECONDS = 1.0  # that a start waits for the checksums of what is there; more of them go on beside it
-_MAX_DEATHS = 3  # of a builder that made no shard, before it is not started again
+_LOCK_SECONDS = 0.5  # between two looks at the lock
+_REPORT_SECONDS = 10  # of waiting before it is reported, and again every time it has doubled
+_CHECK_SECONDS = 1.0  # that a start waits for checksums; the rest are compared beside it
+_MAX_DEATHS = 3  # of builders that made no shard, before the error is raised
 
 
 class TokenBuildError(RuntimeError):
@@ -46,152 +57,256 @@ class TokenBuildError(RuntimeError):
     exit_status = 3
 
 
-class Stopped(Exception):
-    """Nobody wants the tokens any more that were being waited for."""
+# -- in this process
+
+
+def lock_of(folder: Path, timeout: float) -> FileLock:
+    """The lock of whoever builds this cache; it is released with the process, however that ends."""
+    return FileLock(folder / "build.lock", timeout=timeout)
+
+
+def build(
+    source: TextSource,
+    folder: Path,
+    until_tokens: int | None = None,
+    on_tokens: Callable[[int], None] = lambda tokens: None,
+) -> None:
+    """Append whole shards until there are `until_tokens` tokens or the data ends. The caller holds the lock.
+
+    Args:
+        folder: of a cache made by `open_cache`.
+        until_tokens: None for all there are.
+        on_tokens: called with the tokens of each document.
+
+    Raises:
+        ValueError: the source cannot be read, has changed, or has no document.
+        CorruptCacheError: what is there is not what was written.
+        OSError: the disk is full, the network is gone, …; what was finished stays, and the next build resumes there.
+    """
+    log = folder / "shards.jsonl"
+    if log.exists() and (content := log.read_bytes()) and not content.endswith(b"\n"):
+        os.truncate(log, content.rfind(b"\n") + 1)  # left by a crash or a full disk; its shard is made again
+    cache = TokenCache(folder)
+    tokens, number, limit = len(cache), len(cache.shards), cache.recipe["max_tokens"] or math.inf
+    if cache.complete or (until_tokens is not None and tokens >= until_tokens):
+        return
+    place = Place(*cache.shards[-1]["next"]) if cache.shards else Place()
+    with closing(_encoded(source, place, cache)) as documents:
+        while until_tokens is None or tokens < until_tokens:
+            wanted = min(cache.recipe["shard_tokens"], limit - tokens)
+            shard = _write_shard(documents, wanted, folder, number, cache.recipe["dtype"], on_tokens)
+            if shard is not None:
+                _append(log, shard)
+                tokens, number = tokens + shard["tokens"], number + 1
+            if shard is None or shard["tokens"] < wanted or tokens >= limit:
+                break
+        else:
+            return
+    if not tokens:
+        raise ValueError(
+            f"data.dataset: split {source.split!r} of {source.dataset!r} has no document "
+            + ("that is held out" if source.held_out else "to train on")
+        )
+    _append(log, {"end": True, "tokens": tokens})
+
+
+def _encoded(source: TextSource, start: Place, cache: TokenCache) -> Iterator[tuple[bytes, Callable[[], Place]]]:
+    """(token ids as bytes, function to the place after it) of every document from `start` on, in order.
+
+    `tokenizers` encodes a batch on all cores while the one before it is written.
+    """
+    path, recipe = cache.folder / "tokenizer.json", cache.recipe
+    try:
+        intact = fingerprint(text := path.read_text()) == recipe["tokenizer"]
+    except (ValueError, KeyError):
+        intact = False
+    if not intact:
+        raise CorruptCacheError(path, "is not the tokenizer that the tokens were made with")
+    encode = encoder(text, recipe["eos_token_id"], recipe["dtype"])
+    pending: tuple[list[str], Place, Future[list[bytes]]] | None = None
+
+    def documents() -> Iterator[tuple[bytes, Callable[[], Place]]]:
+        if pending is not None:
+            texts, place, encoded = pending
+            for count, data in enumerate(encoded.result(), start=1):
+                yield data, partial(place.after, texts, count)
+
+    with ThreadPoolExecutor(1) as thread:
+        for texts, place in source.batches(_BATCH_DOCUMENTS, start):
+            following = texts, place, thread.submit(encode, texts)
+            yield from documents()
+            pending = following
+        yield from documents()
+
+
+def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[list[str]], list[bytes]]:
+    """A function: texts -> the bytes of each one's token ids, end-of-text included.
+
+    Args:
+        tokenizer_json: see `tokenizer.description`.
+        dtype: "<u2" or "<u4".
+    """
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+
+    def encode(texts: list[str]) -> list[bytes]:
+        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.asarray([*one.ids, eos_token_id], dtype=dtype).tobytes() for one in encoded]
+
+    return encode
+
+
+def _write_shard(
+    documents: Iterator[tuple[bytes, Callable[[], Place]]],
+    wanted: float,
+    folder: Path,
+    number: int,
+    dtype: str,
+    on_tokens: Callable[[int], None],
+) -> dict | None:
+    """Write documents until the shard holds `wanted` tokens; None when no document was left."""
+    path, width = folder / f"tokens-{number:05d}.bin", int(dtype[-1])
+    temporary = path.with_suffix(".tmp")
+    digest, n_documents, n_bytes = hashlib.sha256(), 0, 0
+    try:
+        with open(temporary, "wb") as file:
+            for data, place_after in documents:  # noqa: B007 (the last one is used)
+                file.write(data)
+                digest.update(data)
+                n_documents, n_bytes = n_documents + 1, n_bytes + len(data)
+                on_tokens(len(data) // width)
+                if n_bytes >= wanted * width:
+                    break
+            file.flush()
+            os.fsync(file.fileno())
+        if not n_documents:
+            return None
+        os.replace(temporary, path)
+        sync_folder(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
+    shard = {"file": path.name, "tokens": n_bytes // width, "documents": n_documents, "sha256": digest.hexdigest()}
+    return {**shard, "next": place_after()}
+
+
+def _append(path: Path, entry: dict) -> None:
+    with open(path, "ab") as file:
+        file.write(json.dumps(entry).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# -- beside the training
 
 
 class GrowingCache:
-    """A token cache that is built on while it is read.
+    """A token cache that is extended while it is read.
 
     Args:
         cache: the cache as far as it is there.
         source: what it is built from.
         until_tokens: as far as this run can need it; None to the end of the data.
-        patience: seconds to leave the building to others; so that of the ranks of a node the first one builds.
+        patience: seconds to leave the building to others, so that the first rank of each node builds.
     """
 
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None, patience: float = 0.0):
         self.cache = cache
         self._source = source
         self._until = until_tokens
-        self._lock = threading.Lock()
         self._builder: _Builder | None = None
         self._deaths = 0
         self._next_look = time.monotonic() + patience
-        self._checks = _Checks(cache) if patience == 0 else None  # one process of a node is enough
+        self._compares = patience == 0  # checksums: one process of a node is enough
+        self._damage: CorruptCacheError | OSError | None = None
+        self._stop = threading.Event()
 
     def start(self) -> None:
-        """Begin to build, if tokens are missing and nobody does, and to compare the checksums of those that are there.
+        """Begin to build if tokens are missing and nobody does, and to compare the checksums of those that are there.
+
+        The checksums are compared in a thread, so that damage is found before hours of training have come to it.
 
         Raises:
-            CorruptCacheError: of a shard whose turn came within a second; of a later one `check` raises it.
+            CorruptCacheError: of a shard compared within a second; of a later one `check_shards` raises it.
         """
         self.cache.refresh()
-        if self._checks is not None:
-            self._checks.start()
-        if not self._there(self._until):
+        if self._compares and self.cache.shards:
+            self._thread = threading.Thread(target=self._compare, name="check-tokens", daemon=True)
+            self._thread.start()
+            self._thread.join(_CHECK_SECONDS)
+            self.check_shards()
+        if not self._has(self._until):
             self._keep_building()
 
-    def wait_for(self, tokens: int | None, stop: threading.Event | None = None) -> None:
+    def wait_for(self, tokens: int | None) -> None:
         """Return once there are this many tokens (None: all), or the data is known to end before.
 
         Raises:
             ConfigurationError: the data cannot be read as configured, or there is none.
             TokenBuildError: the builder failed for another reason; what it had finished is kept.
             CorruptCacheError: a shard is not what it should be.
-            Stopped: `stop` was set.
         """
-        began, say_at = time.monotonic(), _SAY_SECONDS
+        began, report_at = time.monotonic(), _REPORT_SECONDS
         if self._until is not None:
             self._until = None if tokens is None else max(self._until, tokens)
-        while not self._there(tokens):
+        while not self._has(tokens):
             if self.cache.refresh():
                 continue
-            if stop is not None and stop.is_set():
-                raise Stopped
             self._keep_building()
-            if time.monotonic() - began > say_at:
-                logger.info("waited %d s for tokens; there are %s by now", say_at, f"{len(self.cache):,}")
-                say_at *= 2
+            if time.monotonic() - began > report_at:
+                logger.info("waited %d s for tokens; the cache holds %s so far", report_at, f"{len(self.cache):,}")
+                report_at *= 2
             time.sleep(_POLL_SECONDS)
 
     def check(self) -> None:
         """Raise what `wait_for` would raise by now, without waiting."""
         self.check_shards()
-        with self._lock:
-            if self._builder is not None and (status := self._builder.process.poll()) is not None:
-                builder, self._builder = self._builder, None
-                self._judge(builder, status)
+        self._poll()
 
     def check_shards(self) -> None:
         """Raise CorruptCacheError if a shard that was there at the start has turned out to be damaged."""
-        if self._checks is not None and self._checks.error is not None:
-            raise self._checks.error
+        if self._damage is not None:
+            raise self._damage
 
     def close(self) -> None:
         """End the builder, if this process started one; the shard it was writing is lost."""
-        if self._checks is not None:
-            self._checks.close()
-        with self._lock:
-            if self._builder is not None:
-                self._builder.end()
-                self._builder = None
+        self._stop.set()
+        if self._builder is not None:
+            self._builder.end()
+            self._builder = None
 
-    def _there(self, tokens: int | None) -> bool:
+    def _has(self, tokens: int | None) -> bool:
         return self.cache.complete or (tokens is not None and len(self.cache) >= tokens)
 
-    def _keep_building(self) -> None:
-        with self._lock:
-            if self._builder is not None:
-                if (status := self._builder.process.poll()) is None:
+    def _compare(self) -> None:
+        try:
+            for number in range(len(self.cache.shards)):
+                if self._stop.is_set():
                     return
-                builder, self._builder = self._builder, None
-                self._judge(builder, status)
-                return
-            if time.monotonic() < self._next_look:
-                return
-            self._next_look = time.monotonic() + _LOOK_SECONDS
-            if _nobody_builds(self.cache.folder):
+                self.cache.check_shard(number)
+        except (CorruptCacheError, OSError) as error:
+            self._damage = error
+
+    def _keep_building(self) -> None:
+        self._poll()
+        if self._builder is None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOCK_SECONDS
+            with suppress(Timeout):  # another process builds
+                lock_of(self.cache.folder, timeout=0).acquire().lock.release()
                 self._builder = _Builder(self.cache, self._source, self._until)
 
-    def _judge(self, builder: _Builder, status: int) -> None:
-        """Raise what a builder that ended ended with, unless it is worth starting another."""
+    def _poll(self) -> None:
+        """Raise what a builder of this process failed with, unless it is worth starting another."""
+        if self._builder is None or (status := self._builder.process.poll()) is None:
+            return
+        builder, self._builder = self._builder, None
         if status in (0, _BUSY):
             return
         self.cache.refresh()
         kind, message = builder.error(status)
-        if len(self.cache.shards) > builder.shards_before:
-            # It worked for a while, and nobody is in need yet or a fresh start may do: a lost connection, say.
-            logger.warning("%s; it is started again", message)
-            return
         self._deaths += status < 0
-        if status < 0 and self._deaths < _MAX_DEATHS:
-            logger.warning("%s; it is started again", message)
-            return
-        raise ConfigurationError(message) if kind == "ValueError" else TokenBuildError(message)
-
-
-class _Checks:
-    """A thread that compares the checksums of the shards that are there, so that damage is found before hours of
-    training have come to it. A shard that is read sooner is compared then."""
-
-    def __init__(self, cache: TokenCache):
-        self.error: CorruptCacheError | OSError | None = None
-        self._cache, self._stop = cache, threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Compare; returns when all are done or a second is over. Raises what was found by then."""
-        if self._thread is None and self._cache.shards:
-            self._thread = threading.Thread(target=self._work, name="check-tokens", daemon=True)
-            self._thread.start()
-            self._thread.join(_CHECK_SECONDS)
-            if self.error is not None:
-                raise self.error
-
-    def close(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _work(self) -> None:
-        try:
-            for number in range(len(self._cache.shards)):
-                if self._stop.is_set():
-                    return
-                self._cache.check_shard(number)
-        except (CorruptCacheError, OSError) as error:
-            self.error = error
+        made_shards = len(self.cache.shards) > builder.shards_before  # so a fresh start may do: a lost connection, say
+        if not made_shards and (status > 0 or self._deaths >= _MAX_DEATHS):
+            raise ConfigurationError(message) if kind == "ValueError" else TokenBuildError(message)
+        logger.warning("%s; restarting it", message)
 
 
 class _Builder:
@@ -201,14 +316,15 @@ class _Builder:
         task = {"source": asdict(source), "folder": str(cache.folder), "until_tokens": until_tokens}
         self.shards_before = len(cache.shards)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
-        # A session of its own: Ctrl-C is for the training, which still wants to finish its step and save.
+        # Found from any folder, and no other `training` that lies in the working directory.
+        path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "training.data.builder"],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_import_this_package()},
-            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            start_new_session=True,  # Ctrl-C is for the training, which still wants to finish its step and save
         )
         with suppress(BrokenPipeError):  # it died at once; `error` will say of what
             self.process.stdin.write(json.dumps(task).encode() + b"\n")
@@ -223,7 +339,7 @@ class _Builder:
             return last["kind"], last["message"]
         except (IndexError, ValueError, KeyError, TypeError):
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            return "", "\n".join([f"the process that tokenises {how}", *lines[-20:]])
+            return "", "\n".join([f"the tokenising process {how}", *lines[-20:]])
 
     def end(self) -> None:
         with suppress(BrokenPipeError):
@@ -232,26 +348,8 @@ class _Builder:
         self._output.close()
 
 
-def _import_this_package() -> dict[str, str]:
-    """Environment in which Python finds this package, and no other `training` that lies in the working directory."""
-    paths = filter(None, [_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
-
-
-def _nobody_builds(folder: Path) -> bool:
-    from training.data.writer import lock_of
-
-    try:
-        with lock_of(folder, timeout=0):
-            return True
-    except Timeout:
-        return False
-
-
 def main() -> int:
-    """The builder: a task as a line of JSON on standard input, which is held open by whoever wants the tokens."""
-    from training.data.writer import build, lock_of
-
+    """The builder: a task as a line of JSON on standard input, which stays open as long as the tokens are wanted."""
     task = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     os.nice(5)  # on a machine that trains on its CPU the training goes first
@@ -270,7 +368,7 @@ def main() -> int:
 
 
 def _end_with_parent(parent: int) -> None:
-    # The pipe ends with the parent; its process id is a second sign, should somebody have inherited the pipe.
+    # The pipe ends with the parent; its process id is a second sign, should another process have inherited the pipe.
     while os.getppid() == parent:
         if select.select([sys.stdin], [], [], 1.0)[0]:
             break

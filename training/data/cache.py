@@ -1,16 +1,15 @@
-"""The token cache: a split of a data set as one long row of token ids on disk, read by memory map while it grows.
+"""The token cache: a split of a dataset as one long row of token ids on disk, read by memory map while it grows.
 
     <cache>/<key>/recipe.json          everything that decides the tokens; the key is a hash of it
-    <cache>/<key>/tokenizer.json       the tokenizer that they are made with
+    <cache>/<key>/tokenizer.json       the tokenizer that makes them
     <cache>/<key>/tokens-00000.bin ... uint16 or uint32 little endian, each shard ending at a document's end
-    <cache>/<key>/shards.jsonl         a line per finished shard: its sha256 and where the next one goes on
+    <cache>/<key>/shards.jsonl         a line per finished shard: its sha256 and where the next one continues
 
-Each document is followed by the end-of-text token. Where a shard ends depends on the documents alone: at the one that
-reaches `shard_tokens`. So a cache that was interrupted, or extended by a longer run, is byte for byte the one that is
-built in one go, and readers need to know nothing but how many shards there are by now. `shards.jsonl` is appended to,
-one line once the shard is safely on the disk; its last line says that the data ends there. A reader compares a shard's
-sha256 before it takes the first token of it. `writer` builds a cache, and `builder` does so in a process beside the
-training.
+Each document is followed by the end-of-text token. A shard ends with the document that reaches `shard_tokens`, so its
+end depends on the documents alone: a cache that was interrupted, or extended by a longer run, is byte for byte the one
+built in one go, and readers only need to know how many shards there are by now. `shards.jsonl` is appended to, one
+line once the shard is safely on disk; a last line says that the data ends there. A reader compares a shard's sha256
+before it takes its first token. `builder` fills a cache, in this process or in one beside the training.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain import folders as files
+from hub.plain import folders
 from hub.plain.atomic import sha256_of, write_bytes
 from training.data import parts
 from training.data.text import TextSource
@@ -48,63 +47,68 @@ class TokenCache:
     """A token cache as far as it is built; `refresh` looks for more.
 
     Attributes:
-        folder: where it lies.
-        recipe: what decides the tokens.
-        shards: what `shards.jsonl` says of each finished shard.
+        folder: where it is.
+        recipe: everything that decides the tokens.
+        shards: the entries of `shards.jsonl` for the finished shards.
         complete: whether the data ends with these shards.
 
     Raises:
-        CorruptCacheError: when it is opened or refreshed, a shard is missing or has another size.
+        CorruptCacheError: when opened or refreshed, a shard is missing or has another size.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.recipe = _read_recipe(folder / "recipe.json")
         self.shards: list[dict] = []
         self.complete = False
-        self._dtype = np.dtype(self.recipe["dtype"])
+        path = folder / "recipe.json"
+        try:
+            self.recipe = json.loads(path.read_text())
+            self._dtype = np.dtype(self.recipe["dtype"])
+        except (ValueError, KeyError, TypeError):  # ValueError: neither JSON nor UTF-8
+            raise CorruptCacheError(path, "is not what was written") from None
         self._ends = np.empty(0, dtype=np.int64)
         self._read_bytes = 0  # of shards.jsonl
-        self._good: set[int] = set()  # numbers of the shards whose checksum was compared
+        self._checked: set[int] = set()  # numbers of the shards whose sha256 was compared
         self._map = lru_cache(_OPEN_SHARDS)(self._open)
         self.refresh()
 
     def refresh(self) -> bool:
-        """Take in the shards that were finished since; returns whether there were any, or the end was found."""
+        """Take in the shards finished since; returns whether there were any, or the end was found."""
         path = self.folder / "shards.jsonl"
         if self.complete or not path.exists():
             return False
         with open(path, "rb") as file:
             file.seek(self._read_bytes)
             new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]  # a line may be being written
+        whole = new[: new.rfind(b"\n") + 1]  # the last line may be half written
         if not whole:
             return False
         entries = [_parsed(path, line) for line in whole.splitlines()]
         self._read_bytes += len(whole)
-        added = [entry for entry in entries if "file" in entry]
-        for shard in added:
-            self._check_size(shard)
-        if added:
-            ends = np.cumsum([shard["tokens"] for shard in added]) + len(self)
-            self.shards += added
-            self._ends = np.concatenate([self._ends, ends])
-        self.complete = len(added) < len(entries)
+        for shard in (entry for entry in entries if "end" not in entry):
+            file, size = self.folder / shard["file"], shard["tokens"] * self._dtype.itemsize
+            if not file.exists() or file.stat().st_size != size:
+                raise CorruptCacheError(file, f"does not hold {shard['tokens']} tokens")
+            self.shards.append(shard)
+            self._ends = np.append(self._ends, len(self) + shard["tokens"])
+        self.complete = "end" in entries[-1]
         return True
 
-    def _check_size(self, shard: dict) -> None:
-        path = self.folder / shard["file"]
-        if not path.exists() or path.stat().st_size != shard["tokens"] * self._dtype.itemsize:
-            raise CorruptCacheError(path, f"does not hold {shard['tokens']} tokens")
-
     def check_shard(self, number: int) -> None:
-        """Compare the sha256 of a shard, once; it takes a second for each 1.5 GB. Raises CorruptCacheError."""
-        if number in self._good:
+        """Compare the sha256 of a shard, once; this takes a second for each 1.5 GB. Raises CorruptCacheError."""
+        if number in self._checked:
             return
         shard = self.shards[number]
         if sha256_of(self.folder / shard["file"]) != shard["sha256"]:
             raise CorruptCacheError(self.folder / shard["file"], "has another sha256 than when it was written")
-        self._good.add(number)
+        self._checked.add(number)
+
+    def verify(self) -> Iterator[dict]:
+        """Compare the sha256 of every shard, yielding each that is good. Raises CorruptCacheError at the first bad."""
+        self._checked.clear()
+        for number, shard in enumerate(self.shards):
+            self.check_shard(number)
+            yield shard
 
     def _open(self, number: int) -> np.ndarray:
         self.check_shard(number)
@@ -122,39 +126,25 @@ class TokenCache:
 
     @property
     def dataset(self) -> dict[str, str]:
-        """The data set's id and revision, as a run record states them."""
-        return {"id": self.recipe["source"]["dataset"], "revision": self.recipe["source"]["revision"]}
+        """The dataset's id, revision and fingerprint as a run record states them, however far the cache is built.
 
-    @property
-    def fingerprint(self) -> str:
-        """sha256 over the recipe and the first shard's checksum: the same however far the cache is built.
-
-        The recipe names the documents (by commit or content), the tokenizer and the format, and so decides every
-        shard. The checksum is there to notice a library that makes other tokens of them than it used to.
+        The fingerprint is a sha256 over the recipe and the first shard's checksum. The recipe names the documents (by
+        commit or content), the tokenizer and the format, and so decides every shard; the checksum notices a library
+        that makes other tokens of them than it used to.
 
         Raises:
             ValueError: there is no shard yet.
         """
+        source = self.recipe["source"]
+        return {"id": source["dataset"], "revision": source["revision"], "fingerprint": self.fingerprint}
+
+    @property
+    def fingerprint(self) -> str:
+        """See `dataset`."""
         if not self.shards:
             raise ValueError(f"the token cache {self.folder} has no shard yet, and so no fingerprint")
         text = f"{recipe_hash(self.recipe)}\n{self.shards[0]['sha256']}"
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Token ids start .. start + count - 1 as int64, across shard borders."""
-        out = np.empty(count, dtype=np.int64)
-        self._read_into(out, start)
-        return out
-
-    def _read_into(self, out: np.ndarray, start: int) -> None:
-        filled, count = 0, len(out)
-        shard = int(np.searchsorted(self._ends, start, side="right"))
-        while filled < count:
-            begin = start + filled - (int(self._ends[shard - 1]) if shard else 0)
-            part = self._map(shard)[begin : begin + count - filled]
-            out[filled : filled + len(part)] = part
-            filled += len(part)
-            shard += 1
 
     def n_sequences(self, sequence_length: int) -> int:
         """Sequences of this length by now (each needs one token more, for its last target)."""
@@ -165,34 +155,22 @@ class TokenCache:
         out = np.empty((len(indices), sequence_length + 1), dtype=np.int64)
         starts = indices * sequence_length
         shards = np.searchsorted(self._ends, starts, side="right")
-        begins = starts - np.where(shards > 0, self._ends[shards - 1], 0)
-        for row, start, shard, begin in zip(out, starts.tolist(), shards.tolist(), begins.tolist(), strict=True):
-            part = self._map(shard)[begin : begin + sequence_length + 1]
-            if len(part) == len(row):
-                row[:] = part
-            else:  # it goes on in the next shard
-                self._read_into(row, start)
+        for row, start, shard in zip(out, starts.tolist(), shards.tolist(), strict=True):
+            self._read_into(row, start, shard)
         return out
 
-    def verify(self) -> Iterator[dict]:
-        """Read every shard and compare its sha256, yielding each that is good.
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Token ids start .. start + count - 1 as int64, across shard borders."""
+        out = np.empty(count, dtype=np.int64)
+        self._read_into(out, start, int(np.searchsorted(self._ends, start, side="right")))
+        return out
 
-        Raises:
-            CorruptCacheError: naming the first that differs.
-        """
-        self._good.clear()
-        for number, shard in enumerate(self.shards):
-            self.check_shard(number)
-            yield shard
-
-
-def _read_recipe(path: Path) -> dict:
-    try:
-        recipe = json.loads(path.read_text())
-        np.dtype(recipe["dtype"])
-        return recipe
-    except (ValueError, KeyError, TypeError):  # also text that is no UTF-8
-        raise CorruptCacheError(path, "is not what was written") from None
+    def _read_into(self, out: np.ndarray, start: int, shard: int) -> None:
+        filled, begin = 0, start - (int(self._ends[shard - 1]) if shard else 0)
+        while filled < len(out):
+            part = self._map(shard)[begin : begin + len(out) - filled]
+            out[filled : filled + len(part)] = part
+            filled, begin, shard = filled + len(part), 0, shard + 1
 
 
 def _parsed(path: Path, line: bytes) -> dict:
@@ -206,10 +184,8 @@ def _parsed(path: Path, line: bytes) -> dict:
     raise CorruptCacheError(path, f"has the line {line[:60]!r}, which was not written so")
 
 
-def open_cache(
-    source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None
-) -> tuple[TokenCache, TextSource]:
-    """The cache of a source, with its recipe on the disk but possibly no tokens yet, and the source.
+def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None) -> TokenCache:
+    """The cache of a source, with its recipe on disk but possibly no tokens yet.
 
     Args:
         source: the text.
@@ -219,30 +195,30 @@ def open_cache(
             number; None for one that ends where the data does, and is shared by all who want more or less of it.
 
     Raises:
-        FileNotFoundError, ValueError: as `TextSource.identify`.
+        FileNotFoundError: as `TextSource.identify`.
         CorruptCacheError: as `TokenCache`, or its recipe is another.
     """
     cache_dir = Path(cache_dir)
-    dataset = source.identify(cache_dir / "checksums.json")
+    dataset, tokenizer_json = source.identify(cache_dir / "checksums.json"), description(tokenizer)
     recipe = {
         "format": FORMAT,
         "shard_tokens": SHARD_TOKENS,
         "source": {**asdict(source), **dataset},
-        "tokenizer": fingerprint(tokenizer),
+        "tokenizer": fingerprint(tokenizer_json),
         "eos_token_id": tokenizer.eos_token_id,
         "dtype": "<u2" if len(tokenizer) <= 1 << 16 else "<u4",
         "max_tokens": max_tokens,
     }
-    if source.file_seed is not None:  # what is read as stored is the same tokens as before there was another order
+    if source.file_seed is not None:  # the stored order keeps the recipe that it had before there was another
         recipe["order"] = parts.RECIPE
     folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
     if not (folder / "recipe.json").exists():
-        write_bytes(folder / "tokenizer.json", description(tokenizer).encode())
-        files.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
+        write_bytes(folder / "tokenizer.json", tokenizer_json.encode())
+        folders.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
     cache = TokenCache(folder)
     if cache.recipe != recipe:
         raise CorruptCacheError(folder / "recipe.json", "is not the recipe that its folder is named after")
-    return cache, source
+    return cache
 
 
 def recipe_hash(recipe: dict) -> str:

@@ -1,18 +1,18 @@
-"""The order in which text is drawn when its files are sorted: by crawl, by source, by date.
+"""The order in which text is read when its files are sorted: by crawl, by source, by date.
 
-FineWeb-Edu's files are sorted by crawl. Read as stored, a run of few tokens sees other text than a run of many, and
-the number of tokens D and the crawl become one variable. Here any prefix of the text is a sample of all of it:
+FineWeb-Edu's files are sorted by crawl. Read as stored, a short run sees other text than a long one, and the number of
+tokens D is confounded with the crawl. Here every prefix of the text is a sample of all of it:
 
     split -> parts     a parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part
-          -> order     the parts of all files in the order of a hash of (seed, file, number): nothing has to be opened
-                       for it, so a data set of 2,000 files starts as fast as one of two
+          -> order     the parts of all files, sorted by a hash of (seed, file, number): nothing has to be opened for
+                       it, so a dataset of 2,000 files starts as fast as one of two
           -> groups    16 parts at a time are read together, in proportion to their rows, so that they end together
           -> rows      row k of a part of n rows comes at time (k + 1/2) / n
 
-So at any time documents of up to 16 files alternate, whatever the number of files and the size of their row groups; a
-hash of the file's name and not its place in a listing decides, so the folder does not matter. What stays as stored is
-the order within a part: the shuffle of sequences (`batches.order`) mixes it. A single jsonl file is read from front to
-back. On the Hub a part costs about three requests: one for its file's footer, and one for 5 to 10 MB of rows.
+So documents of up to 16 files alternate at any time, whatever the number of files and the size of their row groups.
+The hash takes a file's name, not its place in a listing, so the folder does not matter. Within a part the stored order
+remains; the shuffle of sequences (`batches`) mixes it. A single jsonl file is read from front to back. On the Hub a
+part costs about three requests: one for its file's footer, and one for every 5 to 10 MB of rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from fsspec.core import url_to_fs
+from pyarrow.parquet import ParquetFile
 
 PART_BYTES = 8 << 20  # of a file, compressed: some 2.5M tokens of FineWeb-Edu
 GROUP = 16  # parts that are read together
-# Part of the recipe of a cache: another way to draw makes another cache.
+# Part of a cache's recipe: another way to order the text makes another cache.
 RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
 _ROWS_AT_A_TIME = 64  # decoded of one part: their texts lie in memory for each part of a group
 _BUFFER_BYTES = 1 << 20  # of a column's pages: a row group of 100 MB need not lie in memory whole
@@ -42,22 +44,21 @@ class Part(NamedTuple):
     count: int
 
 
-@dataclass(frozen=True)
-class Lane:
-    """A part that is being read: its rows, and what they weigh against those of the other parts of its group."""
+class Lane(NamedTuple):
+    """A part that is being read: its rows, and their weight among the parts of its group."""
 
     weight: float
     rows: Iterator[dict]
 
 
 class ShuffledRows:
-    """Rows of a split in the order above. Iterating goes on from the state, and moves it.
+    """Rows of a split in the order above. Iterating continues from the state, and moves it.
 
     Args:
         files: URLs or paths of the files of the split.
         seed: of the order.
-        columns: of parquet files that are wanted; those that a file lacks are left out.
-        rows_of_file: the rows of one file, where the files are of another format.
+        columns: wanted of parquet files; those that a file lacks are left out.
+        rows_of_file: the rows of one file, for other formats.
     """
 
     version = "parts-1"  # of the state
@@ -71,8 +72,8 @@ class ShuffledRows:
     ):
         self._files, self._columns, self._rows_of_file = files, columns, rows_of_file
         self._sizes = [_size(file) for file in files]
-        self._parts = _drawn(files, self._sizes, seed)
-        self._row_groups: dict[int, int] = {}  # of the files that were opened
+        self._parts = _ordered_parts(files, self._sizes, seed)
+        self._row_groups: dict[int, int] = {}  # of the files opened so far
         self._group, self._taken = 0, 0
 
     def state_dict(self) -> dict[str, int]:
@@ -80,7 +81,7 @@ class ShuffledRows:
         return {"part": self._group, "rows": self._taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from here."""
+        """Continue from here."""
         self._group, self._taken = state["part"], state["rows"]
 
     def __iter__(self) -> Iterator[dict]:
@@ -95,42 +96,36 @@ class ShuffledRows:
             self._group, self._taken = following, 0
 
     def _open_group(self, opened: ExitStack) -> tuple[list[Lane], int]:
-        """The next parts that hold rows, and the number of the part behind them. A part can be empty: a file's row
-        groups are not cut, so one of 300 MB lies in one part and the file's other parts are without any."""
+        """The next parts that hold rows, and the number of the part after them.
+
+        A part can be empty: row groups are not cut, so one of 300 MB lies in one part and leaves others without any.
+        """
         lanes, at = [], self._group
-        with ThreadPoolExecutor(GROUP) as threads:  # on the Hub opening is waiting
+        with ThreadPoolExecutor(GROUP) as threads:  # on the Hub, opening is waiting
             while at < len(self._parts) and len(lanes) < GROUP:
                 some = self._parts[at : at + GROUP - len(lanes)]
                 at += len(some)
-                for lane, close in threads.map(self._open, some):
-                    opened.callback(close)
-                    lanes += [lane] if lane else []
+                lanes += filter(None, threads.map(lambda part: self._open(part, opened), some))
         return lanes, at
 
-    def _open(self, part: Part) -> tuple[Lane | None, Callable[[], None]]:
+    def _open(self, part: Part, opened: ExitStack) -> Lane | None:
         if not is_parquet(self._files[part.file]):
-            return Lane(self._sizes[part.file], self._rows_of_file(part.file)), _nothing
+            return Lane(self._sizes[part.file], self._rows_of_file(part.file))
         if not self._row_groups_of(part):
-            return None, _nothing
-        from datasets.utils.file_utils import xopen  # with its retries and the Hub's token
-        from pyarrow.parquet import ParquetFile
-
-        stream = xopen(self._files[part.file], "rb")
+            return None
+        stream = opened.enter_context(open_file(self._files[part.file]))
         file = ParquetFile(stream, buffer_size=_BUFFER_BYTES)
         self._row_groups[part.file] = file.num_row_groups
         groups = self._row_groups_of(part)
         n_rows = sum(file.metadata.row_group(i).num_rows for i in groups)
-        if not n_rows:
-            stream.close()
-            return None, _nothing
-        return Lane(n_rows, self._rows(file, groups)), stream.close
+        return Lane(n_rows, self._rows(file, groups)) if n_rows else None
 
     def _row_groups_of(self, part: Part) -> range:
-        """The row groups of a part; of a file that was not opened yet: some."""
+        """The row groups of a part; before its file is opened, a guess that is not empty."""
         n = self._row_groups.get(part.file, part.count)
         return range(part.number * n // part.count, (part.number + 1) * n // part.count)
 
-    def _rows(self, file, groups: range) -> Iterator[dict]:
+    def _rows(self, file: ParquetFile, groups: range) -> Iterator[dict]:
         columns = [name for name in self._columns if name in file.schema_arrow.names]
         for batch in file.iter_batches(_ROWS_AT_A_TIME, list(groups), columns, use_threads=False):
             yield from batch.to_pylist()
@@ -141,17 +136,15 @@ def is_parquet(file: str) -> bool:
     return file.partition("?")[0].endswith(".parquet")
 
 
-def parquet_columns(file: str) -> list[str]:
-    """The columns of a parquet file. Raises ValueError (pyarrow's) where it is none."""
+def open_file(file: str):
+    """A file by path or URL, with the retries and the Hub's token of `datasets`."""
     from datasets.utils.file_utils import xopen
-    from pyarrow.parquet import read_schema
 
-    with xopen(file, "rb") as stream:
-        return read_schema(stream).names
+    return xopen(file, "rb")
 
 
-def _drawn(files: list[str], sizes: list[int], seed: int) -> list[Part]:
-    """The parts of all files in the order of a hash of what tells them apart."""
+def _ordered_parts(files: list[str], sizes: list[int], seed: int) -> list[Part]:
+    """The parts of all files, sorted by a hash of the seed and of what tells them apart."""
     common = len(os.path.commonprefix(files)) if len(files) > 1 else 0  # noqa: RUF071 (of strings: may be URLs)
     names = [file[common:] for file in files] if len(files) > 1 else [os.path.basename(files[0])]
     parts = []
@@ -173,15 +166,9 @@ def _merged(lanes: list[Lane]) -> Iterator[dict]:
 
 
 def _size(file: str) -> int:
-    """Bytes of a file, for the Hub from the listing that is at hand; 1 where nobody says."""
-    from fsspec.core import url_to_fs
-
+    """Bytes of a file, on the Hub from the cached listing; 1 where they are unknown."""
     system, path = url_to_fs(file)
     try:
         return system.info(path).get("size") or 1
     except (OSError, NotImplementedError):
         return 1
-
-
-def _nothing() -> None:
-    """What closing a part that holds nothing open does."""

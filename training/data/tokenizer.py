@@ -83,13 +83,8 @@ def description(tokenizer) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def fingerprint(tokenizer) -> str:
-    """sha256 over everything that decides which ids a text gets, as `sha256:<hex>`."""
-    return fingerprint_of(description(tokenizer))
-
-
-def fingerprint_of(description: str) -> str:
-    """The fingerprint of a tokenizer by its description. Raises ValueError or KeyError where it is none."""
+def fingerprint(description: str) -> str:
+    """sha256 of a tokenizer's description, as `sha256:<hex>`. Raises ValueError or KeyError where it is none."""
     values = json.loads(description)
     del values["padding"], values["truncation"]
     return "sha256:" + hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -218,7 +218,7 @@ class Demo:
         written = model.generate(**prompt, max_new_tokens=60, do_sample=True, top_p=0.9, temperature=0.8)
         text = tokenizer.decode(written[0], skip_special_tokens=True)
         arguments = next(r.arguments for r in sweep.runs if r.arguments.model.d_model == best.d_model)
-        sequences = held_out(arguments, tokenizer)
+        sequences = held_out(arguments, tokenizer).wait()
         loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
         self.console.print(f"{folder}\n> {text}", markup=False, highlight=False)
         self.console.print(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per token")

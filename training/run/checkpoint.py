@@ -2,123 +2,61 @@
 
     <folder>/step0000400/      state/: model and optimizer, written by all processes together (torch's distributed
                                checkpoint: every tensor by its name, each process its share)
-        random-0.pt, …         random states of every process
-        progress.json          what else the loop needs to go on
+        random-0.pt, …         torch's random states of every process
+        progress.json          what else the loop needs to resume
         checksums.json         sha256 of every file; written last
 
 A checkpoint is written under a temporary name and renamed, so a folder without the `.tmp` is complete; its checksums
-find what was damaged later. Branch points are pinned; of the others, the newest two are kept, so that there is one
-before the newest. With several machines the folder must be on a file system that all of them share. They are written
-by `checkpoint_writer`.
+find damage that happens later. Branch points are pinned; of the others the newest two are kept, so that there is one
+before the newest. With several machines the folder must be on a file system that all of them share.
+
+Training stops for a copy into the host's memory only; a thread writes, checksums and syncs it. Until then the copy
+takes as much host memory as the checkpoint has bytes: 12 for each parameter, less where FSDP2 shares them out.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import random
 import re
 import shutil
 import warnings
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
-from hub.plain.atomic import sha256_of
+from hub.plain import folders
+from hub.plain.atomic import sha256_of, sync_folder
+from training.run.step import Progress
 
 logger = logging.getLogger(__name__)
 
 _KEPT = 2
-_THREADS = 4  # that checksum the files
+_THREADS = 4  # that compute checksums
 
 
 class CheckpointError(OSError):
     """A checkpoint could not be written; those before it are untouched."""
 
 
-@dataclass
-class Progress:
-    """Where training stands; with the tensors of a checkpoint it is all that is needed to go on.
-
-    Attributes:
-        step: updates made (the schedule turns it into tokens, batch size and learning rate).
-        wall_seconds: time spent training, over all resumes.
-        window_*: sums over the steps of the final-loss window, see `loop.LossWindow`.
-        skipped_steps: steps whose update was not taken because loss or gradient was not finite.
-        recent_losses: of the last finite steps, against which a spike is seen.
-        spikes: steps whose loss was far above those before them.
-    """
-
-    step: int = 0
-    wall_seconds: float = 0.0
-    window_steps: int = 0
-    window_loss: float = 0.0
-    window_routed: list[list[float]] | None = None
-    window_dropped: float = 0.0
-    skipped_steps: list[int] = field(default_factory=list)
-    skipped_in_a_row: int = 0
-    recent_losses: list[float] = field(default_factory=list)
-    spikes: list[int] = field(default_factory=list)
+# -- in a folder
 
 
 def path_of(folder: Path, step: int) -> Path:
     """Where the checkpoint of a step lies."""
     return folder / f"step{step:07d}"
-
-
-def load(path: Path, session) -> Progress:
-    """Restore model, optimizer and random states; returns the progress. Every process calls this."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
-
-    accelerator, optimizer = session.accelerator, _bare(session.optimizer)
-    reader = dcp.FileSystemReader(path / "state")
-    stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
-    state = state_of(session, with_optimizer=stepped)
-    with warnings.catch_warnings():
-        # It warns where a single process loads, which is what is meant then.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        dcp.load(state, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
-    set_model_state_dict(session.model, state["model"])
-    if stepped:
-        set_optimizer_state_dict(session.model, optimizer, state["optimizer"])
-    else:
-        optimizer.state.clear()
-    own = path / f"random-{accelerator.process_index}.pt"
-    if own.exists():  # another number of processes has others; the loop draws no random numbers
-        _restore_random_states(torch.load(own, weights_only=True), accelerator.device)
-    return Progress(**json.loads((path / "progress.json").read_text()))
-
-
-def state_of(session, with_optimizer: bool | None = None) -> dict:
-    """Model and optimizer by the parameters' names, which are the same however the model is wrapped.
-
-    An optimizer that has not stepped has no state and is left out: asking torch for its state would make one, which
-    counts a step that was not taken.
-    """
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-
-    optimizer = _bare(session.optimizer)
-    state = {"model": get_model_state_dict(session.model)}
-    if bool(optimizer.state) if with_optimizer is None else with_optimizer:
-        state["optimizer"] = get_optimizer_state_dict(session.model, optimizer)
-    return state
-
-
-def _bare(optimizer):
-    return getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
-
-
-def _restore_random_states(states: dict, device: torch.device) -> None:
-    random.setstate(states["python"])
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def steps(folder: Path) -> list[int]:
@@ -150,11 +88,11 @@ def find_damage(path: Path) -> str | None:
     for name in expected:
         if not (path / name).exists():
             return f"{name} is missing"
-    found = checksums(path)
+    found = _checksums(path)
     return next((f"the sha256 of {name} differs" for name in expected if found[name] != expected[name]), None)
 
 
-def checksums(folder: Path) -> dict[str, str]:
+def _checksums(folder: Path) -> dict[str, str]:
     """sha256 of every file below a folder, but of the list of them itself."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     names = [name for name in names if name != "checksums.json"]
@@ -162,7 +100,7 @@ def checksums(folder: Path) -> dict[str, str]:
         return dict(zip(names, pool.map(sha256_of, (folder / name for name in names)), strict=True))
 
 
-def prune(folder: Path, pinned: set[int]) -> None:
+def prune(folder: Path, pinned: Collection[int]) -> None:
     """Remove all checkpoints but the pinned ones and the newest two."""
     for step in steps(folder)[:-_KEPT]:
         if step not in pinned:
@@ -178,7 +116,185 @@ def remove(path: Path) -> None:
         shutil.rmtree(hidden)
 
 
-def sweep_up(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half written or half removed."""
     for path in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+# -- state
+
+
+def _state_of(session, with_optimizer: bool) -> dict:
+    """Model and optimizer by the parameters' names, which are the same however the model is wrapped.
+
+    An optimizer that has not stepped has no state and is left out: asking torch for its state would make one, which
+    counts a step that was not taken.
+    """
+    state = {"model": get_model_state_dict(session.model)}
+    if with_optimizer:
+        state["optimizer"] = get_optimizer_state_dict(session.model, _bare(session.optimizer))
+    return state
+
+
+def _bare(optimizer):
+    return getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
+
+
+def load(path: Path, session) -> Progress:
+    """Restore model, optimizer and random states; returns the progress. Every process calls this."""
+    accelerator, optimizer = session.accelerator, _bare(session.optimizer)
+    reader = dcp.FileSystemReader(path / "state")
+    stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
+    state = _state_of(session, with_optimizer=stepped)
+    with _alone_is_meant():
+        dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    set_model_state_dict(session.model, state["model"])
+    if stepped:
+        set_optimizer_state_dict(session.model, optimizer, state["optimizer"])
+    else:
+        optimizer.state.clear()
+    own = path / f"random-{accelerator.process_index}.pt"
+    if own.exists():  # not with more processes than before; the loop draws no random numbers
+        states = torch.load(own, weights_only=True)
+        torch.set_rng_state(states["torch"])
+        if accelerator.device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], accelerator.device)
+    return Progress(**json.loads((path / "progress.json").read_text()))
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a session. Every process has one and calls it at the same steps.
+
+    One checkpoint is written at a time: the next `save` waits for it. What goes wrong in the thread is raised by the
+    next `save` or `wait`, on every process.
+
+    Args:
+        session: has `accelerator`, and the prepared `model` and `optimizer`.
+        asynchronous: False writes before `save` returns.
+    """
+
+    def __init__(self, session, asynchronous: bool = True):
+        self._session, self._asynchronous = session, asynchronous
+        self._is_main = session.accelerator.is_main_process
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future | None = None
+        # A group of its own: what the thread sends must not get between what the training sends.
+        self._group = dist.new_group(backend="gloo") if session.accelerator.num_processes > 1 else None
+
+    def save(self, folder: Path, progress: Progress, pinned: Collection[int] = ()) -> None:
+        """Take a copy of this step and write it under `folder`; then `prune` all but the pinned ones.
+
+        Raises:
+            CheckpointError: the checkpoint before this one could not be written; or this one, if not asynchronous.
+        """
+        self.wait()
+        device, optimizer = self._session.accelerator.device, _bare(self._session.optimizer)
+        random_states = {"torch": torch.get_rng_state()}
+        if device.type == "cuda":
+            random_states["cuda"] = torch.cuda.get_rng_state(device)
+        state = _copy(_state_of(self._session, with_optimizer=bool(optimizer.state)), self._is_main)
+        text, target = json.dumps(asdict(progress)), path_of(folder, progress.step)
+        self._pending = self._thread.submit(self._write, target, state, random_states, text, pinned)
+        if not self._asynchronous:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when what was saved is on the disk. Raises CheckpointError where it could not be written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Let the checkpoint that is being written end, however; nothing more can be saved. May be called twice.
+
+        Before the end of a process its group must be gone: gloo's threads would abort it.
+        """
+        self._thread.shutdown(wait=True)
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+    def _write(self, target: Path, state: dict, random_states: dict, progress: str, pinned: Collection[int]) -> None:
+        temporary = target.with_name(f".{target.name}.tmp")
+
+        def make() -> None:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+
+        def complete() -> None:
+            (temporary / "progress.json").write_text(progress)
+            digests = _checksums(temporary)
+            folders.sync_tree(temporary)
+            folders.write_json(temporary / "checksums.json", digests)
+            remove(target)  # only there if it was damaged
+            temporary.rename(target)
+            sync_folder(target.parent)
+            prune(target.parent, pinned)
+
+        index = self._session.accelerator.process_index
+        try:
+            self._on_each(make, main_only=True)
+            self._on_each(lambda: torch.save(random_states, temporary / f"random-{index}.pt"))
+            with _alone_is_meant():
+                # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
+                # `complete` syncs what this machine wrote; what others wrote only they can.
+                alone = self._group is None
+                writer = dcp.FileSystemWriter(temporary / "state", thread_count=1, sync_files=not alone)
+                dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=alone)
+            self._on_each(complete, main_only=True)
+        except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+            if self._is_main:
+                shutil.rmtree(temporary, ignore_errors=True)
+            free = shutil.disk_usage(target.parent).free  # torch's writers do not always say that the disk is full
+            reason = f"{_reason(error)} ({free:,} bytes are free there)"
+            raise CheckpointError(f"the checkpoint {target} could not be written: {reason}") from error
+
+    def _on_each(self, function: Callable[[], None], main_only: bool = False) -> None:
+        """Call it on every process, or on the main one, and raise on all what went wrong on any."""
+        error = None
+        if self._is_main or not main_only:
+            try:
+                function()
+            except (OSError, RuntimeError) as failure:
+                error = failure
+        if self._group is None:
+            if error is not None:
+                raise error
+            return
+        reasons: list[str | None] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(reasons, None if error is None else _reason(error), group=self._group)
+        if failed := [reason for reason in reasons if reason is not None]:
+            raise OSError(failed[0]) from error
+
+
+def _copy(value, is_main: bool):
+    """The state with its tensors copied into the host's memory.
+
+    What is the same on every process (all that FSDP2 did not shard) is copied and written by the main process only.
+    """
+    if isinstance(value, dict):
+        kept = value.items() if is_main else [(k, v) for k, v in value.items() if not _is_whole_tensor(v)]
+        return {name: _copy(item, is_main) for name, item in kept}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy(item, is_main) for item in value)
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def _is_whole_tensor(value) -> bool:
+    return isinstance(value, torch.Tensor) and not hasattr(value, "full_tensor")
+
+
+@contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    """torch warns where a single process saves or loads."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause: torch wraps what its writers raise, one per process."""
+    for wrapped, _ in getattr(error, "failures", {}).values():
+        return _reason(wrapped)
+    return str(error.__cause__ or error)

@@ -15,15 +15,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hub.plain.units import format_bytes
+from hub.plain.units import format_bytes, format_flops
+from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import TrainingArguments
-from training.configuration.schedule import total_tokens
+from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer
-from training.run import hardware, memory, setup
-from training.run.distributed import make_accelerator
+from training.run import devices, memory
+from training.run.devices import make_accelerator
 from training.run.inputs import settled
-from training.run.loop import Session, StepResult, train_step
 from training.run.model import architecture, model_config, peak_learning_rate, utilisation_flops
+from training.run.step import Session, StepResult, make_session, train_step
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
 
@@ -60,15 +61,13 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     accelerator = make_accelerator(a.run)
     a.check_processes(accelerator.num_processes)
     tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
-    peak, law = peak_learning_rate(a.optimizer, architecture(a.model, len(tokenizer)))
+    arch = architecture(a.model, len(tokenizer))
     data = RandomTokens(len(tokenizer), a.data.sequence_length, a.run.micro_batch_sequences)
     console = (console or Console()) if accelerator.is_main_process else Console(quiet=True)
-    console.print(_model_table(a, len(tokenizer)))
-    console.print(_schedule_table(a, a.schedule_at(peak), peak, law))
+    console.print(_model_table(a, arch))
+    console.print(_schedule_table(a, *peak_learning_rate(a.optimizer, arch)))
     console.print(_disk_table(a, model_config(a, len(tokenizer), tokenizer.eos_token_id).num_parameters(exact=True)))
-    session = setup.make_session(
-        a, accelerator, data, len(tokenizer), tokenizer.eos_token_id, peak, stop_requested=lambda: False
-    )
+    session = make_session(a, accelerator, tokenizer, data)
     try:
         activations = saved_for_backward(session) * a.run.micro_batch_sequences
         session.model.train()
@@ -79,9 +78,9 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     except RuntimeError as error:
         if not memory.is_out_of_memory(error):
             raise
-        raise memory.explained(session, a, error) from None
+        raise memory.explained(session, error) from None
     console.print(_memory_table(session, activations))
-    console.print(_step_table(a, session, result, seconds, len(tokenizer)))
+    console.print(_step_table(session, result, seconds))
     accelerator.wait_for_everyone()
     accelerator.end_training()
     return 0
@@ -113,48 +112,46 @@ def _table(title: str, *rows: tuple[str, str]) -> Table:
     return table
 
 
-def _model_table(a: TrainingArguments, vocab_size: int) -> Table:
-    arch = architecture(a.model, vocab_size)
-    branches = [a.schedule_at(1.0).branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
+def _model_table(a: TrainingArguments, arch: Architecture) -> Table:
+    branches = _branches(a)
     trunk, total = max(b.branch_point_tokens for b in branches), total_tokens(branches)
-    return _table(
-        "Model",
+    rows = [
         ("architecture", f"d_model {arch.d_model}, {arch.n_blocks} blocks, {arch.n_heads} heads, E = {arch.experts}"),
         ("parameters", f"{arch.n_active:,} active, {arch.n_total:,} total"),
-        *_routing_rows(a),
-        ("FLOPs per token", f"{arch.training_flops(1):.3g}"),
-        ("FLOPs of trunk", f"{arch.training_flops(trunk):.3g}"),
-        ("FLOPs of branches", f"{arch.training_flops(total - trunk):.3g}"),
-        ("FLOPs in all", f"{arch.training_flops(total):.3g} ({total:,} tokens)"),
+    ]
+    if arch.experts > 1:  # a dense model routes nothing
+        factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
+        rows.append(("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens"))
+    return _table(
+        "Model",
+        *rows,
+        ("FLOPs per token", format_flops(arch.training_flops(1))),
+        ("FLOPs of trunk", format_flops(arch.training_flops(trunk))),
+        ("FLOPs of branches", format_flops(arch.training_flops(total - trunk))),
+        ("FLOPs in all", f"{format_flops(arch.training_flops(total))} ({total:,} tokens)"),
     )
 
 
-def _routing_rows(a: TrainingArguments) -> list[tuple[str, str]]:
-    """Nothing for a dense model, which routes nothing."""
-    if a.model.experts == 1:
-        return []
-    factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
-    return [("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens")]
+def _branches(a: TrainingArguments) -> list[Branch]:
+    return [a.schedule_at(1.0).branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
 
 
-def _schedule_table(a: TrainingArguments, schedule, peak: float, law: str) -> Table:
-    ramp = schedule.ramp
+def _schedule_table(a: TrainingArguments, peak: float, law: str) -> Table:
+    ramp = a.batch_ramp()
     stages = [
         f"{s.sequences} sequences ({s.sequences * ramp.sequence_length:,} tokens) from {s.from_tokens:,} tokens"
         for s in ramp.stages
     ]
     rows = [("batch ramp", "\n".join(stages)), ("peak learning rate", f"{peak:.4g} ({law})")]
     rows += [("warm-up", f"{a.schedule.warmup_tokens:,} tokens, {ramp.steps(a.schedule.warmup_tokens):,} steps")]
-    for tokens in sorted(set(a.schedule.tokens)):
-        b = schedule.branch(tokens)
+    for b in _branches(a):
         decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens)"
         rows.append((f"run of {b.tokens:,} tokens", f"{decay} to step {b.end_step:,}"))
     return _table("Schedule", *rows)
 
 
 def _disk_table(a: TrainingArguments, parameters: int) -> Table:
-    branches = [a.schedule_at(1.0).branch(tokens) for tokens in set(a.schedule.tokens)]
-    checkpoint, model = 3 * _WEIGHT * parameters, _WEIGHT * parameters
+    branches, checkpoint, model = _branches(a), 3 * _WEIGHT * parameters, _WEIGHT * parameters
     # Every branch point, and the newest two of the trunk or of a branch, while a third is written.
     checkpoints = len({b.decay_step for b in branches}) + 3
     models = len(branches) + len(set(a.run.release_tokens))
@@ -165,46 +162,35 @@ def _disk_table(a: TrainingArguments, parameters: int) -> Table:
         "Disk",
         ("checkpoints", f"at most {checkpoints} of {format_bytes(checkpoint)}"),
         ("models", f"{models} of {format_bytes(model)}"),
-        (
-            "in all",
-            f"{format_bytes(needed)}; free are {format_bytes(free)}" + (" - NOT ENOUGH" if needed > free else ""),
-        ),
+        ("in all", f"{format_bytes(needed)}; free: {format_bytes(free)}" + (" - NOT ENOUGH" if needed > free else "")),
     )
 
 
 def _memory_table(session: Session, activations: int) -> Table:
     accelerator, device = session.accelerator, session.accelerator.device
-    parameters = sum(p.numel() for p in session.model.parameters())
     shards = accelerator.num_processes if accelerator.is_fsdp2 else 1
+    weights = _WEIGHT * sum(p.numel() for p in session.model.parameters()) / shards
     kind = "peak of tensors" if device.type == "cuda" else "peak of the process"
+    peak, total = devices.peak_memory(device), devices.total_memory(device)
     return _table(
         "Memory per device",
-        ("weights", format_bytes(_WEIGHT * parameters / shards)),
-        ("gradients", format_bytes(_WEIGHT * parameters / shards)),
-        ("Adam's moments", format_bytes(2 * _WEIGHT * parameters / shards)),
-        (
-            "activations",
-            f"{format_bytes(activations)} (estimate: one sequence's, measured, times those of a micro-batch)",
-        ),
-        (
-            f"measured, {kind}",
-            f"{format_bytes(hardware.peak_memory(device))} of {format_bytes(hardware.total_memory(device))}",
-        ),
+        ("weights", format_bytes(weights)),
+        ("gradients", format_bytes(weights)),
+        ("Adam's moments", format_bytes(2 * weights)),
+        ("activations", f"{format_bytes(activations)} (estimate: measured for one sequence, times the micro-batch)"),
+        (f"measured, {kind}", f"{format_bytes(peak)} of {format_bytes(total)}"),
     )
 
 
-def _step_table(a: TrainingArguments, session: Session, result: StepResult, seconds: float, vocab_size: int) -> Table:
-    schedule = session.schedule
-    branches = [schedule.branch(tokens) for tokens in set(a.schedule.tokens)]
-    tokens = schedule.ramp.sequences(0) * schedule.ramp.sequence_length
-    speed = tokens / seconds
-    peak = hardware.peak_flops(session.accelerator.device)
-    flops = utilisation_flops(architecture(a.model, vocab_size)) * speed / session.accelerator.num_processes
-    hours = total_tokens(branches) / speed / 3600
+def _step_table(session: Session, result: StepResult, seconds: float) -> Table:
+    ramp, accelerator = session.schedule.ramp, session.accelerator
+    tokens = ramp.sequences(0) * ramp.sequence_length
+    speed, peak = tokens / seconds, session.peak_flops
+    hours = total_tokens(_branches(session.arguments)) / speed / 3600
     return _table(
-        f"One step, measured on {hardware.describe(session.accelerator.device, session.accelerator.num_processes)}",
+        f"One step, measured on {devices.describe(accelerator.device, accelerator.num_processes)}",
         ("loss", f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}"),
         ("time", f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s"),
-        *([("MFU", f"{flops / peak:.1%}")] if peak else []),
+        *([("MFU", f"{utilisation_flops(session.architecture) * speed / peak:.1%}")] if peak else []),
         ("estimated for the whole run", f"{hours:.3g} hours (from this one step)"),
     )

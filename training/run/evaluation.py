@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from training.configuration.arguments import ConfigurationError
+from training.data.batches import SequenceOrder, inputs_and_targets
 from training.data.cache import TokenCache
-from training.data.order import SequenceOrder
-from training.data.training_data import to_inputs_and_targets
 
 _HELD_OUT_SEED = 420  # which held-out sequences are used; independent of the run's seed, so runs are comparable
 
@@ -21,30 +21,32 @@ class HeldOut:
 
     Attributes:
         sequences: int64 array (n, sequence_length + 1).
-        documents: int64 array (n, sequence_length): which document, numbered from 0, each target is a token of; None
-            where that is not known, and then each sequence counts as one.
+        documents: int64 array (n, sequence_length): the document, numbered from 0, that each target is a token of;
+            None where that is not known, and then each sequence counts as one.
+        origin: which text this is, as a run record states it.
     """
 
     sequences: np.ndarray
     documents: np.ndarray | None = None
+    origin: str = ""
 
     @classmethod
-    def from_cache(cls, cache: TokenCache, sequence_length: int, n_sequences: int) -> HeldOut:
+    def from_cache(cls, cache: TokenCache, sequence_length: int, n_sequences: int, origin: str = "") -> HeldOut:
         """The first `n_sequences` of a fixed shuffle, or all where there are fewer.
 
         Raises:
-            ValueError: the held-out text is less than one sequence.
+            ConfigurationError: the held-out text is less than one sequence.
         """
         available = cache.n_sequences(sequence_length)
         if available < 1:
-            raise ValueError(f"data: the held-out split has {len(cache)} tokens, less than one sequence")
+            raise ConfigurationError(f"data: the held-out split has {len(cache)} tokens, less than one sequence")
         indices = SequenceOrder(_HELD_OUT_SEED, available).indices(0, min(n_sequences, available), available)
         # An end-of-text token is the last of its document.
         ends = cache.read(0, len(cache)) == cache.recipe["eos_token_id"]
         document_of = np.cumsum(ends) - ends
         targets = indices[:, None] * sequence_length + np.arange(1, sequence_length + 1)
         _, documents = np.unique(document_of[targets], return_inverse=True)
-        return cls(cache.sequences(indices, sequence_length), documents.reshape(targets.shape))
+        return cls(cache.sequences(indices, sequence_length), documents.reshape(targets.shape), origin)
 
     @property
     def tokens(self) -> int:
@@ -71,9 +73,9 @@ class HeldOutLoss:
 
     Attributes:
         loss: mean cross-entropy in nats per token.
-        standard_error: of that mean over text like this, in nats: the tokens of a document are not independent, so
-            documents are what varies. None for a single document. Models compared on the same text differ with a
-            smaller error than this, since most of it is common to them.
+        standard_error: of that mean over text like this, in nats, with documents as clusters, since the tokens of a
+            document are not independent. None for a single document. The difference between two models on the same
+            text has a smaller error than this, since most of it is common to them.
     """
 
     loss: float
@@ -115,12 +117,12 @@ def evaluate(
     nats = torch.zeros(int(clusters.max()) + 1, dtype=torch.float64, device=device)
     n_sequences = len(held_out.sequences)
     # Every process makes the same number of forward passes, as sharded models demand: one that has no batch left
-    # takes the first again, and does not count it.
+    # repeats the first, and does not count it.
     for round_start in range(0, n_sequences, world_size * batch_sequences):
         start = round_start + rank * batch_sequences
         counts = start < n_sequences
         batch = slice(start if counts else 0, (start if counts else 0) + batch_sequences)
-        inputs, targets = to_inputs_and_targets(held_out.sequences[batch], device)
+        inputs, targets = inputs_and_targets(held_out.sequences[batch], device)
         out = model(
             input_ids=inputs, shift_labels=targets, use_cache=False, output_logits=False, output_token_losses=True
         )

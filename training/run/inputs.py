@@ -1,28 +1,24 @@
-"""What a run reads, from its arguments: the training tokens and the held-out sequences."""
+"""What a run reads, from its arguments: training tokens and held-out sequences; and what may change on resuming."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 
 import yaml
 
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.data import parts
+from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
 from training.data.cache import open_cache
-from training.data.order import SequenceOrder
 from training.data.text import TextSource, check_dataset_exists
-from training.data.training_data import TrainingData
 from training.run.evaluation import HeldOut
 from training.run.trackers import check_trackers
 
 _HELD_OUT_ORDER_SEED = 0
 
-# What may differ when a run goes on: it does not change the numbers, beyond the rounding of sums in another order.
+# What may differ when a run is resumed: it does not change the numbers, beyond the rounding of sums in another order.
 _FREE = {
     "run": {
         *("output_dir", "checkpoint_seconds", "async_checkpoints", "log_steps", "progress", "trackers"),
@@ -35,11 +31,11 @@ _FREE = {
 
 
 def check_inputs(arguments: TrainingArguments) -> None:
-    """Everything that can be found wrong before torch is asked to do anything.
+    """Everything that can be found wrong before torch has to do anything.
 
     Raises:
         ConfigurationError: the output folder holds a run of another configuration, or a tracker is not installed.
-        FileNotFoundError: the data set is a local path that is not there.
+        FileNotFoundError: the dataset is a local path that is not there.
     """
     check_dataset_exists(arguments.data.dataset)
     check_trackers(arguments.run.trackers)
@@ -59,7 +55,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
 
 
 def settled(arguments: TrainingArguments) -> TrainingArguments:
-    """The arguments with the capacity group that this run has: as given, of its first start, or of this start.
+    """The arguments with this run's capacity group: as given, as at its first start, or as of this start.
 
     Raises:
         ConfigurationError: a micro-batch does not hold whole groups.
@@ -84,13 +80,13 @@ def _started(arguments: TrainingArguments) -> dict | None:
     path = _configuration_file(arguments)
     if not path.exists():
         return None
-    there = yaml.safe_load(path.read_text()) or {}
-    # What a version from before a field was there did is the field's default; but its capacity group was a
-    # micro-batch, and it read files as they are stored.
-    before = {name: fields | there.get(name, {}) for name, fields in TrainingArguments().to_dict().items()}
-    if "order" not in there.get("data", {}):
+    found = yaml.safe_load(path.read_text()) or {}
+    # A version that lacked a field did what is its default now; but its capacity group was a micro-batch, and it read
+    # files as they are stored.
+    before = {name: fields | found.get(name, {}) for name, fields in TrainingArguments().to_dict().items()}
+    if "order" not in found.get("data", {}):
         before["data"]["order"] = "stored"
-    if "capacity_group_tokens" not in there.get("model", {}):
+    if "capacity_group_tokens" not in found.get("model", {}):
         group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
         before["model"]["capacity_group_tokens"] = group
     return before
@@ -104,20 +100,19 @@ def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
     """(training, held-out) text."""
     d = arguments.data
     buckets = 0 if d.validation_split else d.held_out_per_mille
-    shuffled = d.order == "shuffled"
 
     def source(split: str, held_out: bool, seed: int) -> TextSource:
+        seed_of_files = seed if d.order == "shuffled" else None
         return TextSource(
-            *(d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out),
-            file_seed=seed if shuffled else None,
+            d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out, seed_of_files
         )
 
-    # The held-out text has an order of its own, so runs that draw their training text in another order compare.
+    # The held-out text has an order of its own, so runs that read their training text in another order compare.
     return source(d.split, False, d.order_seed), source(d.validation_split or d.split, True, _HELD_OUT_ORDER_SEED)
 
 
 def data_order(arguments: TrainingArguments) -> str:
-    """How training text is drawn and shuffled, as a run record states it."""
+    """How training text is ordered and shuffled, as a run record states it."""
     d = arguments.data
     if d.order == "shuffled":
         size = parts.PART_BYTES >> 20
@@ -130,12 +125,12 @@ def data_order(arguments: TrainingArguments) -> str:
     return f"{drawn}; sequences shuffled in windows of {d.shuffle_window:,} by seed {arguments.run.seed}"
 
 
-def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None, int]:
+def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
     """What the longest branch of a run reads.
 
     Returns:
-        tokens of the cache (whole windows of the order, as far as `data.train_tokens` allows), sequences of an epoch
-        (None: as many as there are), and sequences read in all.
+        tokens of the cache (whole windows of the order, as far as `data.train_tokens` allows), and sequences of an
+        epoch (None: as many as there are).
 
     Raises:
         ConfigurationError: `data.train_tokens` is less than a sequence.
@@ -148,8 +143,7 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None, int]:
             f"data.train_tokens: {d.train_tokens}; it must hold a sequence of {d.sequence_length} tokens"
         )
     needed = SequenceOrder(arguments.run.seed, d.shuffle_window).needed(0, end)
-    needed = needed if most is None else min(needed, most)
-    return needed * d.sequence_length + 1, most, end
+    return min(needed, most or needed) * d.sequence_length + 1, most
 
 
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
@@ -163,78 +157,56 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
         TokenBuildError: the tokens cannot be made for another reason, such as a full disk.
     """
     d = arguments.data
-    until, max_sequences, end = tokens_needed(arguments)
-    with _as_configuration_error():
-        cache, source = open_cache(text_sources(arguments)[0], tokenizer, d.cache_dir)
-        tokens = GrowingCache(cache, source, until, patience)
-        order = SequenceOrder(arguments.run.seed, d.shuffle_window)
-        micro = arguments.run.micro_batch_sequences
-        return TrainingData(tokens, order, d.sequence_length, micro, max_sequences, end)
+    until, max_sequences = tokens_needed(arguments)
+    source = text_sources(arguments)[0]
+    tokens = GrowingCache(open_cache(source, tokenizer, d.cache_dir), source, until, patience)
+    order = SequenceOrder(arguments.run.seed, d.shuffle_window)
+    return TrainingData(tokens, order, d.sequence_length, arguments.run.micro_batch_sequences, max_sequences)
 
 
-def held_out_source(arguments: TrainingArguments, tokenizer) -> tuple:
-    """Arguments of `open_cache` for the held-out text: a cache that ends where the evaluation has enough."""
+def held_out_tokens(arguments: TrainingArguments) -> int:
+    """Tokens of the held-out cache, which ends where the evaluation has enough."""
     length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    # A fixed shuffle chooses among more sequences than the evaluation takes, so that they come from more documents:
-    # a few long ones make a large error. By a hash that is too dear: each document costs reading a hundred others.
+    # A fixed shuffle chooses among more sequences than the evaluation takes, so that they come from more documents: a
+    # few long ones make a large error. Held out by a hash this costs too much, since each document found means reading
+    # a hundred others.
     if arguments.data.order == "stored":
-        tokens = int(1.5 * sequences * length) + length
-    else:
-        tokens = sequences * length * (4 if arguments.data.validation_split else 1) + 1
-    return text_sources(arguments)[1], tokenizer, arguments.data.cache_dir, tokens
+        return int(1.5 * sequences * length) + length
+    return sequences * length * (4 if arguments.data.validation_split else 1) + 1
 
 
 class PendingHeldOut:
-    """A `HeldOut` whose text may still be being tokenised: one document in a hundred takes long to collect, and
-    training need not wait for it. It is waited for when it is first looked at."""
+    """Held-out sequences whose text may still be being tokenised.
+
+    One document in a hundred takes long to collect, and training need not wait for it: the first evaluation does.
+    """
 
     def __init__(self, tokens: GrowingCache, arguments: TrainingArguments):
         self._tokens, self._arguments = tokens, arguments
+        self._found: HeldOut | None = None
         tokens.start()
 
-    @cached_property
-    def _held_out(self) -> HeldOut:
-        a = self._arguments
-        with _as_configuration_error():
+    def wait(self) -> HeldOut:
+        """The sequences, once they are there. Raises as `GrowingCache.wait_for`."""
+        if self._found is None:
             self._tokens.wait_for(None)
-            return HeldOut.from_cache(self._tokens.cache, a.data.sequence_length, a.run.eval_sequences)
+            a, cache = self._arguments, self._tokens.cache
+            self._found = HeldOut.from_cache(cache, a.data.sequence_length, a.run.eval_sequences, self._origin())
+        return self._found
 
-    @property
-    def sequences(self):
-        """As `HeldOut.sequences`."""
-        return self._held_out.sequences
-
-    @property
-    def clusters(self):
-        """As `HeldOut.clusters`."""
-        return self._held_out.clusters
-
-    @property
-    def n_documents(self) -> int:
-        """As `HeldOut.n_documents`."""
-        return self._held_out.n_documents
-
-    @property
-    def tokens(self) -> int:
-        """As `HeldOut.tokens`."""
-        return self._held_out.tokens
-
-    @property
-    def origin(self) -> str:
-        """Which text this is, as a run record states it."""
-        d, there = self._arguments.data, self._held_out and self._tokens.cache
+    def _origin(self) -> str:
+        d, cache = self._arguments.data, self._tokens.cache
         text = f"split {d.validation_split!r}"
         if not d.validation_split:
             text = f"{d.held_out_per_mille} in 1,000 documents of split {d.split!r}, by the hash of their id"
-        if len(there) < there.recipe["max_tokens"]:
-            return f"{text}; sequences from all of its {len(there):,} tokens"
+        if len(cache) < cache.recipe["max_tokens"]:
+            return f"{text}; sequences from all of its {len(cache):,} tokens"
         drawn = "drawn across all files" if d.order == "shuffled" else "in the stored order"
-        return f"{text}; sequences from the first {len(there):,} tokens {drawn}"
+        return f"{text}; sequences from the first {len(cache):,} tokens {drawn}"
 
     def check(self) -> None:
         """Raise what went wrong with the tokenising so far, without waiting: better now than after the training."""
-        with _as_configuration_error():
-            self._tokens.check()
+        self._tokens.check()
 
     def close(self) -> None:
         """End the tokenising, if this process does it."""
@@ -243,14 +215,6 @@ class PendingHeldOut:
 
 def held_out(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> PendingHeldOut:
     """The held-out sequences of the evaluation; what is missing begins to be tokenised. Raises as `training_data`."""
-    with _as_configuration_error():
-        cache, source = open_cache(*held_out_source(arguments, tokenizer))
+    source = text_sources(arguments)[1]
+    cache = open_cache(source, tokenizer, arguments.data.cache_dir, held_out_tokens(arguments))
     return PendingHeldOut(GrowingCache(cache, source, None, patience), arguments)
-
-
-@contextmanager
-def _as_configuration_error() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error

@@ -8,8 +8,8 @@
                  intermediate/<step…>/model/   models of the trunk at run.release_tokens
                  profile/                the traces of run.profile_steps
 
-Starting the same command again goes on from what is there: finished branches are left alone, and the rest continues
-from the newest intact checkpoint. More token counts can be added to a finished run.
+Re-run the same command to resume: finished branches are left alone, and the rest continues from the newest intact
+checkpoint. More token counts can be added to a finished run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hub.plain import folders as files
+from hub.plain import folders
 from hub.plain.commands import report
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
@@ -33,42 +33,48 @@ from training.configuration.arguments import ConfigurationError, TrainingArgumen
 from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Branch
 from training.data import pins
-from training.run import checkpoint, memory, releaser, setup
-from training.run.checkpoint import Progress
-from training.run.checkpoint_writer import CheckpointWriter
-from training.run.distributed import make_accelerator, on_main
-from training.run.inputs import check_inputs, settled
-from training.run.loop import Diverged, Interrupted, StepResult, train
-from training.run.model import utilisation_flops
-from training.run.models import Finisher, Models
-from training.run.step_log import StepLog
+from training.data.tokenizer import load_tokenizer
+from training.run import checkpoint, inputs, memory, releaser, results
+from training.run.checkpoint import CheckpointWriter
+from training.run.devices import any_process, make_accelerator, on_main, sum_over_processes
+from training.run.dry_run import dry_run
+from training.run.evaluation import HeldOutLoss, evaluate
+from training.run.run_log import write_log
+from training.run.step import Progress, count, make_session, train_step
+from training.run.step_log import StepLog, StepTrace
 from training.run.stop_signal import StopSignal
-from training.run.trace import StepProfiler
-from training.run.trackers import Trackers
 
 logger = logging.getLogger(__name__)
+
+Finisher = Callable[[Path, RunRecord], None]
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command. Returns the exit status, by which a scheduler can tell what to do:
 
     0 done; 1 diverged; 2 bad configuration; 3 the machine gave out (disk full, out of memory, data that cannot be
-    read): nothing that was saved is lost, but starting again needs a change; 4 all trained and saved, not all of it
-    pushed; 130 or 143 stopped by SIGINT or SIGTERM after saving: start it again.
+    read): nothing saved is lost, but a restart needs a change; 4 all trained and saved, not all of it pushed;
+    130 or 143 stopped by SIGINT or SIGTERM after saving: re-run to resume.
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
     try:
         arguments = parse_command_line(sys.argv[1:] if argv is None else argv)
-        check_inputs(arguments)
+        inputs.check_inputs(arguments)
         if arguments.run.dry_run:
-            from training.run.dry_run import dry_run
-
             return dry_run(arguments)
         finishers = releaser.finishers(arguments)
         return releaser.exit_status(Run(arguments, finishers).execute(), finishers)
     except Exception as error:
         return report(error)
+
+
+class Diverged(RuntimeError):
+    """Loss or gradient was not finite for too many steps in a row."""
+
+
+class Interrupted(RuntimeError):
+    """A signal asked for a stop; a checkpoint of the last step was saved."""
 
 
 class Run:
@@ -77,41 +83,40 @@ class Run:
     Args:
         arguments: the configuration.
         finishers: called on the main process with every complete model folder and its record, final, diverged or
-            intermediate, and again for those that are there when the run is started again: a process may have been
-            killed in between, so they must not mind. One that has a `close` is closed when the run ends, however.
+            intermediate, and again for those that are there when the run is resumed: a process may have been killed in
+            between, so they must not mind. One that has a `close` is closed when the run ends, however.
     """
 
     def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
-        arguments = settled(arguments)
-        self.folder = Path(arguments.run.output_dir)
-        self._trunk, self._intermediate = self.folder / "trunk", self.folder / "intermediate"
-        self.accelerator = make_accelerator(arguments.run)
-        # One process asks for all: upstream a commit may come in between.
-        self.arguments, self.pins = on_main(self.accelerator, lambda: pins.pinned(arguments, self.folder))
-        a = self.arguments
-        a.check_processes(self.accelerator.num_processes)
-        self._run_data = data = setup.read_data(a, self.accelerator)
-        self.tokenizer, self.data, self.held_out = data.tokenizer, data.training, data.held_out
-        self.context = setup.run_context(a, self.accelerator, data)
+        a = inputs.settled(arguments)
+        self.folder = Path(a.run.output_dir)
+        self.trunk, self.intermediate = self.folder / "trunk", self.folder / "intermediate"
+        self.finishers = tuple(finishers)
         self.stop = StopSignal()
-        self.session = setup.make_session(
-            a,
-            self.accelerator,
-            self.data,
-            self.context.architecture.vocab_size,
-            self.tokenizer.eos_token_id,
-            self.context.peak_learning_rate,
-            self.stop.requested,
-        )
-        if a.run.profile_steps:
-            self.session.before_step = StepProfiler(
-                self.folder / "profile", self.accelerator.process_index, *a.run.profile_steps
-            )
-        self.writer = CheckpointWriter(self.session, a.run.async_checkpoints)
+
+        # The processes, and the commits of the data: one process asks for them, since upstream a commit may come.
+        self.accelerator = accelerator = make_accelerator(a.run)
+        a, self.pins = on_main(accelerator, lambda: pins.pinned(a, self.folder))
+        a.check_processes(accelerator.num_processes)
+        self.arguments = a
+
+        # What it reads. The first process of each node begins to tokenise; the others take over if it does not.
+        with accelerator.local_main_process_first():
+            self.tokenizer = load_tokenizer(a.data.tokenizer, a.data.tokenizer_revision)
+        patience = 0.0 if accelerator.is_local_main_process else 5.0
+        self.held_out = inputs.held_out(a, self.tokenizer, patience)
+        self.data = inputs.training_data(a, self.tokenizer, patience)
+
+        # What it trains, how long, and what it saves.
+        self.session = make_session(a, accelerator, self.tokenizer, self.data)
         self.schedule = self.session.schedule
-        self.models = Models(self.session, self.context, self.tokenizer, self.held_out, finishers)
-        self.evaluations = {self.schedule.ramp.steps(tokens) for tokens in a.run.eval_tokens}
         self.branches = [self.schedule.branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
+        self.branch_points = {branch.decay_step for branch in self.branches}
+        self.evaluation_steps = {self.schedule.ramp.steps(tokens) for tokens in a.run.eval_tokens}
+        self.release_steps = {self.schedule.ramp.steps(tokens) for tokens in a.run.release_tokens}
+        self.writer = CheckpointWriter(self.session, a.run.async_checkpoints)
+        trace = self.folder / "profile" / f"trace-{accelerator.process_index}.json.gz"
+        self.trace = StepTrace(trace, a.run.profile_steps)
 
     def execute(self) -> int:
         """Train what is missing; returns the exit status of the command.
@@ -121,70 +126,28 @@ class Run:
             CheckpointError: a checkpoint could not be written, say on a full disk.
             OutOfMemory: a step does not fit; says which micro-batch would.
         """
-        with self._alone(), self._closing():
+        with self._locked(), self._closing():
             on_main(self.accelerator, self._begin)
             self.stop.install()
-            if self.accelerator.is_main_process:
-                setup.announce(self.context, self.branches)
+            self._announce()
             try:
                 status = 0 if self._train() else 1
             except Interrupted as error:
                 self.writer.wait()
                 logger.warning("%s", error)
-                status = 128 + self.stop.number if self.stop.number else 128 + signal.SIGTERM
+                status = 128 + (self.stop.number or signal.SIGTERM)
             except RuntimeError as error:
                 if not memory.is_out_of_memory(error):
                     raise
-                raise memory.explained(self.session, self.arguments, error) from None
+                raise memory.explained(self.session, error) from None
             self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
             self.writer.close()
             self.accelerator.end_training()
         return status
 
-    def _begin(self) -> None:
-        """On the main process: check and write down what the folder holds, and clear away what a kill left there."""
-        path = self.folder / "data.json"
-        identity = {"dataset": self.context.dataset, "tokenizer": self.context.tokenizer}
-        if path.exists():
-            before = {name: json.loads(path.read_text()).get(name) for name in identity}
-            if before != identity:
-                raise ConfigurationError(
-                    f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
-                    "choose another run.output_dir"
-                )
-        self.arguments.save(self.folder / "config.yaml")
-        files.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
-        for folder in (path for path in [*self.folder.iterdir(), *self._intermediate.glob("*")] if path.is_dir()):
-            checkpoint.sweep_up(folder)
-        for path in [*self.folder.glob("*/model"), *self._intermediate.glob("*/model")]:
-            self.models.completed(path, RunRecord.load(path))
-
-    def _train(self) -> bool:
-        """The trunk, then every branch that is not finished; returns whether nothing diverged, now or before."""
-        ends = on_main(self.accelerator, lambda: [self._status(branch) for branch in self.branches])
-        pending = [branch for branch, end in zip(self.branches, ends, strict=True) if end is None]
-        before = [self._name(branch) for branch, end in zip(self.branches, ends, strict=True) if end == "diverged"]
-        if before:
-            logger.error("diverged before, and not trained again: %s", ", ".join(before))
-        try:
-            self._train_trunk(pending)
-        except Diverged as error:
-            logger.error("the trunk diverged: %s", error)
-            self.writer.wait()
-            reached = on_main(self.accelerator, lambda: {b.decay_step for b in pending if self._intact(b.decay_step)})
-            for branch in pending:
-                if branch.decay_step not in reached:
-                    self.models.leave(self.folder / self._name(branch), branch, error.progress, "diverged")
-            for branch in pending:
-                if branch.decay_step in reached:
-                    self._train_branch(branch)
-            return False
-        fine = [self._train_branch(branch) for branch in pending]  # one that diverges does not stop the rest
-        return all(fine) and not before
-
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the run's folder; the lock goes with the process, however it ends."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the run's folder; the lock is released with the process, however it ends."""
         if not self.accelerator.is_main_process:
             yield
             return
@@ -201,52 +164,159 @@ class Run:
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
-        """Whatever happens, end what goes on beside the training."""
+        """Whatever happens, end what runs beside the training."""
         try:
             yield
         finally:
-            if close := getattr(self.session.before_step, "close", None):
-                close()
+            self.trace.close()
             self.writer.close()
-            self._run_data.close()
-            self.models.close()
+            self.data.close()
+            self.held_out.close()
+            if self.accelerator.is_main_process:
+                for finisher in self.finishers:
+                    getattr(finisher, "close", lambda: None)()
 
-    # -- trunk
+    def _begin(self) -> None:
+        """On the main process: check and write down what the folder holds, and remove what a kill left there."""
+        path = self.folder / "data.json"
+        identity = {
+            "dataset": self.data.tokens.cache.dataset,
+            "tokenizer": results.tokenizer_identity(self.session),
+        }
+        if path.exists():
+            before = {name: json.loads(path.read_text()).get(name) for name in identity}
+            if before != identity:
+                raise ConfigurationError(
+                    f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
+                    "choose another run.output_dir"
+                )
+        self.arguments.save(self.folder / "config.yaml")
+        folders.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
+        for folder in [*self.folder.iterdir(), *self.intermediate.glob("*")]:
+            checkpoint.remove_leftovers(folder)
+        for model in [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]:
+            self._completed(model, RunRecord.load(model))
 
-    def _train_trunk(self, pending: list[Branch]) -> None:
+    def _announce(self) -> None:
+        """Log what will be trained."""
+        if not self.accelerator.is_main_process:
+            return
+        arch = self.session.architecture
+        logger.info(
+            "d_model %d, %d blocks, E = %d: %.3g active of %.3g parameters; %s tokens; peak learning rate %.3g (%s)",
+            *(arch.d_model, arch.n_blocks, arch.experts, arch.n_active, arch.n_total),
+            ", ".join(f"{branch.tokens:,}" for branch in self.branches),
+            *(self.schedule.peak, self.session.learning_rate_law),
+        )
+        unique = self.data.unique_tokens  # None while it is not known whether more follows
+        if unique is not None and (epochs := self.branches[-1].tokens / unique) > 1:
+            logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")
+
+    # -- the trunk, and its branches
+
+    def _train(self) -> bool:
+        """The trunk, then every unfinished branch; returns whether nothing diverged, now or before."""
+        ends = on_main(self.accelerator, lambda: [self._status(branch) for branch in self.branches])
+        pending = [branch for branch, end in zip(self.branches, ends, strict=True) if end is None]
+        diverged = [self._name(branch) for branch, end in zip(self.branches, ends, strict=True) if end == "diverged"]
+        if diverged:
+            logger.error("diverged before, and not trained again: %s", ", ".join(diverged))
+        progress = Progress()
+        try:
+            self._train_trunk(pending, progress)
+        except Diverged as error:
+            logger.error("the trunk diverged: %s", error)
+            self.writer.wait()
+            reached = on_main(self.accelerator, lambda: {b.decay_step for b in pending if self._intact(b.decay_step)})
+            for branch in pending:
+                if branch.decay_step not in reached:
+                    self._leave(self.folder / self._name(branch), branch, progress, "diverged")
+            for branch in pending:
+                if branch.decay_step in reached:
+                    self._train_branch(branch)
+            return False
+        finished = [self._train_branch(branch) for branch in pending]  # one that diverges does not stop the rest
+        return all(finished) and not diverged
+
+    def _train_trunk(self, pending: list[Branch], progress: Progress) -> None:
         """Bring the trunk to every branch point that a pending branch needs and that has no intact checkpoint."""
 
-        def look() -> tuple[list[int], Path | None]:
+        def find_start() -> tuple[list[int], Path | None]:
             missing = [b.decay_step for b in pending if not self._intact(b.decay_step)]
-            self._trunk.mkdir(parents=True, exist_ok=True)
-            return missing, checkpoint.newest_intact(self._trunk, at_most=missing[0]) if missing else None
+            self.trunk.mkdir(parents=True, exist_ok=True)
+            return missing, checkpoint.newest_intact(self.trunk, at_most=missing[0]) if missing else None
 
-        missing, start = on_main(self.accelerator, look)
+        missing, start = on_main(self.accelerator, find_start)
         if not missing:
             return
-        progress = checkpoint.load(start, self.session) if start else Progress()
-        first = progress.step + 1 if start else 0  # what is there and intact is not written again
-        points = sorted({b.decay_step for b in self.branches if first <= b.decay_step <= max(missing)})
-        releases = {self.schedule.ramp.steps(tokens) for tokens in self.arguments.run.release_tokens}
-        with self._log("trunk", progress.step, max(missing)) as log:
-            at_step = partial(self._at_step, log, releases)
-            for point in points:
-                every = self.arguments.run.checkpoint_seconds
-                train(self.session, progress, point, None, at_step, self._save_trunk, every)
-                self._save_trunk(progress)
+        if start:
+            vars(progress).update(vars(checkpoint.load(start, self.session)))
+        elif 0 in self.branch_points:
+            self._save(self.trunk, progress)
+        with StepLog(self.session, self.trunk, progress.step, max(missing)) as log:
+            self._steps(progress, max(missing), None, self.trunk, log)
         self.writer.wait()
 
-    def _intact(self, step: int) -> bool:
-        path = checkpoint.path_of(self._trunk, step)
-        return path.exists() and checkpoint.find_damage(path) is None
+    def _train_branch(self, branch: Branch) -> bool:
+        """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
+        folder = self.folder / self._name(branch)
 
-    def _save_trunk(self, progress: Progress) -> None:
-        self._save(self._trunk, {branch.decay_step for branch in self.branches}, progress)
+        def find_start() -> Path:
+            folder.mkdir(parents=True, exist_ok=True)
+            return checkpoint.newest_intact(folder) or checkpoint.path_of(self.trunk, branch.decay_step)
 
-    def _save(self, folder: Path, pinned: set[int], progress: Progress) -> None:
-        self.writer.save(folder, progress, then=lambda: checkpoint.prune(folder, pinned))
+        progress = checkpoint.load(on_main(self.accelerator, find_start), self.session)
+        try:
+            with StepLog(self.session, folder, progress.step, branch.end_step) as log:
+                self._steps(progress, branch.end_step, branch, folder, log)
+            # No finite step in the whole window of the final loss: there is no loss to report.
+            status = "final" if progress.window_steps else "diverged"
+        except Diverged as error:
+            logger.error("%s diverged: %s", folder.name, error)
+            status = "diverged"
+        self.writer.wait()  # before its folder is cleared of checkpoints
+        self._leave(folder, branch, progress, status)
+        return status == "final"
 
-    # -- branches
+    def _steps(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path, log: StepLog) -> None:
+        """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
+
+        `progress` is moved along in place. On the trunk every branch point is saved, and `end_step` is one of them; at
+        the end of a branch the caller saves the model.
+
+        Raises:
+            Diverged: after `run.max_skipped_steps` non-finite steps in a row.
+            Interrupted: when a stop was requested, after saving.
+        """
+        run, session = self.arguments.run, self.session
+        session.model.train()
+        started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
+        while progress.step < end_step:
+            self.held_out.check()
+            self.trace(progress.step)
+            rate = self.schedule.learning_rate(progress.step, branch)
+            result = train_step(session, progress.step, rate)
+            count(session, progress, result, branch)
+            progress.wall_seconds = before + time.monotonic() - started
+
+            log(progress, result, rate)
+            if branch is None and progress.step in self.release_steps:
+                self._leave_intermediate(progress)
+            if progress.step in self.evaluation_steps:
+                log.evaluation(progress, self._evaluate())
+            if progress.skipped_in_a_row >= run.max_skipped_steps:
+                in_a_row = f"{progress.skipped_in_a_row} steps in a row were not finite"
+                raise Diverged(f"{in_a_row}, the last at {progress.step - 1}")
+
+            # A stop asked of any process stops all after the same step; clocks differ, so the main process's decides.
+            due = self.accelerator.is_main_process and time.monotonic() - saved_at >= run.checkpoint_seconds
+            stop, due = any_process(self.accelerator, self.stop.requested(), due)
+            is_end, is_branch_point = progress.step == end_step, branch is None and progress.step in self.branch_points
+            if is_branch_point or (not is_end and (stop or due)):
+                self._save(folder, progress)
+                saved_at = time.monotonic()
+            if stop and not is_end:
+                raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
 
     def _name(self, branch: Branch) -> str:
         return final_branch_name(branch.tokens, self.arguments.run.seed)
@@ -256,62 +326,73 @@ class Run:
         model = self.folder / self._name(branch) / "model"
         return RunRecord.load(model).status if (model / "run.json").exists() else None
 
-    def _train_branch(self, branch: Branch) -> bool:
-        """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
-        folder = self.folder / self._name(branch)
+    def _intact(self, step: int) -> bool:
+        path = checkpoint.path_of(self.trunk, step)
+        return path.exists() and checkpoint.find_damage(path) is None
 
-        def look() -> Path:
+    # -- what it saves
+
+    def _save(self, folder: Path, progress: Progress) -> None:
+        self.writer.save(folder, progress, pinned=self.branch_points if folder == self.trunk else ())
+
+    def _evaluate(self) -> HeldOutLoss:
+        """The held-out loss now, dropless; collective."""
+        accelerator = self.accelerator
+        with accelerator.autocast():
+            return evaluate(
+                self.session.model,
+                self.held_out.wait(),
+                self.arguments.run.micro_batch_sequences,
+                accelerator.device,
+                accelerator.process_index,
+                accelerator.num_processes,
+                lambda value: sum_over_processes(accelerator, value),
+            )
+
+    def _leave_intermediate(self, progress: Progress) -> None:
+        base = final_branch_name(self.schedule.ramp.tokens(progress.step), self.arguments.run.seed)
+        folder = self.intermediate / f"step{progress.step:07d}-{base}"
+        if not on_main(self.accelerator, (folder / "model").exists):
+            self._leave(folder, self.branches[-1], progress, "intermediate")
+
+    def _leave(self, folder: Path, branch: Branch, progress: Progress, status: str) -> None:
+        """Write <folder>/model with its record, whole or not at all; then the folder's checkpoints go. Collective.
+
+        Args:
+            branch: the run that the record is of; for an intermediate model the longest of its trunk.
+            status: final, intermediate or diverged; a diverged model is not evaluated.
+        """
+        measured = None if status == "diverged" else (self.held_out.wait(), self._evaluate())
+        state_dict = self.accelerator.get_state_dict(self.session.model)
+
+        def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            return checkpoint.newest_intact(folder) or checkpoint.path_of(self._trunk, branch.decay_step)
+            with folders.atomic_folder(folder / "model") as temporary:
+                config = self.accelerator.unwrap_model(self.session.model).config
+                weights = results.save_model(config, self.tokenizer, state_dict, temporary)
+                record = results.run_record(
+                    self.session,
+                    branch,
+                    progress,
+                    branch_name=folder.name,
+                    status=status,
+                    measured=measured,
+                    weights_sha256=weights,
+                )
+                logs = (self.trunk / "log.jsonl", folder / "log.jsonl")
+                write_log(temporary, record, *logs)
+                releaser.write_card(temporary, record, *logs, license=self.arguments.run.license)
+                record.save(temporary / "run.json")
+            self._completed(folder / "model", record)
 
-        progress = checkpoint.load(on_main(self.accelerator, look), self.session)
-        save = partial(self._save, folder, set())
-        with self._log(folder.name, progress.step, branch.end_step) as log:
-            at_step = partial(self._at_step, log, set())
-            try:
-                every = self.arguments.run.checkpoint_seconds
-                train(self.session, progress, branch.end_step, branch, at_step, save, every)
-            except Diverged as error:
-                logger.error("%s diverged: %s", folder.name, error)
-                self.writer.wait()
-                self.models.leave(folder, branch, progress, "diverged")
-                return False
-        self.writer.wait()  # before its folder is cleared of checkpoints
-        # No finite step in the whole window of the final loss: there is no loss to report.
-        status = "final" if progress.window_steps else "diverged"
-        self.models.leave(folder, branch, progress, status)
-        return status == "final"
+        on_main(self.accelerator, write)
 
-    # -- what a person sees
-
-    def _at_step(self, log: StepLog, releases: set[int], progress: Progress, result: StepResult, rate: float) -> None:
-        """After every update: the log, and at the steps that were asked for an evaluation or an intermediate model."""
-        log(progress, result, rate)
-        if progress.step in releases:
-            base = final_branch_name(self.schedule.ramp.tokens(progress.step), self.arguments.run.seed)
-            folder = self._intermediate / f"step{progress.step:07d}-{base}"
-            if not on_main(self.accelerator, (folder / "model").exists):
-                self.models.leave(folder, self.branches[-1], progress, "intermediate")
-        if progress.step in self.evaluations:
-            log.evaluation(progress, self.models.evaluate())
-
-    def _log(self, folder: str, start_step: int, end_step: int) -> StepLog:
-        a, arch = self.arguments, self.context.architecture
-        start_tokens = self.schedule.ramp.tokens(start_step)
-        return StepLog(
-            self.folder / folder / "log.jsonl",
-            self.accelerator,
-            self.schedule,
-            self.data,
-            Trackers(self.accelerator, a, self.folder / folder, start_tokens),
-            start_step=start_step,
-            end_step=end_step,
-            log_steps=a.run.log_steps,
-            flops_per_token=utilisation_flops(arch),
-            peak_flops=self.context.peak_flops,
-            label=f"d{arch.d_model} E{arch.experts} {folder}",
-            progress=a.run.progress,
-        )
+    def _completed(self, model: Path, record: RunRecord) -> None:
+        """On the main process: what follows a complete model folder."""
+        for step in checkpoint.steps(model.parent):  # only the trunk's are needed from here on
+            checkpoint.remove(checkpoint.path_of(model.parent, step))
+        for finisher in self.finishers:
+            finisher(model, record)
 
 
 if __name__ == "__main__":  # `accelerate launch -m training.run.main`, where train.py is not at hand

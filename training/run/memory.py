@@ -1,13 +1,14 @@
-"""Out of memory: what is known as such, and which micro-batch would have fitted."""
+"""Out of memory: how it is recognised, and which micro-batch would have fitted."""
 
 from __future__ import annotations
 
-import gc
 import math
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 
 from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.run.step import Session
 
 
 class OutOfMemory(RuntimeError):
@@ -17,15 +18,15 @@ class OutOfMemory(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is an allocator's way of saying so, on an accelerator or on CPU."""
+    """Whether this is how an allocator reports it, on an accelerator or on CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     )
 
 
 def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]:
-    """Micro-batches below the run's that hold whole capacity groups, and that every stage of its batch ramp and its
-    processes allow, descending: with any of them the run goes on."""
+    """Micro-batches below the run's, descending, with which it may be resumed: each holds whole capacity groups, and
+    the processes can share every stage of the batch ramp in such pieces."""
     allowed = []
     batches = math.gcd(*(stage.sequences for stage in arguments.schedule.stages()))
     for micro in range(arguments.run.micro_batch_sequences - 1, 0, -1):
@@ -39,16 +40,35 @@ def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]
     return allowed
 
 
-def largest_that_fits(session, arguments: TrainingArguments) -> int | None:
-    """The largest smaller micro-batch of which a forward and backward pass fits here, by trying; None if none does.
+def explained(session: Session, error: BaseException) -> OutOfMemory:
+    """The error to show for an out-of-memory error: the micro-batch it came with, and the largest that fits."""
+    arguments, world = session.arguments, session.accelerator.num_processes
+    session.optimizer.zero_grad(set_to_none=True)
+    clear_device_cache(garbage_collection=True)
+    micro = arguments.run.micro_batch_sequences
+    head = f"out of memory with run.micro_batch_sequences {micro} ({str(error).splitlines()[0][:200]})"
+    choices, fits = smaller_micro_batches(arguments, world), None
+    if session.accelerator.is_fsdp2 and choices:
+        # A trial would gather the shards of the other processes, which wait elsewhere.
+        advice = f"the batch ramp and {world} processes allow {', '.join(map(str, choices[:4]))}"
+    elif choices and (fits := _largest_that_fits(session, choices)):
+        advice = f"{fits} fits (tried: forward and backward pass)"
+    else:
+        why = "fits" if choices else _what_forbids_smaller(arguments)
+        advice = f"no smaller micro-batch {why}: use more devices with FSDP2, or a smaller model"
+    checkpointing = "" if arguments.run.gradient_checkpointing else "; or set run.gradient_checkpointing"
+    return OutOfMemory(f"{head}; {advice}{checkpointing}")
+
+
+def _largest_that_fits(session: Session, choices: list[int]) -> int | None:
+    """The first micro-batch whose forward and backward pass fits, by trying; None if none does.
 
     Tried with gradients and Adam's two moments in place, in the process that ran out of memory alone: no collective.
     """
     accelerator = session.accelerator
-    session.optimizer.zero_grad(set_to_none=True)
     model = accelerator.unwrap_model(session.model)
     moments = []
-    for micro in smaller_micro_batches(arguments, accelerator.num_processes):
+    for micro in choices:
         try:
             if not session.optimizer.state and not moments:
                 moments += [torch.empty_like(p) for p in model.parameters() for _ in range(2)]
@@ -70,39 +90,13 @@ def largest_that_fits(session, arguments: TrainingArguments) -> int | None:
         finally:
             out = None
             session.optimizer.zero_grad(set_to_none=True)
-            release_memory()
+            clear_device_cache(garbage_collection=True)
     return None
 
 
-def explained(session, arguments: TrainingArguments, error: BaseException) -> OutOfMemory:
-    """What to say of an out-of-memory error: the micro-batch it came with, and the largest that fits."""
-    micro, world = arguments.run.micro_batch_sequences, session.accelerator.num_processes
-    session.optimizer.zero_grad(set_to_none=True)
-    release_memory()
-    head = f"out of memory with run.micro_batch_sequences {micro} ({str(error).splitlines()[0][:200]})"
-    choices, fits = smaller_micro_batches(arguments, world), None
-    if session.accelerator.is_fsdp2 and choices:
-        # A trial would gather the shards of the other processes, which wait elsewhere.
-        advice = f"the batch ramp and {world} processes allow {', '.join(map(str, choices[:4]))}"
-    elif choices and (fits := largest_that_fits(session, arguments)):
-        advice = f"{fits} fits (tried: forward and backward pass)"
-    else:
-        why = "fits" if choices else _what_forbids_smaller(arguments)
-        advice = f"no smaller micro-batch {why}: use more devices with FSDP2, or a smaller model"
-    checkpointing = "" if arguments.run.gradient_checkpointing else "; or set run.gradient_checkpointing"
-    return OutOfMemory(f"{head}; {advice}{checkpointing}")
-
-
 def _what_forbids_smaller(arguments: TrainingArguments) -> str:
-    """Why there is none to try: smaller ones are no advice where the run would be refused with them."""
+    """Why there is none to try: a smaller one is no advice where the run would be refused with it."""
     group = arguments.model.capacity_group_tokens
     if any(not arguments.holds_whole_groups(micro) for micro in range(1, arguments.run.micro_batch_sequences)):
         return f"holds whole capacity groups of {group} tokens (a new run can have smaller ones)"
     return "cuts the batches of the ramp evenly"
-
-
-def release_memory() -> None:
-    """Give what is no longer referenced back to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

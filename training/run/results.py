@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,34 +14,17 @@ from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shortened
 from hub.record.run_record import RunRecord
 from hub.store.files import portable_tokenizer_config
 from modeling_switch_moe import SwitchMoeForCausalLM
-from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import Branch
-from training.data.training_data import TrainingData
-from training.run import hardware
-from training.run.checkpoint import Progress
-from training.run.evaluation import HeldOutLoss
-from training.run.inputs import PendingHeldOut
+from training.data.tokenizer import description, fingerprint
+from training.run import devices
+from training.run.evaluation import HeldOut, HeldOutLoss
+from training.run.inputs import data_order
 from training.run.model import utilisation_flops
+from training.run.step import Progress, Session
 from training.run.step_log import balance
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What every record of one training process shares."""
-
-    arguments: TrainingArguments
-    architecture: Architecture
-    data: TrainingData
-    dataset: dict  # id, revision, fingerprint
-    data_order: str
-    tokenizer: dict  # id, fingerprint
-    peak_learning_rate: float
-    learning_rate_law: str
-    hardware: str
-    peak_flops: float | None  # of all devices
 
 
 def trunk_id(arguments: TrainingArguments) -> str:
@@ -51,31 +33,30 @@ def trunk_id(arguments: TrainingArguments) -> str:
 
 
 def run_record(
-    context: RunContext,
+    session: Session,
     branch: Branch,
     progress: Progress,
     *,
     branch_name: str,
     status: str,
-    measured: HeldOutLoss | None,
-    held_out: PendingHeldOut,
+    measured: tuple[HeldOut, HeldOutLoss] | None,
     weights_sha256: dict[str, str] | None,
 ) -> RunRecord:
     """The record of a branch, final or diverged, or of an intermediate checkpoint of its trunk.
 
     The training loss of an intermediate one is the mean over its last steps (`Progress.recent_losses`).
     """
-    a, arch = context.arguments, context.architecture
-    tokens = a.batch_ramp().tokens(progress.step)
-    flops = float(arch.training_flops(tokens))
+    a, arch, ramp, accelerator = session.arguments, session.architecture, session.schedule.ramp, session.accelerator
+    tokens = ramp.tokens(progress.step)
     speed = tokens / progress.wall_seconds
-    final = status == "final"
-    routed = progress.window_routed
-    losses, n_losses = progress.window_loss, progress.window_steps
-    if status == "intermediate":
-        losses, n_losses = sum(progress.recent_losses), len(progress.recent_losses)
-    if status == "diverged":
-        n_losses = 0
+    unique = session.data.unique_among(tokens)  # how much more data there is may be unknown, and does not matter here
+    held_out, held_out_loss = measured or (None, None)
+    losses = {
+        "final": (progress.window_loss, progress.window_steps),
+        "intermediate": (sum(progress.recent_losses), len(progress.recent_losses)),
+        "diverged": (0.0, 0),
+    }
+    loss, n_losses = losses[status]
     end = branch_name.partition("-")[0]
     record = RunRecord(
         run_id=f"{trunk_id(a)}-{end}",
@@ -92,26 +73,24 @@ def run_record(
         n_active=arch.n_active,
         n_total=arch.n_total,
         tokens=tokens,
-        # How often each of them was read; how much more data there is may not be known, and does not matter here.
-        unique_tokens=context.data.unique_among(tokens),
-        epochs=tokens / context.data.unique_among(tokens),
+        unique_tokens=unique,
+        epochs=tokens / unique,
         steps=progress.step,
-        train_loss=losses / n_losses if n_losses else None,
-        train_loss_window_tokens=_window_tokens(a, progress.step, n_losses),
-        eval_loss=measured and measured.loss,
-        eval_loss_standard_error=measured and measured.standard_error,
-        eval_tokens=measured and held_out.tokens,
-        eval_documents=measured and held_out.n_documents,
-        eval_data=measured and held_out.origin,
-        drop_rate=progress.window_dropped / sum(map(sum, routed)) if final and routed else (0.0 if final else None),
-        expert_load_max_over_mean=balance(routed) if final and routed else (1.0 if final else None),
+        train_loss=loss / n_losses if n_losses else None,
+        train_loss_window_tokens=tokens - ramp.tokens(progress.step - n_losses),
+        eval_loss=held_out_loss and held_out_loss.loss,
+        eval_loss_standard_error=held_out_loss and held_out_loss.standard_error,
+        eval_tokens=held_out and held_out.tokens,
+        eval_documents=held_out and held_out.n_documents,
+        eval_data=held_out and held_out.origin,
+        **_routing(progress, status),
         schedule={
             "horizon_tokens": branch.tokens,
             "warmup_tokens": int(a.schedule.warmup_tokens),
             "decay_tokens": branch.tokens - branch.branch_point_tokens,
-            "batch_ramp": [{"from_tokens": s.from_tokens, "sequences": s.sequences} for s in a.schedule.stages()],
-            "peak_learning_rate": context.peak_learning_rate,
-            "learning_rate_law": context.learning_rate_law,
+            "batch_ramp": [{"from_tokens": s.from_tokens, "sequences": s.sequences} for s in ramp.stages],
+            "peak_learning_rate": session.schedule.peak,
+            "learning_rate_law": session.learning_rate_law,
         },
         optimizer={
             "name": "adamw",
@@ -132,51 +111,57 @@ def run_record(
         seed=a.run.seed,
         precision=a.run.precision,
         attention_precision=a.model.attention_precision,
-        dataset=context.dataset,
-        data_order=context.data_order,
-        tokenizer=context.tokenizer,
-        training_flops=flops,
+        dataset=session.data.tokens.cache.dataset,
+        data_order=data_order(a),
+        tokenizer=tokenizer_identity(session),
+        training_flops=float(arch.training_flops(tokens)),
         tokens_per_second=speed,
-        mfu=utilisation_flops(arch) * speed / context.peak_flops if context.peak_flops else None,
-        hardware=context.hardware,
+        mfu=utilisation_flops(arch) * speed / session.peak_flops if session.peak_flops else None,
+        hardware=devices.describe(accelerator.device, accelerator.num_processes),
         wall_time_seconds=progress.wall_seconds,
         versions={"python": sys.version.split()[0], **{name: version(name) for name in _LIBRARIES}},
         code_commit=code_commit(),
         weights_sha256=weights_sha256,
-        # Beyond the schema, which keeps them: what a reader of the loss wants to know of its way.
+        # Beyond the schema, which keeps them.
         skipped_steps=len(progress.skipped_steps),
         loss_spikes=len(progress.spikes),
     )
-    return _named_by_recipe(record, end)
-
-
-def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:
-    """The record with what departs from the recipe in the ids of run and trunk: runs that differ in it are not one."""
     if not (suffix := recipe_suffix(record)):
         return record
-    trunk = f"{record.parent_run_id}{suffix}"
+    trunk = f"{record.parent_run_id}{suffix}"  # runs that differ in the recipe are not one
     return record.replaced(
         run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH), parent_run_id=shortened(trunk, MAX_ID_LENGTH)
     )
 
 
-def _window_tokens(a: TrainingArguments, step: int, n_steps: int) -> int:
-    ramp = a.batch_ramp()
-    return ramp.tokens(step) - ramp.tokens(step - n_steps)
+def _routing(progress: Progress, status: str) -> dict[str, float | None]:
+    """Drop rate and expert balance at the end; a dense model drops nothing and is balanced."""
+    if status != "final":
+        return {"drop_rate": None, "expert_load_max_over_mean": None}
+    if (routed := progress.window_routed) is None:
+        return {"drop_rate": 0.0, "expert_load_max_over_mean": 1.0}
+    drop_rate = progress.window_dropped / sum(map(sum, routed))
+    return {"drop_rate": drop_rate, "expert_load_max_over_mean": balance(routed)}
+
+
+def tokenizer_identity(session: Session) -> dict[str, str]:
+    """Id and fingerprint of the tokenizer; of a local folder only its last part, since records hold no path."""
+    name = session.arguments.data.tokenizer
+    public = Path(name).name if Path(name).exists() else name
+    return {"id": public, "fingerprint": fingerprint(description(session.tokenizer))}
 
 
 def code_commit() -> str | None:
     """The git commit of this code, with `-dirty` if it was changed; None outside a checkout."""
-    here = Path(__file__).parents[1]
+    here = Path(__file__)
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ["git", "-C", str(here.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        if not git("ls-files", "results.py"):
-            return None  # installed into an environment that happens to lie in somebody else's checkout
+        if not git("ls-files", here.name):
+            return None  # installed into an environment that happens to lie in another checkout
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -188,16 +173,10 @@ def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, s
     Args:
         state_dict: the whole weights by the names of the bare model.
     """
-    with torch.device("meta"):  # a shell for the configuration: however the trained model is wrapped does not matter
+    with torch.device("meta"):  # only for the configuration: however the trained model is wrapped does not matter
         shell = SwitchMoeForCausalLM(config)
     shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
     if (config_file := folder / "tokenizer_config.json").exists():  # which says how this machine loaded it
         write_bytes(config_file, portable_tokenizer_config(config_file.read_bytes()))
     return weights_sha256(folder)
-
-
-def describe_hardware(device, world_size: int) -> tuple[str, float | None]:
-    """(name, peak FLOP/s of all devices or None)."""
-    peak = hardware.peak_flops(device)
-    return hardware.describe(device, world_size), peak * world_size if peak else None

@@ -1,20 +1,20 @@
-"""What a run shows while it trains: a progress bar, a line of JSON every few steps, and Accelerate's trackers."""
+"""What a run shows while it trains: a progress bar, a line of JSON every few steps, Accelerate's trackers, a trace."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
+from tqdm.auto import tqdm
 
-from training.run.checkpoint import Progress
-from training.run.distributed import sum_over_processes
+from training.run.devices import peak_memory
 from training.run.evaluation import HeldOutLoss
-from training.run.hardware import peak_memory
-from training.run.loop import StepResult
+from training.run.model import utilisation_flops
+from training.run.step import Progress, Session, StepResult
 from training.run.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -31,69 +31,48 @@ def balance(tokens_per_expert) -> float:
 
 
 class StepLog:
-    """Call it after every step; it writes every `log_steps` steps, and after a non-finite one.
+    """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
 
     Args:
-        path: the JSONL file. Lines from beyond `start_step`, left by a run that was interrupted later than its last
-            checkpoint, are removed.
-        data: its `wait_seconds` counts the time that training waited for data, and its order names the sequences of
-            a batch that was not finite.
-        trackers: are given the same numbers; closing the log ends them.
-        flops_per_token: for the MFU, see `model.utilisation_flops`.
-        peak_flops: of all devices together; None where unknown.
+        folder: of the trunk or branch; gets `log.jsonl`. Lines from beyond `start_step`, left by a run that was
+            interrupted later than its last checkpoint, are removed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        accelerator,
-        schedule,
-        data,
-        trackers: Trackers,
-        *,
-        start_step: int,
-        end_step: int,
-        log_steps: int,
-        flops_per_token: float,
-        peak_flops: float | None,
-        label: str,
-        progress: bool,
-    ):
-        from tqdm.auto import tqdm
-
-        self.accelerator, self.schedule, self.data, self.log_steps = accelerator, schedule, data, log_steps
-        self.trackers = trackers
-        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self._since = (start_step, None, self.data.wait_seconds)  # step, wall seconds and data wait at the last line
+    def __init__(self, session: Session, folder: Path, start_step: int, end_step: int):
+        a, arch, accelerator = session.arguments, session.architecture, session.accelerator
+        self.session, self.ramp = session, session.schedule.ramp
+        self.trackers = Trackers(accelerator, a, folder, self.ramp.tokens(start_step))
+        # step, wall seconds and data wait at the last line
+        self._since: tuple[int, float | None, float] = (start_step, None, session.data.wait_seconds)
         self._file = None
         if accelerator.is_main_process:
-            _drop_lines_beyond(path, start_step)
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+            _drop_lines_beyond(folder / "log.jsonl", start_step)
+            self._file = open(folder / "log.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._bar = tqdm(
-            total=schedule.ramp.tokens(end_step),
-            initial=schedule.ramp.tokens(start_step),
-            desc=label,
+            total=self.ramp.tokens(end_step),
+            initial=self.ramp.tokens(start_step),
+            desc=f"d{arch.d_model} E{arch.experts} {folder.name}",
             unit="tok",
             unit_scale=True,
             dynamic_ncols=True,
-            disable=not (progress and accelerator.is_main_process),
+            disable=not (a.run.progress and accelerator.is_main_process),
         )
 
     def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
         step = progress.step  # already counts this update
-        self._bar.update(self.schedule.ramp.tokens(step) - self.schedule.ramp.tokens(step - 1))
-        if step % self.log_steps and result.is_finite and not result.is_spike:
+        self._bar.update(self.ramp.tokens(step) - self.ramp.tokens(step - 1))
+        if step % self.session.arguments.run.log_steps and result.is_finite and not result.is_spike:
             return
         line = self._line(progress, result, rate)
         if not result.is_finite:
             line["skipped_batch"] = self._batch(step - 1)
             logger.warning(
-                "step %d was not finite and was not taken (loss %s, gradient norm %s); its batch is in log.jsonl",
+                "step %d was skipped: not finite (loss %s, gradient norm %s); its batch is in log.jsonl",
                 *(step - 1, result.loss, result.gradient_norm),
             )
         if result.is_spike:
             line["loss_spike"] = True
-            before = torch.tensor(progress.recent_losses[:-1]).median().item()
+            before = median(progress.recent_losses[:-1])
             logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
         self._bar.set_postfix_str(_postfix(line), refresh=False)
         self._write(line)
@@ -105,7 +84,7 @@ class StepLog:
         values = {"eval_loss": _finite(loss), "eval_perplexity": _finite(math.exp(min(loss, 700.0)))}
         values |= {} if error is None else {"eval_loss_standard_error": _finite(error)}
         logger.info("step %d: held-out loss %.4f%s", progress.step, loss, "" if error is None else f" ± {error:.4f}")
-        tokens = self.schedule.ramp.tokens(progress.step)
+        tokens = self.ramp.tokens(progress.step)
         self._write({"step": progress.step, "tokens": tokens, **values})
         self.trackers.log(_scalars(values), progress.step, tokens)
 
@@ -116,31 +95,30 @@ class StepLog:
 
     def _batch(self, step: int) -> dict:
         """Where the batch of a step lies in the order of the data, and which sequences of the token cache it has."""
-        position, count = self.schedule.ramp.position(step), self.schedule.ramp.sequences(step)
-        return {"position": position, "sequences": self.data.indices(position, count).tolist()}
+        position, count = self.ramp.position(step), self.ramp.sequences(step)
+        return {"position": position, "sequences": self.session.data.indices(position, count).tolist()}
 
     def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
-        total = partial(sum_over_processes, self.accelerator)
-        step, ramp = progress.step, self.schedule.ramp
-        tokens, waited = ramp.tokens(step), self.data.wait_seconds
+        total, peak = self.session.total, self.session.peak_flops
+        step, tokens, waited = progress.step, self.ramp.tokens(progress.step), self.session.data.wait_seconds
         since_step, since_seconds, since_waited = self._since
         self._since = (step, progress.wall_seconds, waited)
         seconds = progress.wall_seconds - since_seconds if since_seconds is not None else None
-        speed = (tokens - ramp.tokens(since_step)) / seconds if seconds else None
+        speed = (tokens - self.ramp.tokens(since_step)) / seconds if seconds else None
         balance_loss, z_loss = total(torch.stack([result.balance_loss, result.z_loss])).tolist()
         line = {
             "step": step,
             "tokens": tokens,
             "loss": _finite(result.loss),
             "learning_rate": rate,
-            "batch_sequences": ramp.sequences(step - 1),
+            "batch_sequences": self.ramp.sequences(step - 1),
             "gradient_norm": _finite(result.gradient_norm),
             "balance_loss": _finite(balance_loss),
             "z_loss": _finite(z_loss),
             "tokens_per_second": speed,
-            "mfu": speed * self.flops_per_token / self.peak_flops if speed and self.peak_flops else None,
+            "mfu": speed * utilisation_flops(self.session.architecture) / peak if speed and peak else None,
             "data_wait_seconds": waited - since_waited,
-            "memory_bytes": peak_memory(self.accelerator.device),
+            "memory_bytes": peak_memory(self.session.accelerator.device),
             "wall_seconds": progress.wall_seconds,
         }
         if result.tokens_per_expert is not None:
@@ -155,13 +133,36 @@ class StepLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._bar.close()
         self.trackers.finish()
         if self._file is not None:
             self._file.close()
+
+
+class StepTrace:
+    """A profiler's trace of the steps `first` to `last - 1` of one process, for chrome://tracing or perfetto.
+
+    Call it before every step, and `close` at the end. Without steps it does nothing.
+    """
+
+    def __init__(self, path: Path, steps: list[int]):
+        self.path, self.steps = path, range(*steps) if steps else range(0)
+        self._profile: torch.profiler.profile | None = None
+
+    def __call__(self, step: int) -> None:
+        if self._profile is None and step == self.steps.start and step in self.steps:
+            self._profile = torch.profiler.profile(record_shapes=True, profile_memory=True)
+            self._profile.start()
+        elif step >= self.steps.stop:
+            self.close()
+
+    def close(self) -> None:
+        """Write the trace, if one was begun."""
+        if self._profile is not None:
+            profile, self._profile = self._profile, None
+            profile.stop()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(self.path))
 
 
 def _scalars(line: dict) -> dict:

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and the end of the launcher as a wish that the loop sees between two steps."""
+"""SIGINT, SIGTERM and the end of the launcher as a request that the loop sees between two steps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LAUNCHER_MODULES = {"accelerate.commands.accelerate_cli", "accelerate.commands.
 class StopSignal:
     """Remembers the first SIGINT or SIGTERM, for the loop to stop between two steps.
 
-    A launcher that is gone counts as a SIGTERM: `accelerate launch` of one process dies of a signal and passes nothing
-    on, and what it started would go on training unseen.
+    The end of the launcher counts as a SIGTERM: `accelerate launch` of one process dies of a signal without passing it
+    on, and the training that it started would go on unseen.
     """
 
     number: int | None = None
@@ -39,8 +39,8 @@ class StopSignal:
         return self.number is not None
 
     def _remember(self, number, _frame) -> None:
-        # Asked twice at a keyboard: do not insist on the checkpoint. A scheduler's SIGTERM often comes twice, once to
-        # every process of a node and once passed on by the launcher.
+        # A second Ctrl-C gives up the checkpoint. A second SIGTERM does not: a scheduler often sends two, one to every
+        # process of a node and one passed on by the launcher.
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number

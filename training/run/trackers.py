@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hub.plain.folders import write_json
 from training.configuration.arguments import ConfigurationError, TrainingArguments
-from training.run.distributed import on_main
+from training.run.devices import on_main
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker

@@ -12,7 +12,7 @@ from training.data import builder as token_builder
 from training.data.builder import GrowingCache
 from training.data.cache import CorruptCacheError, TokenCache, open_cache
 from training.data.text import TextSource
-from training.run.inputs import held_out, held_out_source, text_sources, training_data
+from training.run.inputs import held_out, held_out_tokens, text_sources, training_data
 from training.run.main import main
 
 
@@ -27,8 +27,8 @@ def prepared(tiny, tokenizer, tmp_path):
     """Arguments of a run whose caches are there, and the folders of the two."""
     arguments = tiny(data__cache_dir=str(tmp_path / "cache"))
     training = prepare(text_sources(arguments)[0], tokenizer, tmp_path / "cache")
-    source, _, _, tokens = held_out_source(arguments, tokenizer)
-    return arguments, training.folder, prepare(source, tokenizer, tmp_path / "cache", tokens).folder
+    held_out = prepare(text_sources(arguments)[1], tokenizer, tmp_path / "cache", held_out_tokens(arguments))
+    return arguments, training.folder, held_out.folder
 
 
 @pytest.mark.parametrize("which", [1, 2], ids=["training", "held out"])
@@ -65,16 +65,16 @@ def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_pa
     one = GrowingCache(cache, text_sources(arguments)[0], None)
     one.start()
     started.set()
-    one._checks._thread.join(10)
+    one._thread.join(10)
     with pytest.raises(CorruptCacheError, match="another sha256"):
         one.check()
     others = GrowingCache(TokenCache(cache.folder), text_sources(arguments)[0], None, patience=5.0)
     others.start()
-    assert others._checks is None  # one process of a node compares
+    assert not hasattr(others, "_thread")  # one process of a node compares
     one.close()
     flip_a_bit(cache.folder / cache.shards[-1]["file"])
     data = training_data(arguments, tokenizer)
-    data._tokens._checks.error = CorruptCacheError(cache.folder / "tokens-00000.bin", "has another sha256")
+    data.tokens._damage = CorruptCacheError(cache.folder / "tokens-00000.bin", "has another sha256")
     with pytest.raises(CorruptCacheError):
         list(data.micro_batches(0, 2, 0, 1, None))
     data.close()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.order import SequenceOrder
+from training.data.batches import SequenceOrder
 
 SIZES = st.integers(1, 2000)
 WINDOWS = st.integers(40, 700)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hub.plain.errors import UnavailableError
 from training.configuration.arguments import ConfigurationError
 from training.data import pins
 from training.data.pins import Pin, pinned, pinned_with_sweep
@@ -29,7 +30,7 @@ class Upstream:
     def __call__(self, kind, name, asked):
         self.asked += 1
         if self.offline:
-            raise pins._Unreachable("no network")
+            raise UnavailableError("no network")
         return self.commit if asked in (None, "main") else f"{asked:0>40}"
 
 
@@ -91,7 +92,7 @@ def test_without_a_network_the_commit_is_the_one_that_the_caches_were_made_at(up
     pinned(on_the_hub())
     upstream.offline = True
     assert pinned(on_the_hub())[0].data.revision == upstream.commit
-    assert f"{NAME} is taken at the commit known here, {upstream.commit}" in caplog.text
+    assert f"using the last known commit of {NAME}, {upstream.commit}" in caplog.text
 
 
 def test_the_members_of_a_sweep_are_pinned_together_even_when_all_start_at_once(upstream, on_the_hub, tmp_path):

@@ -10,8 +10,8 @@ from tests.training.run.test_run import finish, folders
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import parse_command_line
 from training.run.inputs import check_inputs, settled
-from training.run.loop import train_step
 from training.run.main import Run, main
+from training.run.step import train_step
 
 LARGE = {"schedule.batch_ramp": ["0:1024"], "schedule.tokens": ["1M"]}
 
@@ -25,7 +25,7 @@ def steps(arguments, count=3):
         r = train_step(run.session, step, 1e-3)
         losses = [r.loss, r.gradient_norm, r.balance_loss.item(), r.z_loss.item()]
         found.append((losses, r.tokens_per_expert.tolist(), r.dropped_tokens.tolist()))
-    run._run_data.close()
+    run.data.close()
     return found, [p.detach().clone() for p in run.session.model.parameters()]
 
 

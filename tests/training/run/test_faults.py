@@ -20,10 +20,12 @@ import torch
 from tests.training import ranks
 from tests.training.ranks import save_configuration
 from tests.training.run.test_run import assert_same_weights, finish, weights
-from training.run import checkpoint, spikes
-from training.run.checkpoint import CheckpointError, Progress
+from training.run import checkpoint
+from training.run import step as training_step
+from training.run.checkpoint import CheckpointError
 from training.run.main import Run, main
 from training.run.memory import OutOfMemory, smaller_micro_batches
+from training.run.step import Progress
 from training.run.stop_signal import StopSignal
 
 ROOT = Path(__file__).parents[3]
@@ -222,7 +224,7 @@ def damage_by_cut(path):
 def test_of_a_damaged_checkpoint_the_one_before_is_used(tiny, caplog, damage):
     arguments = tiny(run__checkpoint_seconds=1e-6, run__async_checkpoints=False, schedule__tokens=[1280])
     run = Run(arguments)
-    run.session.stop_requested = lambda: checkpoint.steps(run.folder / "trunk") == [4, 5]
+    run.stop.requested = lambda: checkpoint.steps(run.folder / "trunk") == [4, 5]
     assert run.execute() == 128 + signal.SIGTERM
     trunk = run.folder / "trunk"
     assert checkpoint.steps(trunk)[-2:] == [5, 6]
@@ -315,23 +317,23 @@ def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):
 
 def test_a_spike_is_far_above_what_came_before():
     steady = [3.0 + 0.01 * (i % 5) for i in range(40)]
-    assert spikes.is_spike(steady, 3.5)
-    assert not spikes.is_spike(steady, 3.05)
-    assert not spikes.is_spike(steady, 1.0)
-    assert spikes.is_spike([*steady, 9.0, 9.0], 3.5)  # earlier spikes do not hide a later one
-    assert not spikes.is_spike([3.0] * 40, 3.01)
-    assert not spikes.is_spike([3.0] * 3, 9.0)
+    assert training_step.is_spike(steady, 3.5)
+    assert not training_step.is_spike(steady, 3.05)
+    assert not training_step.is_spike(steady, 1.0)
+    assert training_step.is_spike([*steady, 9.0, 9.0], 3.5)  # earlier spikes do not hide a later one
+    assert not training_step.is_spike([3.0] * 40, 3.01)
+    assert not training_step.is_spike([3.0] * 3, 9.0)
     falling = [10 - 0.1 * i for i in range(60)]
-    assert not any(spikes.is_spike(falling[:i], falling[i]) for i in range(60))
+    assert not any(training_step.is_spike(falling[:i], falling[i]) for i in range(60))
 
 
 def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
     run = Run(tiny(schedule__tokens=[2560], optimizer__learning_rate=1e-4, run__log_steps=100))
     clip, calls = run.accelerator.clip_grad_norm_, []
-    monkeypatch.setattr(spikes, "_LEAST", 4)
-    real = spikes.is_spike
-    monkeypatch.setattr(spikes, "is_spike", lambda before, loss: real(before, loss + 5 * (len(before) == 15)))
+    monkeypatch.setattr(training_step, "_SPIKE_LEAST", 4)
+    real = training_step.is_spike
+    monkeypatch.setattr(training_step, "is_spike", lambda before, loss: real(before, loss + 5 * (len(before) == 15)))
 
     def poisoned(*args, **kwargs):
         calls.append(None)
@@ -349,7 +351,7 @@ def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypa
     assert batch["sequences"] == run.data.indices(batch["position"], 2).tolist()
     (record,) = [json.loads(path.read_text()) for path in run.folder.glob("*/model/run.json")]
     assert (record["skipped_steps"], record["loss_spikes"]) == (1, 1)
-    assert "was not finite and was not taken" in caplog.text
+    assert "was skipped: not finite" in caplog.text
     assert "the loss spiked to" in caplog.text
 
 

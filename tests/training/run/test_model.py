@@ -9,7 +9,7 @@ import torch
 from hub.record.run_record import RunRecord
 from scaling_law import LearningRateLaw
 from training.configuration.arguments import ModelArguments, OptimizerArguments
-from training.run import hardware
+from training.run import devices
 from training.run.main import Run
 from training.run.model import (
     architecture,
@@ -79,7 +79,7 @@ def test_the_utilisation_counts_no_look_up_of_embeddings(tiny, monkeypatch):
     arguments = tiny(schedule__tokens=[1280])
     arch = architecture(arguments.model, vocab_size=300)
     assert utilisation_flops(arch) == 6 * (13 * 64**2 + 64 * 300)
-    monkeypatch.setattr(hardware, "peak_flops", lambda device: 1e12)
+    monkeypatch.setattr(devices, "peak_flops", lambda device: 1e12)
     run = Run(arguments)
     assert run.execute() == 0
     (model,) = run.folder.glob("*/model")

@@ -10,7 +10,7 @@ from tests.test_training_guide import COMMANDS
 from tests.training import ranks
 from tests.training.run.test_processes import assert_close, results
 from training.configuration.arguments import ConfigurationError
-from training.run.distributed import make_accelerator
+from training.run.devices import make_accelerator
 from training.run.main import Run
 
 ROOT = Path(__file__).parents[3]

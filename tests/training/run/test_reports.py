@@ -14,8 +14,8 @@ from tests.training.run.test_run import assert_same_weights, finish, weights
 from training.configuration.arguments import ConfigurationError
 from training.run import checkpoint
 from training.run.evaluation import HeldOut, evaluate
-from training.run.loop import train_step
 from training.run.main import Run
+from training.run.step import train_step
 
 
 def lines_of(arguments, folder="trunk"):
@@ -80,7 +80,7 @@ def test_lines_have_what_is_needed_to_watch_a_run(tiny):
 def test_unequal_shares_of_the_evaluation(tiny):
     """Every process makes as many forward passes, whether it has a batch left or not; the loss is the same."""
     run = Run(tiny())
-    whole = HeldOut(run.held_out.sequences[:5])
+    whole = HeldOut(run.held_out.wait().sequences[:5])
     calls = []
 
     def counted(**batch):

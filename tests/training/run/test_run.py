@@ -94,7 +94,7 @@ def test_the_reloaded_model_has_the_recorded_loss_and_generates(finished):
     for folder in folders(arguments):
         model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
         measured, record = (
-            evaluate(model, held_out(arguments, tokenizer), 2, torch.device("cpu")),
+            evaluate(model, held_out(arguments, tokenizer).wait(), 2, torch.device("cpu")),
             RunRecord.load(folder),
         )
         assert measured.loss == pytest.approx(record.eval_loss, abs=1e-6)
@@ -136,7 +136,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tiny, tmp_pa
             run.stop.number = 15
         return run.stop.number is not None
 
-    run.session.stop_requested = stop
+    run.stop.requested = stop
     assert run.execute() == 128 + 15
     records = finish(arguments)
     for tokens in (1280, 2560):
@@ -220,7 +220,7 @@ def test_other_tokens_under_the_same_configuration_are_refused(finished, tiny, c
 
 def test_two_processes_do_not_train_in_one_folder(tiny):
     run = Run(tiny())
-    with run._alone(), pytest.raises(ConfigurationError, match="another process is training in"):
+    with run._locked(), pytest.raises(ConfigurationError, match="another process is training in"):
         Run(tiny()).execute()
     assert run.execute() == 0
 

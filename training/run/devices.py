@@ -1,4 +1,4 @@
-"""Processes and devices: the Accelerator of a run, sums over its processes, and decisions that all of them share.
+"""Processes and devices: the Accelerator of a run, what its processes decide together, and the hardware they train on.
 
 `accelerate launch` says how many processes there are and whether the model is replicated (DDP) or sharded (FSDP2).
 What its configuration file cannot say, or says in a way that would change the numbers, is set here.
@@ -7,21 +7,38 @@ What its configuration file cannot say, or says in a way that would change the n
 from __future__ import annotations
 
 import os
+import platform
+import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from training.configuration.arguments import ConfigurationError, RunArguments
+
+# Dense bf16 matrix FLOP/s of one device, from the vendors' data sheets (without sparsity).
+PEAK_BF16_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "A10": 125e12,
+    "L4": 121e12,
+    "V100": 125e12,
+}
 
 
 def make_accelerator(run: RunArguments):
     """The Accelerator of this process.
 
     Raises:
-        ConfigurationError: the launcher's FSDP settings are of a kind that is not supported, or its processes cannot
-            find each other.
+        ConfigurationError: the launcher's FSDP settings are not supported, or its processes cannot find each other.
     """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
@@ -79,7 +96,7 @@ def sum_over_processes(accelerator, value: torch.Tensor) -> torch.Tensor:
 def any_process(accelerator, *flags: bool) -> list[bool]:
     """Which of the flags are set on any process; collective with more than one."""
     if accelerator.num_processes == 1:
-        return list(flags)  # without a look at the device
+        return list(flags)  # without waiting for the device
     counts = torch.tensor([float(flag) for flag in flags], device=accelerator.device)
     return [count > 0 for count in sum_over_processes(accelerator, counts).tolist()]
 
@@ -105,3 +122,38 @@ def on_main(accelerator, function: Callable[[], Any]) -> Any:
 def full_tensor(value: torch.Tensor) -> torch.Tensor:
     """The whole of a tensor that FSDP2 may have sharded."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def describe(device: torch.device, world_size: int) -> str:
+    """Such as `8 x NVIDIA H100 80GB HBM3` or `1 x AMD EPYC (2 threads)`."""
+    if device.type == "cuda":
+        return f"{world_size} x {torch.cuda.get_device_name(device)}"
+    return f"{world_size} x {_cpu_name()} ({torch.get_num_threads()} threads)"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Peak dense bf16 FLOP/s of one device; None where no data sheet is known here (a CPU, say)."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for key, peak in PEAK_BF16_FLOPS.items() if key in name), None)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the peak of the tensors on this device so far; on CPU, the peak of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory of this device; on CPU, of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total

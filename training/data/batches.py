@@ -1,0 +1,210 @@
+"""Token cache to global batches: which sequences, in which order, and the share of each process in them.
+
+The order is a pure function of (seed, position): independent of world size, of micro-batches and of where a run was
+resumed, and the same for every model of a sweep. Sequences are shuffled within consecutive *windows* of the data. Its
+length may be unknown, because it may still be being tokenised while training reads it: a full window is permuted in
+the same way however much comes after it. Only the last window of an epoch may be shorter; its order, like everything
+in later epochs, is asked for once the end is known.
+
+Each window of each epoch is a pseudo-random permutation, computed for just the positions asked for (a Feistel network
+over the index bits with cycle walking), so that going to any position costs the same and nothing is stored.
+
+What windows cost: a batch mixes documents of one window only, so the order in which text is read shows at scales above
+a window. With the default of 65,536 sequences of 512 tokens, a batch of 512 sequences is drawn from about 30,000
+documents of FineWeb-Edu. Above a window, `parts` mixes. Data that fits into one window is shuffled as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from training.configuration.arguments import ConfigurationError
+from training.data.builder import GrowingCache
+
+logger = logging.getLogger(__name__)
+
+_ROUNDS = 4  # Luby and Rackoff: four rounds with independent keys make a strong pseudo-random permutation
+
+
+class SequenceOrder:
+    """Position in training -> index of a sequence in the token cache.
+
+    Args:
+        seed: another seed, another order.
+        window: sequences that are shuffled together, at least 1.
+    """
+
+    def __init__(self, seed: int, window: int):
+        if window < 1:
+            raise ValueError(f"data.shuffle_window: {window}; at least one sequence")
+        self.seed = seed
+        self.window = window
+
+    def needed(self, start: int, count: int) -> int:
+        """Sequences that must be there before positions start .. start + count - 1 are settled: whole windows."""
+        return -(-(start + count) // self.window) * self.window
+
+    def indices(self, start: int, count: int, n_sequences: int | None) -> np.ndarray:
+        """Sequence indices of positions start .. start + count - 1, int64 of shape (count,).
+
+        Args:
+            n_sequences: sequences of one epoch, at least 1; None while that is not known, when all the windows asked
+                for must be full ones of the first epoch.
+        """
+        if n_sequences is not None and n_sequences < 1:
+            raise ValueError(f"n_sequences: {n_sequences}; the training data must hold at least one sequence")
+        positions = np.arange(start, start + count, dtype=np.int64)
+        epochs, within = np.divmod(positions, n_sequences) if n_sequences else (np.zeros_like(positions), positions)
+        windows, places = np.divmod(within, self.window)
+        out = np.empty(count, dtype=np.int64)
+        for epoch, window in sorted(set(zip(epochs.tolist(), windows.tolist(), strict=True))):
+            chosen = (epochs == epoch) & (windows == window)
+            first = window * self.window
+            size = self.window if n_sequences is None else min(self.window, n_sequences - first)
+            out[chosen] = first + permute(places[chosen], size, self._key(epoch, window))
+        return out
+
+    def _key(self, epoch: int, window: int) -> str:
+        # The first window's key names no window, as before there were any: the held-out sequences are chosen by it.
+        return f"sequence-order:{self.seed}:{epoch}" + (f":{window}" if window else "")
+
+
+def permute(places: np.ndarray, size: int, key: str) -> np.ndarray:
+    """Where a pseudo-random permutation of 0 .. size - 1 takes `places`; int64 of their shape."""
+    half_bits = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+    keys = np.frombuffer(hashlib.sha256(key.encode()).digest(), dtype="<u8")[:_ROUNDS]
+    values = _feistel(places.astype(np.uint64), half_bits, keys)
+    # The network permutes the next power of four above the size. Walking on from a value outside until it falls inside
+    # gives a permutation of the inside.
+    while (outside := values >= size).any():
+        values[outside] = _feistel(values[outside], half_bits, keys)
+    return values.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, half_bits: np.uint64, keys: np.ndarray) -> np.ndarray:
+    mask = np.uint64((1 << int(half_bits)) - 1)
+    left, right = values >> half_bits, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << half_bits) | right
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele et al. 2014): every bit of the input reaches every bit of the output."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+class TrainingData:
+    """The training sequences in their order, read while they are still being tokenised.
+
+    A global batch is cut into micro-batches in the order of the data, and micro-batch j goes to process j mod world
+    size. A micro-batch holds whole capacity groups, so which tokens compete for an expert's places depends neither on
+    its size nor on how many processes there are.
+
+    Reading takes a hundredth of a training step, and a GPU works on one micro-batch while the next is read; so nothing
+    is read ahead.
+
+    Args:
+        tokens: the token cache; what is missing in it is waited for.
+        order: of the sequences.
+        sequence_length: tokens of a sequence.
+        micro_batch_sequences: sequences of a micro-batch.
+        max_sequences: the first so many sequences of the data make an epoch; None for all there are.
+
+    Attributes:
+        wait_seconds: spent in reading, and in waiting for tokens, so far in this process.
+
+    Raises:
+        ConfigurationError: the data is too little for one sequence; also `GrowingCache.wait_for`'s others.
+    """
+
+    def __init__(
+        self,
+        tokens: GrowingCache,
+        order: SequenceOrder,
+        sequence_length: int,
+        micro_batch_sequences: int,
+        max_sequences: int | None = None,
+    ):
+        self.tokens = tokens
+        self.sequence_length = sequence_length
+        self.micro_batch_sequences = micro_batch_sequences
+        self.wait_seconds = 0.0
+        self._order, self._max_sequences = order, max_sequences
+        self._reported_epoch = 0
+        tokens.start()
+        tokens.wait_for(sequence_length + 1)
+        if tokens.cache.n_sequences(sequence_length) < 1:
+            raise ConfigurationError(
+                f"data.sequence_length: {sequence_length}; the training data has only {len(tokens.cache)} tokens"
+            )
+
+    @property
+    def unique_tokens(self) -> int | None:
+        """Tokens of one epoch; None while more of the data may follow."""
+        n_sequences = self._n_sequences()
+        return None if n_sequences is None else n_sequences * self.sequence_length
+
+    def unique_among(self, tokens: int) -> int:
+        """How many of the first `tokens` training tokens, which have been read, are different places of the data."""
+        unique = self.unique_tokens
+        return tokens if unique is None else min(tokens, unique)
+
+    def _n_sequences(self) -> int | None:
+        found, most = self.tokens.cache.n_sequences(self.sequence_length), self._max_sequences
+        if most is not None and found >= most:
+            return most
+        return found if self.tokens.cache.complete else None
+
+    def indices(self, position: int, count: int) -> np.ndarray:
+        """Cache indices of the sequences at these positions, int64 (count,), once they are there."""
+        needed = self._order.needed(position, count)
+        if self._max_sequences is not None:
+            needed = min(needed, self._max_sequences)
+        self.tokens.wait_for(needed * self.sequence_length + 1)
+        return self._order.indices(position, count, self._n_sequences())
+
+    def micro_batches(
+        self, position: int, sequences: int, rank: int, world_size: int, device: torch.device
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(inputs, targets) of one process in one global batch: int64 (micro_batch_sequences, sequence_length)."""
+        self.tokens.check_shards()
+        if rank == 0:
+            self._report_epoch(position)
+        size, end = self.micro_batch_sequences, position + sequences
+        for start in range(position + rank * size, end, world_size * size):
+            began = time.perf_counter()
+            chosen = self.indices(start, min(size, end - start))
+            batch = self.tokens.cache.sequences(chosen, self.sequence_length)
+            self.wait_seconds += time.perf_counter() - began
+            yield inputs_and_targets(batch, device)
+
+    def _report_epoch(self, position: int) -> None:
+        n_sequences = self._n_sequences()
+        if n_sequences and (epoch := position // n_sequences) > self._reported_epoch:
+            self._reported_epoch = epoch
+            logger.warning("the data repeats: epoch %d of %s tokens", epoch + 1, f"{self.unique_tokens:,}")
+
+    def close(self) -> None:
+        """End the tokenising, if this process does it."""
+        self.tokens.close()
+
+
+def inputs_and_targets(sequences: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences of length L + 1 as inputs and the targets one token on, (n, L) each, on the device.
+
+    A GPU is sent them from pinned memory, so that this does not wait for what it is still computing.
+    """
+    tokens = torch.from_numpy(sequences)
+    if device.type == "cuda":
+        tokens = tokens.pin_memory()
+    tokens = tokens.to(device, non_blocking=True)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,0 +1,211 @@
+"""One update from one global batch, and what is remembered from step to step.
+
+The loss and z-loss of a batch are means over all its tokens. Its balance loss, a product of two means, is the mean
+over its capacity groups, in which tokens also compete for the experts' places. A micro-batch holds whole groups, so
+loss, gradient and drops do not depend on how the batch is cut into micro-batches and spread over processes, beyond the
+rounding of sums in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+
+from scaling_law.size.architecture import Architecture
+from training.configuration.arguments import TrainingArguments
+from training.configuration.schedule import Branch, Schedule
+from training.data.batches import TrainingData
+from training.run import devices
+from training.run.model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
+
+_SPIKE_WINDOW = 128  # steps to compare with
+_SPIKE_LEAST = 16  # of them before anything is called a spike
+_SPIKE_DEVIATIONS = 6.0
+_MAD_TO_DEVIATION = 1.4826  # for normally distributed values
+_LEAST_DEVIATION = 0.002  # of the median: where all losses are nearly equal, a small rise is no spike
+
+
+@dataclass
+class Session:
+    """What stays the same over the trunk and its branches."""
+
+    arguments: TrainingArguments
+    accelerator: object
+    tokenizer: object
+    data: TrainingData
+    architecture: Architecture
+    schedule: Schedule
+    learning_rate_law: str  # where the peak comes from
+    model: torch.nn.Module  # prepared
+    optimizer: torch.optim.Optimizer  # prepared
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Dense bf16 FLOP/s of all devices together; None where unknown."""
+        peak = devices.peak_flops(self.accelerator.device)
+        return peak * self.accelerator.num_processes if peak else None
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all processes; collective."""
+        return devices.sum_over_processes(self.accelerator, value)
+
+
+def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingData) -> Session:
+    """Model and optimizer, prepared for this process, with all that a step needs besides."""
+    arch = architecture(a.model, len(tokenizer))
+    peak, law = peak_learning_rate(a.optimizer, arch)
+    model = build_model(model_config(a, len(tokenizer), tokenizer.eos_token_id), a.run.seed)
+    if a.run.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = build_optimizer(model, a.optimizer, accelerator.device)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if a.run.compile:
+        model.compile()  # in place: names of parameters stay as they are
+    return Session(a, accelerator, tokenizer, data, arch, a.schedule_at(peak), law, model, optimizer)
+
+
+@dataclass
+class StepResult:
+    """Sums of one step over its micro-batches, on the device; shapes as in the model's `routing`.
+
+    Only `loss` and `gradient_norm` are read from the device at every step, in one go.
+    """
+
+    lm_loss: torch.Tensor  # this process's part of the loss
+    balance_loss: torch.Tensor  # unscaled, summed over layers, mean over capacity groups
+    z_loss: torch.Tensor
+    tokens_per_expert: torch.Tensor | None = None  # (layers, experts), before dropping; None for a dense model
+    dropped_tokens: torch.Tensor | None = None  # (layers,)
+    router_entropy: torch.Tensor | None = None  # (layers,), mean over micro-batches, nats
+    loss: float = math.nan  # cross-entropy, mean over the tokens of the global batch
+    gradient_norm: float = math.nan  # of all processes' parameters, before clipping
+    is_spike: bool = False
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+
+def train_step(session: Session, step: int, rate: float) -> StepResult:
+    """One update from one global batch; it is skipped if the loss or gradient is not finite."""
+    a, accelerator, ramp = session.arguments, session.accelerator, session.schedule.ramp
+    world, rank = accelerator.num_processes, accelerator.process_index
+    sequences = ramp.sequences(step)
+    tokens = sequences * session.data.sequence_length
+    n_micro = sequences // session.data.micro_batch_sequences
+    own = range(rank, n_micro, world)
+    batches = session.data.micro_batches(ramp.position(step), sequences, rank, world, accelerator.device)
+
+    result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
+    for j, (inputs, targets) in zip(own, batches, strict=True):
+        # Gradients are exchanged once a step, with the last micro-batch. (Accelerate's own accumulation keeps a phase
+        # counter that goes wrong when the number of micro-batches changes along the batch ramp.)
+        with nullcontext() if j == own[-1] else accelerator.no_sync(session.model):
+            with accelerator.autocast():
+                # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
+                out = session.model(
+                    input_ids=inputs,
+                    shift_labels=targets,
+                    num_items_in_batch=tokens,
+                    use_cache=False,
+                    output_logits=False,
+                )
+            auxiliary = a.model.balance_loss * out.balance_loss + a.model.z_loss * out.z_loss
+            # The gradient is averaged over processes, so a process's part of a mean is multiplied by their number.
+            accelerator.backward((out.lm_loss + auxiliary / n_micro) * world)
+        _add(result, out, n_micro)
+
+    for group in session.optimizer.param_groups:
+        group["lr"] = rate
+    limit = a.optimizer.gradient_clip or math.inf
+    norm = devices.full_tensor(accelerator.clip_grad_norm_(session.model.parameters(), limit))
+    result.loss, result.gradient_norm = torch.stack([session.total(result.lm_loss), norm.to(result.lm_loss)]).tolist()
+    if result.is_finite:
+        session.optimizer.step()
+    session.optimizer.zero_grad(set_to_none=True)
+    return result
+
+
+def _add(result: StepResult, out, n_micro: int) -> None:
+    result.lm_loss += out.lm_loss.detach()
+    result.balance_loss += out.balance_loss.detach() / n_micro
+    result.z_loss += out.z_loss.detach() / n_micro
+    if (routing := out.routing) is None:
+        return
+    for name, share in {"tokens_per_expert": 1, "dropped_tokens": 1, "router_entropy": n_micro}.items():
+        value, before = getattr(routing, name).double() / share, getattr(result, name)
+        setattr(result, name, value if before is None else before + value)
+
+
+# -- from step to step
+
+
+@dataclass
+class Progress:
+    """Where training stands; with the tensors of a checkpoint, all that is needed to resume.
+
+    Attributes:
+        step: updates made (the schedule turns it into tokens, batch size and learning rate).
+        wall_seconds: time spent training, over all resumes.
+        window_*: sums over the last share of a branch's tokens, from which its final training loss and routing are
+            reported.
+        skipped_steps: steps whose update was skipped because loss or gradient was not finite.
+        recent_losses: of the last finite steps, with which a spike is compared.
+        spikes: steps whose loss was far above those before them.
+    """
+
+    step: int = 0
+    wall_seconds: float = 0.0
+    window_steps: int = 0
+    window_loss: float = 0.0
+    window_routed: list[list[float]] | None = None
+    window_dropped: float = 0.0
+    skipped_steps: list[int] = field(default_factory=list)
+    skipped_in_a_row: int = 0
+    recent_losses: list[float] = field(default_factory=list)
+    spikes: list[int] = field(default_factory=list)
+
+
+def count(session: Session, progress: Progress, result: StepResult, branch: Branch | None) -> None:
+    """Add a step to the progress: skipped, or its loss with those before it and, at a branch's end, to its window."""
+    if not result.is_finite:
+        progress.skipped_steps.append(progress.step)
+        progress.skipped_in_a_row += 1
+    else:
+        progress.skipped_in_a_row = 0
+        result.is_spike = is_spike(progress.recent_losses, result.loss)
+        if result.is_spike:
+            progress.spikes.append(progress.step)
+        progress.recent_losses = [*progress.recent_losses, result.loss][-_SPIKE_WINDOW:]
+        if branch is not None and progress.step >= _window_start(session, branch):
+            progress.window_steps += 1
+            progress.window_loss += result.loss
+            if result.tokens_per_expert is not None:
+                routed = session.total(result.tokens_per_expert)
+                before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
+                progress.window_routed = (before + routed).tolist()
+                progress.window_dropped += session.total(result.dropped_tokens).sum().item()
+    progress.step += 1
+
+
+def _window_start(session: Session, branch: Branch) -> int:
+    """First step of the final-loss window, which has at least one step."""
+    first = session.schedule.ramp.steps(branch.tokens * (1 - session.arguments.run.train_loss_window))
+    return min(first, branch.end_step - 1)
+
+
+def is_spike(before: list[float], loss: float) -> bool:
+    """Whether `loss` lies far above the losses of the steps before.
+
+    Far is measured robustly, against the median, in standard deviations estimated by the median absolute deviation. So
+    earlier spikes do not hide later ones, and the steep fall at the start of training is no spike.
+    """
+    if len(before) < _SPIKE_LEAST:
+        return False
+    middle = median(before)
+    deviation = _MAD_TO_DEVIATION * median(abs(value - middle) for value in before)
+    return loss > middle + _SPIKE_DEVIATIONS * max(deviation, _LEAST_DEVIATION * middle)
