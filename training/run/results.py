@@ -126,9 +126,14 @@ def run_record(
         skipped_steps=len(progress.skipped_steps),
         loss_spikes=len(progress.spikes),
     )
+    return _named_by_recipe(record, end)
+
+
+def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:
+    """The record with what departs from the recipe in the ids of run and trunk: such runs are not the same."""
     if not (suffix := recipe_suffix(record)):
         return record
-    trunk = f"{record.parent_run_id}{suffix}"  # runs that differ in the recipe are not one
+    trunk = f"{record.parent_run_id}{suffix}"
     return record.replaced(
         run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH), parent_run_id=shortened(trunk, MAX_ID_LENGTH)
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from hub.plain.units import format_bytes, format_flops
 from training.configuration.schedule import total_tokens
 from training.run import dry_run as plan
 from training.run.dry_run import dry_run
@@ -28,7 +29,7 @@ def test_the_dry_run_says_what_the_run_will_do_and_leaves_nothing(tiny):
     assert f"{n_active:,} active, {n_total:,} total" in text
     trained = 2048 + (1280 - 1024) + (2560 - 2048)
     assert f"({trained:,} tokens)" in text
-    assert f"FLOPs in all {6 * n_active * trained:.3g}" in re.sub(" +", " ", text)
+    assert f"FLOPs in all {format_flops(6 * n_active * trained)}" in re.sub(" +", " ", text)
     branches = [arguments.schedule_at(1.0).branch(tokens) for tokens in (1280, 2560)]
     assert total_tokens(branches) == trained
     for b in branches:
@@ -36,7 +37,7 @@ def test_the_dry_run_says_what_the_run_will_do_and_leaves_nothing(tiny):
     assert "0.01 (given)" in text
     assert re.search(r"loss\s+5\.[0-9]+ on random ids", text)  # about ln 300
     parameters = sum(p.numel() for p in Run(arguments).session.model.parameters())
-    assert f"{4 * parameters / 1e3:.3g} kB" in text
+    assert format_bytes(4 * parameters) in text
     assert not Path(arguments.run.output_dir).exists()
 
 

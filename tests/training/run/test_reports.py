@@ -104,7 +104,7 @@ def test_a_trace_of_the_steps_that_were_asked_for(tiny):
     with gzip.open(Path(arguments.run.output_dir) / "profile" / "trace-0.json.gz") as file:
         events = json.load(file)["traceEvents"]
     assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 2
-    with pytest.raises(ConfigurationError, match=r"run.profile_steps: \[5, 3\]"):
+    with pytest.raises(ConfigurationError, match=r"run.profile_steps: \['5', '3'\]; it must be two steps"):
         tiny(run__profile_steps=[5, 3])
 
 

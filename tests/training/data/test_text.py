@@ -1,7 +1,9 @@
-"""The order in which text is drawn: a prefix is a sample of all files, and reading goes on anywhere."""
+"""Text: a prefix in the shuffled order is a sample of all files, reading resumes anywhere, bad sources are refused."""
 
 import json
+import os
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.training.token_caches import prepare
+from tests.conftest import make_documents, write_dataset
 from training.configuration.arguments import ConfigurationError
-from training.data import cache as tokens
 from training.data import parts
+from training.data import text as text_module
 from training.data.text import Place, TextSource
 from training.run.inputs import check_inputs, data_order, held_out, text_sources
 
@@ -71,13 +73,15 @@ def test_the_order_depends_on_the_seed_and_not_on_the_folder(crawls, tmp_path, p
     assert list(TextSource(str(copy), file_seed=1).documents()) == orders[1]
 
 
-def test_reading_goes_on_at_any_place(crawls, part_bytes):
-    source = TextSource(str(crawls), held_out_buckets=300, file_seed=3)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_reading_resumes_at_any_place_and_notices_other_documents(crawls, part_bytes, seed):
+    source = TextSource(str(crawls), held_out_buckets=300, file_seed=seed)
     batches = list(source.batches(90))
     whole = [text for texts, _ in batches for text in texts]
     assert whole == list(source.documents())
     for texts, place in batches:
         kept = Place(*json.loads(json.dumps(place.after(texts, 5))))
+        # Also where another version of the reader noted the state, which may mean something else to this one.
         for start in (kept, kept._replace(datasets="another version")):
             assert [text for part, _ in source.batches(200, start) for text in part] == whole[kept.documents :]
     with pytest.raises(ValueError, match="has changed since its token cache was begun"):
@@ -92,6 +96,18 @@ def test_what_lies_before_the_group_of_a_place_is_not_opened_again(crawls, monke
     monkeypatch.setattr(parts.ShuffledRows, "_open", lambda self, *part: opened.append(part) or open_part(self, *part))
     assert sum(len(texts) for texts, _ in source.batches(16, place)) == CRAWLS * ROWS - place.documents
     assert len(opened) <= 2 * parts.GROUP
+
+
+def test_whole_files_before_a_place_are_not_read_again(crawls, monkeypatch):
+    reader = import_module("datasets.packaged_modules.parquet.parquet")
+    source = TextSource(str(crawls))
+    *_, (_, place) = source.batches(16)
+    opened, make = [], reader.Parquet._generate_tables
+    monkeypatch.setattr(
+        reader.Parquet, "_generate_tables", lambda self, files, **k: opened.extend(files) or make(self, files, **k)
+    )
+    assert sum(len(texts) for texts, _ in source.batches(16, place)) == CRAWLS * ROWS - place.documents
+    assert len(opened) <= 3
 
 
 def test_row_groups_larger_than_a_part_are_read_beside_each_other(tmp_path, monkeypatch):
@@ -125,34 +141,45 @@ def test_one_file_is_drawn_by_its_row_groups(tmp_path, monkeypatch):
     assert len({text.split()[1] for text in documents[:100]}) > 4
 
 
-def test_a_cache_in_the_stored_order_is_the_one_of_earlier_versions(corpus, tokenizer, tmp_path):
-    """Its recipe, and so its name, is what it was before there was another order."""
-    stored = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
-    assert set(stored.recipe) == {
-        *("format", "shard_tokens", "source", "tokenizer", "eos_token_id", "dtype", "max_tokens")
-    }
-    assert set(stored.recipe["source"]) == {
-        *("dataset", "config", "revision", "split", "text_column", "held_out_buckets", "held_out", "file_seed")
-    }
-    shuffled = prepare(TextSource(str(corpus), file_seed=0), tokenizer, tmp_path)
-    assert shuffled.folder != stored.folder
-    assert shuffled.recipe["order"] == parts.RECIPE
+def test_held_out_documents_are_fixed_by_their_id_and_never_trained_on(corpus):
+    source = {held: TextSource(str(corpus), held_out_buckets=200, held_out=held) for held in (False, True)}
+    train, held_out = list(source[False].documents()), list(source[True].documents())
+    assert sorted(train + held_out) == sorted(make_documents(300, 0))
+    assert 30 < len(held_out) < 90  # 20 % of 300
 
 
-def test_a_shuffled_cache_in_pieces_is_the_one_in_one_go(crawls, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokens, "SHARD_TOKENS", 700)
-    monkeypatch.setattr(parts, "PART_BYTES", 700)
-    source = TextSource(str(crawls), held_out_buckets=300, file_seed=1)
-    whole = prepare(source, tokenizer, tmp_path / "whole")
-    for until in (1, 1500, 9000):
-        part = prepare(source, tokenizer, tmp_path / "parts", until=until)
-        assert until <= len(part) < len(whole)
-    extended = prepare(source, tokenizer, tmp_path / "parts")
-    assert [shard["sha256"] for shard in extended.shards] == [shard["sha256"] for shard in whole.shards]
-    assert extended.fingerprint == whole.fingerprint
+def test_checksums_of_local_files_are_remembered_until_they_change(corpus, tmp_path, monkeypatch):
+    memory, source = tmp_path / "checksums.json", TextSource(str(corpus))
+    identity = source.identify(memory)
+    assert identity == source.identify()
+    with monkeypatch.context() as patched:
+        patched.setattr(text_module, "sha256_of", None)  # nothing is read
+        assert source.identify(memory) == identity
+    changed = tmp_path / "changed"
+    write_dataset(changed, {"train": make_documents(5, 0)})
+    before = TextSource(str(changed)).identify(memory)
+    write_dataset(changed, {"train": make_documents(5, 1)})
+    os.utime(changed / "train-00000-of-00001.parquet", ns=(1, 1))
+    assert TextSource(str(changed)).identify(memory) != before
 
 
-def test_runs_draw_across_files_unless_they_ask_for_the_stored_order(tiny, tokenizer):
+def test_bad_sources_are_refused(corpus, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "null.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
+    write_dataset(tmp_path / "none", {"train": []})  # which `datasets` cannot read
+    for source, error, message in (
+        (TextSource("./nowhere"), FileNotFoundError, "does not exist"),
+        (TextSource(str(tmp_path / "empty")), FileNotFoundError, "holds no parquet or jsonl"),
+        (TextSource(str(corpus), text_column="body"), ValueError, r"^data.text_column: no column 'body' in"),
+        (TextSource(str(corpus), split="test"), ValueError, r"^data.dataset '.*', split 'test': "),
+        (TextSource(str(tmp_path / "null.jsonl")), ValueError, "^data.text_column: 'text' holds None in a row of"),
+        (TextSource(str(tmp_path / "none")), ValueError, r"^data.dataset: .*none' cannot be read"),
+    ):
+        with pytest.raises(error, match=message):
+            list(source.documents())
+
+
+def test_runs_read_across_files_unless_they_ask_for_the_stored_order(tiny):
     training, validation = text_sources(tiny())
     assert (training.file_seed, validation.file_seed) == (0, 0)
     training, validation = text_sources(tiny(data__order_seed=5))

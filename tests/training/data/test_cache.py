@@ -1,0 +1,280 @@
+"""The token cache: what it holds, that nothing half-built is used, and that damage is found before it is trained on.
+
+Damage ends a run with exit status 3 and one line that says which file, and what to do.
+"""
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import make_documents, write_dataset
+from tests.training.token_caches import contents, prepare
+from training.data import builder, parts
+from training.data import cache as tokens
+from training.data.builder import GrowingCache, encoder
+from training.data.cache import CorruptCacheError, TokenCache, open_cache
+from training.data.text import TextSource
+from training.data.tokenizer import END_OF_TEXT, description, load_tokenizer, token_counter, train_tokenizer
+from training.run.inputs import held_out, held_out_tokens, text_sources, training_data
+from training.run.main import main
+
+
+@pytest.fixture(scope="module")
+def many_files(tmp_path_factory):
+    """Twelve files of 20 documents each."""
+    folder = tmp_path_factory.mktemp("many")
+    for i in range(12):
+        columns = {"text": make_documents(20, i), "id": [f"{i}-{j}" for j in range(20)], "score": [1.0] * 20}
+        pq.write_table(pa.table(columns), folder / f"train-{i:05d}-of-00012.parquet", row_group_size=7)
+    return folder
+
+
+def test_the_cache_is_every_document_followed_by_end_of_text(corpus, tokenizer, tmp_path, monkeypatch):
+    cache = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    expected = []
+    for document in make_documents(300, 0):
+        expected += [*tokenizer(document)["input_ids"], tokenizer.convert_tokens_to_ids(END_OF_TEXT)]
+    assert cache.read(0, len(cache)).tolist() == expected
+    assert (cache.documents, cache.complete, len(list(cache.verify()))) == (300, True, 1)
+    sequences = cache.sequences(np.array([0, 5]), 32)
+    assert sequences.shape == (2, 33)
+    assert sequences[1].tolist() == expected[160:193]  # the last token is the next sequence's first
+    monkeypatch.setattr(tokens, "SHARD_TOKENS", 700)
+    sharded = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    assert len(sharded.shards) > 10
+    everywhere = np.arange(cache.n_sequences(32))
+    assert np.array_equal(sharded.sequences(everywhere, 32), cache.sequences(everywhere, 32))
+
+
+@pytest.mark.parametrize(
+    ("file_seed", "held_out", "part_bytes"), [(None, True, 1 << 23), (3, False, 1 << 23), (1, True, 700)]
+)
+def test_a_cache_in_pieces_is_byte_for_byte_the_one_in_one_go(
+    many_files, tokenizer, tmp_path, small_shards, monkeypatch, file_seed, held_out, part_bytes
+):
+    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
+    source = TextSource(str(many_files), held_out_buckets=300, held_out=held_out, file_seed=file_seed)
+    whole = prepare(source, tokenizer, tmp_path / "whole")
+    assert len(whole.shards) > 5
+    for until in (1, 1, 1500, 1500, 3000):  # extended, left as it is, extended
+        part = prepare(source, tokenizer, tmp_path / "parts", until=until)
+        assert not part.complete
+        assert len(part) >= until
+        assert np.array_equal(part.read(0, len(part)), whole.read(0, len(part)))
+        assert part.fingerprint == whole.fingerprint
+    extended = prepare(source, tokenizer, tmp_path / "parts")
+    before, expected = contents(extended.folder), contents(whole.folder)
+    del expected["shards.jsonl"]  # which says from where to resume as well
+    assert expected.items() <= before.items()
+    names = ("file", "tokens", "documents", "sha256")
+    assert [[s[n] for n in names] for s in extended.shards] == [[s[n] for n in names] for s in whole.shards]
+    prepare(source, tokenizer, tmp_path / "parts")  # a complete cache is left alone
+    assert contents(extended.folder) == before
+
+
+def test_the_recipe_of_the_stored_order_is_that_of_earlier_versions(corpus, tokenizer, tmp_path):
+    """And so is its folder."""
+    stored, shuffled = (prepare(TextSource(str(corpus), file_seed=seed), tokenizer, tmp_path) for seed in (None, 0))
+    names = {"format", "shard_tokens", "source", "tokenizer", "eos_token_id", "dtype", "max_tokens"}
+    assert set(stored.recipe) == names
+    assert set(stored.recipe["source"]) == {
+        *("dataset", "config", "revision", "split", "text_column", "held_out_buckets", "held_out", "file_seed")
+    }
+    assert shuffled.folder != stored.folder
+    assert shuffled.recipe["order"] == parts.RECIPE
+
+
+def test_a_crash_at_any_write_leaves_a_cache_that_is_continued(corpus, tokenizer, tmp_path, small_shards):
+    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
+    cut = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "cut", until=2000)
+    log = cut.folder / "shards.jsonl"
+    log.write_bytes(log.read_bytes()[:-40])  # the last line was being written
+    (cut.folder / "tokens-00002.tmp").write_bytes(b"half a shard")
+    assert len(TokenCache(cut.folder).shards) == len(cut.shards) - 1
+    resumed = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "cut")
+    assert not list(cut.folder.glob("*.tmp"))
+    assert np.array_equal(resumed.read(0, len(whole)), whole.read(0, len(whole)))
+
+
+def test_max_tokens_ends_the_cache_with_the_document_that_reaches_it(corpus, tokenizer, tmp_path, small_shards):
+    cache = prepare(TextSource(str(corpus)), tokenizer, tmp_path, max_tokens=1000)
+    assert 1000 <= len(cache) < 1500
+    assert cache.complete
+    assert prepare(TextSource(str(corpus)), tokenizer, tmp_path, max_tokens=2000).folder != cache.folder
+
+
+def test_documents_longer_than_a_shard_and_a_single_one(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "SHARD_TOKENS", 5)
+    long = make_documents(3, 0)
+    write_dataset(tmp_path / "long", {"train": long})
+    cache = prepare(TextSource(str(tmp_path / "long")), tokenizer, tmp_path)
+    assert [shard["documents"] for shard in cache.shards] == [1, 1, 1]
+    write_dataset(tmp_path / "one", {"train": long[:1]})
+    one = prepare(TextSource(str(tmp_path / "one")), tokenizer, tmp_path)
+    assert one.read(0, len(one)).tolist() == [*tokenizer(long[0])["input_ids"], tokenizer.eos_token_id]
+    assert one.complete
+
+
+def test_no_document_is_an_error(corpus, tokenizer, tmp_path):
+    everything, nothing = (TextSource(str(corpus), held_out_buckets=1000, held_out=held) for held in (True, False))
+    assert prepare(everything, tokenizer, tmp_path).documents == 300
+    with pytest.raises(ValueError, match=r"data.dataset: split 'train' .* has no document to train on"):
+        prepare(nothing, tokenizer, tmp_path)
+    write_dataset(tmp_path / "few", {"train": make_documents(1, 0)})
+    with pytest.raises(ValueError, match="has no document that is held out"):
+        prepare(TextSource(str(tmp_path / "few"), held_out_buckets=1, held_out=True), tokenizer, tmp_path)
+
+
+def test_large_vocabularies_take_four_bytes(corpus, tokenizer, tmp_path, monkeypatch):
+    small = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 70_000)
+    large = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    assert (small.recipe["dtype"], large.recipe["dtype"]) == ("<u2", "<u4")
+    assert large.folder != small.folder
+    assert np.array_equal(large.read(0, len(large)), small.read(0, len(small)))
+
+
+def test_another_text_or_tokenizer_makes_another_cache(corpus, tokenizer, tmp_path):
+    first = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    changed = tmp_path / "corpus"
+    write_dataset(changed, {"train": make_documents(299, 0)})
+    assert prepare(TextSource(str(changed)), tokenizer, tmp_path).folder != first.folder
+    other = train_tokenizer(make_documents(300, 0), 290, tmp_path / "other", progress=False)
+    assert prepare(TextSource(str(corpus)), other, tmp_path).folder != first.folder
+    assert prepare(TextSource(str(corpus)), tokenizer, tmp_path).folder == first.folder
+
+
+# -- tokens
+
+TEXTS = [
+    "It's we'll I'D they've 'tis ''s don't", "  two  spaces \n\n and\tlines \r\n ", "", " ",
+    "\x1c\x85\xa0\u2003x\u3000",
+    "½ of x² is Ⅷ, ٣ and 3.14", f"before {END_OF_TEXT} after", "\x00\x7f\ufeff\u200b zero",
+    "naïve café 中文字 русский ελληνικά हिन्दी ไทย 👍🏽 e\u0301", "a" * 5000 + "!" * 300 + " " * 300 + "\n" * 50,
+]  # fmt: skip
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=4))
+def test_any_text_gets_the_ids_that_the_tokenizer_gives(tokenizer, texts):
+    texts = [*TEXTS, *texts]
+    encode = encoder(description(tokenizer), tokenizer.eos_token_id, "<u4")
+    for text, data in zip(texts, encode(texts), strict=True):
+        expected = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert np.frombuffer(data, "<u4").tolist() == [*expected, tokenizer.eos_token_id], text
+
+
+def test_the_tokenizer_survives_a_round_trip(tokenizer_folder):
+    loaded = load_tokenizer(str(tokenizer_folder))
+    text = "A router's loss: naïve café, 中文 — £5!\n\tdone"
+    assert loaded.decode(loaded(text)["input_ids"]) == text
+    assert token_counter(loaded)([text, ""]) == [len(loaded(text)["input_ids"]), 0]
+    before = description(loaded)
+    loaded(["a", "b b"], padding=False, truncation=True, max_length=4)  # changes the backend's state
+    assert description(loaded) == before
+    with pytest.raises(ValueError, match="at least 257"):
+        train_tokenizer(["text"], 100, "unused")
+
+
+# -- damage
+
+
+def flip_a_bit(path: Path, position: int = 100) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["training", "held out"])
+def test_a_flipped_bit_ends_the_run_before_it_begins(tiny, tokenizer, tmp_path, capsys, which):
+    arguments = tiny(data__cache_dir=str(tmp_path / "cache"))
+    sizes = (None, held_out_tokens(arguments))
+    sources = zip(text_sources(arguments), sizes, strict=True)
+    folders = [prepare(source, tokenizer, tmp_path / "cache", tokens).folder for source, tokens in sources]
+    for intact in (training_data(arguments, tokenizer), held_out(arguments, tokenizer)):
+        intact.close()
+    path = Path(arguments.run.output_dir).with_suffix(".yaml")
+    arguments.save(path)
+    flip_a_bit(folders[which] / "tokens-00000.bin")
+    assert main(["--config", str(path)]) == 3
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert line == (
+        f"error: {folders[which] / 'tokens-00000.bin'} has another sha256 than when it was written; "
+        f"delete the folder {folders[which]}, and the next start tokenises it again"
+    )
+    assert not Path(arguments.run.output_dir).exists()
+
+
+def test_a_shard_that_comes_later_is_compared_before_it_is_read(corpus, tokenizer, tmp_path, small_shards):
+    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    damaged = whole.folder / whole.shards[4]["file"]
+    flip_a_bit(damaged)
+    cache = TokenCache(whole.folder)
+    cache.read(0, 2000)
+    sequences = np.arange(cache.n_sequences(32))
+    for read in (lambda: cache.read(0, len(cache)), lambda: cache.sequences(sequences, 32), lambda: [*cache.verify()]):
+        with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin has another sha256"):
+            read()
+    damaged.write_bytes(damaged.read_bytes()[:-2])
+    with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin does not hold"):
+        TokenCache(whole.folder)
+
+
+def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_path, monkeypatch, small_shards):
+    started, check = threading.Event(), TokenCache.check_shard
+    monkeypatch.setattr(builder, "_CHECK_SECONDS", 0)
+    monkeypatch.setattr(TokenCache, "check_shard", lambda cache, number: started.wait(10) and check(cache, number))
+    arguments = tiny(data__cache_dir=str(tmp_path / "cache"))
+    source = text_sources(arguments)[0]
+    cache = prepare(source, tokenizer, tmp_path / "cache")
+    flip_a_bit(cache.folder / cache.shards[-1]["file"])
+    one = GrowingCache(cache, source, None)
+    one.start()
+    started.set()
+    one._thread.join(10)
+    with pytest.raises(CorruptCacheError, match="another sha256"):
+        one.check()
+    others = GrowingCache(TokenCache(cache.folder), source, None, patience=5.0)
+    others.start()
+    assert not hasattr(others, "_thread")  # one process of a node compares
+    one.close()
+    flip_a_bit(cache.folder / cache.shards[-1]["file"])
+    data = training_data(arguments, tokenizer)
+    data.tokens._damage = CorruptCacheError(cache.folder / "tokens-00000.bin", "has another sha256")
+    with pytest.raises(CorruptCacheError):
+        list(data.micro_batches(0, 2, 0, 1, None))
+    data.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("recipe.json", b"{", "is not what was written"),
+        ("recipe.json", b'{"dtype": "<u2"}', "is not the recipe that its folder is named after"),
+        ("shards.jsonl", b"[1]\n", "has the line b'[1]', which was not written so"),
+        ("shards.jsonl", b'{"file": "tokens-00000.bin"}\n', 'has the line b\'{"file": '),
+    ],
+)
+def test_other_files_of_a_cache_are_checked_too(corpus, tokenizer, tmp_path, name, content, message):
+    source = TextSource(str(corpus))
+    folder = prepare(source, tokenizer, tmp_path).folder
+    (folder / name).write_bytes(content)
+    with pytest.raises(CorruptCacheError) as caught:
+        open_cache(source, tokenizer, tmp_path)
+    assert str(caught.value).startswith(f"{folder / name} {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_tokenizer_does_not_make_other_tokens(corpus, tokenizer, tmp_path, small_shards):
+    folder = prepare(TextSource(str(corpus)), tokenizer, tmp_path, until=700).folder
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["model"]["merges"] = values["model"]["merges"][:-1]
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(CorruptCacheError, match=r"tokenizer.json is not the tokenizer that the tokens were made with"):
+        prepare(TextSource(str(corpus)), tokenizer, tmp_path)
