@@ -12,6 +12,7 @@ training process does, also by `kill -9`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import partial
@@ -123,20 +124,15 @@ def _encoded(source: TextSource, start: Place, cache: TokenCache) -> Iterator[tu
     if not intact:
         raise CorruptCacheError(path, "is not the tokenizer that the tokens were made with")
     encode = encoder(text, recipe["eos_token_id"], recipe["dtype"])
-    pending: tuple[list[str], Place, Future[list[bytes]]] | None = None
-
-    def documents() -> Iterator[tuple[bytes, Callable[[], Place]]]:
-        if pending is not None:
-            texts, place, encoded = pending
-            for count, data in enumerate(encoded.result(), start=1):
-                yield data, partial(place.after, texts, count)
-
     with ThreadPoolExecutor(1) as thread:
-        for texts, place in source.batches(_BATCH_DOCUMENTS, start):
-            following = texts, place, thread.submit(encode, texts)
-            yield from documents()
-            pending = following
-        yield from documents()
+        before = None
+        for batch in itertools.chain(source.batches(_BATCH_DOCUMENTS, start), [None]):
+            following = batch and (*batch, thread.submit(encode, batch[0]))
+            if before:
+                texts, place, encoded = before
+                for count, data in enumerate(encoded.result(), start=1):
+                    yield data, partial(place.after, texts, count)
+            before = following
 
 
 def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[list[str]], list[bytes]]:

@@ -21,9 +21,8 @@ import logging
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,6 +42,8 @@ from training.run.step import Progress
 
 logger = logging.getLogger(__name__)
 
+# A single process saves and loads alone on purpose.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 _KEPT = 2
 _THREADS = 4  # that compute checksums
 
@@ -147,8 +148,7 @@ def load(path: Path, session) -> Progress:
     reader = dcp.FileSystemReader(path / "state")
     stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
     state = _state_of(session, with_optimizer=stepped)
-    with _alone_is_meant():
-        dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     set_model_state_dict(session.model, state["model"])
     if stepped:
         set_optimizer_state_dict(session.model, optimizer, state["optimizer"])
@@ -236,12 +236,11 @@ class CheckpointWriter:
         try:
             self._on_each(make, main_only=True)
             self._on_each(lambda: torch.save(random_states, temporary / f"random-{index}.pt"))
-            with _alone_is_meant():
-                # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
-                # `complete` syncs what this machine wrote; what others wrote only they can.
-                alone = self._group is None
-                writer = dcp.FileSystemWriter(temporary / "state", thread_count=1, sync_files=not alone)
-                dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=alone)
+            # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
+            # `complete` syncs what this machine wrote; what others wrote only they can.
+            alone = self._group is None
+            writer = dcp.FileSystemWriter(temporary / "state", thread_count=1, sync_files=not alone)
+            dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=alone)
             self._on_each(complete, main_only=True)
         except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
             if self._is_main:
@@ -283,14 +282,6 @@ def _copy(value, is_main: bool):
 
 def _is_whole_tensor(value) -> bool:
     return isinstance(value, torch.Tensor) and not hasattr(value, "full_tensor")
-
-
-@contextmanager
-def _alone_is_meant() -> Iterator[None]:
-    """torch warns where a single process saves or loads."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
 
 
 def _reason(error: BaseException) -> str:

@@ -19,8 +19,8 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -126,7 +126,8 @@ class Run:
             CheckpointError: a checkpoint could not be written, say on a full disk.
             OutOfMemory: a step does not fit; says which micro-batch would.
         """
-        with self._locked(), self._closing():
+        with self._lock(), ExitStack() as stack:
+            stack.callback(self._close)
             on_main(self.accelerator, self._begin)
             self.stop.install()
             self._announce()
@@ -145,36 +146,25 @@ class Run:
             self.accelerator.end_training()
         return status
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> AbstractContextManager:
         """Hold the run's folder; the lock is released with the process, however it ends."""
         if not self.accelerator.is_main_process:
-            yield
-            return
+            return nullcontext()
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / ".lock")
         try:
-            lock.acquire(timeout=0)
+            return FileLock(self.folder / ".lock", timeout=0).acquire()
         except Timeout:
             raise ConfigurationError(f"run.output_dir: another process is training in {self.folder}") from None
-        try:
-            yield
-        finally:
-            lock.release()
 
-    @contextmanager
-    def _closing(self) -> Iterator[None]:
-        """Whatever happens, end what runs beside the training."""
-        try:
-            yield
-        finally:
-            self.trace.close()
-            self.writer.close()
-            self.data.close()
-            self.held_out.close()
-            if self.accelerator.is_main_process:
-                for finisher in self.finishers:
-                    getattr(finisher, "close", lambda: None)()
+    def _close(self) -> None:
+        """End what runs beside the training."""
+        self.trace.close()
+        self.writer.close()
+        self.data.close()
+        self.held_out.close()
+        if self.accelerator.is_main_process:
+            for finisher in self.finishers:
+                getattr(finisher, "close", lambda: None)()
 
     def _begin(self) -> None:
         """On the main process: check and write down what the folder holds, and remove what a kill left there."""

@@ -12,13 +12,7 @@ from training.configuration.arguments import ModelArguments, OptimizerArguments,
 
 def architecture(model: ModelArguments, vocab_size: int) -> Architecture:
     """The architecture in the paper's terms; it counts parameters and FLOPs."""
-    return Architecture(
-        d_model=model.d_model,
-        experts=model.experts,
-        n_blocks=model.n_blocks,
-        n_heads=model.n_heads,
-        vocab_size=vocab_size,
-    )
+    return Architecture(model.d_model, model.experts, model.n_blocks, model.n_heads, vocab_size)
 
 
 def utilisation_flops(arch: Architecture) -> float:
@@ -41,7 +35,7 @@ def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: in
         num_experts=arch.experts,
         max_position_embeddings=arguments.data.sequence_length,
         capacity_factor=arguments.model.capacity_factor or None,
-        capacity_group_tokens=arguments.model.capacity_group_tokens and int(arguments.model.capacity_group_tokens),
+        capacity_group_tokens=arguments.model.capacity_group_tokens,
         router_aux_loss_coef=arguments.model.balance_loss,
         router_z_loss_coef=arguments.model.z_loss,
         attention_precision=arguments.model.attention_precision,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from training.run.model import utilisation_flops
 from training.run.step import Progress, Session
 from training.run.step_log import balance
 
+# Fields that a record has from the architecture and from the configuration under the same name.
+_SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
+_MODEL = {"capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision"}
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
 
 
@@ -60,18 +64,11 @@ def run_record(
     end = branch_name.partition("-")[0]
     record = RunRecord(
         run_id=f"{trunk_id(a)}-{end}",
-        sweep=a.run.sweep,
         parent_run_id=trunk_id(a),
         branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
         status=status,
-        d_model=arch.d_model,
-        n_blocks=arch.n_blocks,
-        n_heads=arch.n_heads,
-        experts=arch.experts,
-        vocab_size=arch.vocab_size,
+        **{name: getattr(arch, name) for name in _SIZE},
         sequence_length=a.data.sequence_length,
-        n_active=arch.n_active,
-        n_total=arch.n_total,
         tokens=tokens,
         unique_tokens=unique,
         epochs=tokens / unique,
@@ -86,31 +83,22 @@ def run_record(
         **_routing(progress, status),
         schedule={
             "horizon_tokens": branch.tokens,
-            "warmup_tokens": int(a.schedule.warmup_tokens),
+            "warmup_tokens": a.schedule.warmup_tokens,
             "decay_tokens": branch.tokens - branch.branch_point_tokens,
-            "batch_ramp": [{"from_tokens": s.from_tokens, "sequences": s.sequences} for s in ramp.stages],
+            "batch_ramp": [asdict(stage) for stage in ramp.stages],
             "peak_learning_rate": session.schedule.peak,
             "learning_rate_law": session.learning_rate_law,
         },
         optimizer={
             "name": "adamw",
-            "beta1": a.optimizer.beta1,
-            "beta2": a.optimizer.beta2,
-            "epsilon": a.optimizer.epsilon,
-            "weight_decay": a.optimizer.weight_decay,
+            **a.optimizer.model_dump(include={"beta1", "beta2", "epsilon", "weight_decay"}),
             "weight_decay_on": "all" if a.optimizer.decay_all else "matrices",
             "gradient_clip_norm": a.optimizer.gradient_clip or None,
         },
-        micro_batch_sequences=a.run.micro_batch_sequences,
-        capacity_factor=a.model.capacity_factor,
-        capacity_group_tokens=a.model.capacity_group_tokens,
+        **a.run.model_dump(include={"sweep", "seed", "precision", "micro_batch_sequences"}),
+        **a.model.model_dump(include=_MODEL),
         balance_loss_coefficient=a.model.balance_loss,
         z_loss_coefficient=a.model.z_loss,
-        initialization=a.model.initialization,
-        final_norm=a.model.final_norm,
-        seed=a.run.seed,
-        precision=a.run.precision,
-        attention_precision=a.model.attention_precision,
         dataset=session.data.tokens.cache.dataset,
         data_order=data_order(a),
         tokenizer=tokenizer_identity(session),

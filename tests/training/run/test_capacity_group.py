@@ -20,6 +20,7 @@ def steps(arguments, count=3):
     """What `count` updates measure, and the weights after them."""
     run = Run(arguments)
     run.session.model.train()
+    assert run.session.model.is_gradient_checkpointing == arguments.run.gradient_checkpointing
     found = []
     for step in range(count):
         r = train_step(run.session, step, 1e-3)

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from tests.training.ranks import save_configuration
 from tests.training.run.test_run import assert_same_weights, finish, weights
 from training.run import checkpoint
 from training.run import step as training_step
-from training.run.checkpoint import CheckpointError
 from training.run.main import Run, main
 from training.run.memory import OutOfMemory, smaller_micro_batches
 from training.run.step import Progress
@@ -234,6 +234,19 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(tiny, caplog, damage):
     assert checkpoint.load(trunk / "step0000005", run.session).step == 5
 
 
+def test_a_run_on_a_damaged_branch_point_trains_it_again(tiny, caplog):
+    arguments = tiny()
+    finish(arguments)
+    folder, expected = Path(arguments.run.output_dir), weights(arguments, 2560)
+    newest = checkpoint.path_of(folder / "trunk", checkpoint.steps(folder / "trunk")[-1])
+    shard = max((newest / "state").glob("*.distcp"), key=lambda path: path.stat().st_size)
+    damage_by_flip(shard)
+    shutil.rmtree(folder / "tokens002.56K-seed0")
+    finish(arguments)
+    assert f"is damaged (the sha256 of state/{shard.name} differs)" in caplog.text
+    assert_same_weights(weights(arguments, 2560), expected)
+
+
 def test_a_checkpoint_before_the_first_step_counts_no_step(tiny, tmp_path):
     """torch makes an optimizer's state by a step of its own; Adam would count it."""
     run = Run(tiny())
@@ -353,7 +366,3 @@ def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypa
     assert (record["skipped_steps"], record["loss_spikes"]) == (1, 1)
     assert "was skipped: not finite" in caplog.text
     assert "the loss spiked to" in caplog.text
-
-
-def test_the_error_of_a_checkpoint_is_an_oserror():
-    assert issubclass(CheckpointError, OSError)  # so that the command ends with the exit status of the machine

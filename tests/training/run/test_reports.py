@@ -13,7 +13,6 @@ from hub.record.run_record import RunRecord
 from tests.training.run.test_run import assert_same_weights, finish, weights
 from training.configuration.arguments import ConfigurationError
 from training.run import checkpoint
-from training.run.evaluation import HeldOut, evaluate
 from training.run.main import Run
 from training.run.step import train_step
 
@@ -77,27 +76,6 @@ def test_lines_have_what_is_needed_to_watch_a_run(tiny):
     assert sum(line["tokens_per_expert"][0]) == 4 * 32
 
 
-def test_unequal_shares_of_the_evaluation(tiny):
-    """Every process makes as many forward passes, whether it has a batch left or not; the loss is the same."""
-    run = Run(tiny())
-    whole = HeldOut(run.held_out.wait().sequences[:5])
-    calls = []
-
-    def counted(**batch):
-        calls.append(len(batch["input_ids"]))
-        return run.session.model(**batch)
-
-    counted.training, counted.eval, counted.train = False, run.session.model.eval, run.session.model.train
-    device = torch.device("cpu")
-    sums = []
-    evaluate(counted, whole, 2, device, 0, 2, lambda nats: sums.append(nats) or nats)
-    shared = evaluate(counted, whole, 2, device, 1, 2, lambda nats: nats + sums[0])
-    assert len(calls) == 2 * 2
-    alone = evaluate(run.session.model, whole, 2, device)
-    assert shared.loss == pytest.approx(alone.loss, abs=1e-6)
-    assert shared.standard_error == pytest.approx(alone.standard_error, abs=1e-6)
-
-
 def test_a_trace_of_the_steps_that_were_asked_for(tiny):
     arguments = tiny(schedule__tokens=[1280], run__profile_steps=[3, 5])
     finish(arguments)
@@ -106,17 +84,6 @@ def test_a_trace_of_the_steps_that_were_asked_for(tiny):
     assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 2
     with pytest.raises(ConfigurationError, match=r"run.profile_steps: \['5', '3'\]; it must be two steps"):
         tiny(run__profile_steps=[5, 3])
-
-
-def test_gradient_checkpointing_gives_the_same_steps(tiny):
-    found = []
-    for on in (False, True):
-        run = Run(tiny(run__gradient_checkpointing=on, run__output_dir=f"unused-{on}"))
-        run.session.model.train()
-        assert run.session.model.is_gradient_checkpointing == on
-        steps = [train_step(run.session, step, 1e-3) for step in range(4)]
-        found.append([(s.loss, s.gradient_norm, s.tokens_per_expert.tolist(), s.z_loss.item()) for s in steps])
-    assert found[0] == found[1]
 
 
 def test_compiled_steps_are_eager_steps(tiny, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError
-from training.run import checkpoint
 from training.run.evaluation import evaluate
 from training.run.inputs import check_inputs, held_out
 from training.run.main import Run
@@ -146,22 +144,6 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tiny, tmp_pa
         assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud(tiny, caplog):
-    arguments = tiny()
-    finish(arguments)
-    trunk = folders(arguments)[0].parent.parent / "trunk"
-    expected = weights(arguments, 2560)
-    newest = trunk / f"step{checkpoint.steps(trunk)[-1]:07d}"
-    shard = max((newest / "state").glob("*.distcp"), key=lambda path: path.stat().st_size)
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
-    shutil.rmtree(folders(arguments)[1].parent)
-    finish(arguments)
-    assert f"is damaged (the sha256 of state/{shard.name} differs)" in caplog.text
-    assert_same_weights(weights(arguments, 2560), expected)
-
-
 def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypatch):
     arguments = tiny(run__max_skipped_steps=3, schedule__tokens=[1280])
     run = Run(arguments)
@@ -220,7 +202,7 @@ def test_other_tokens_under_the_same_configuration_are_refused(finished, tiny, c
 
 def test_two_processes_do_not_train_in_one_folder(tiny):
     run = Run(tiny())
-    with run._locked(), pytest.raises(ConfigurationError, match="another process is training in"):
+    with run._lock(), pytest.raises(ConfigurationError, match="another process is training in"):
         Run(tiny()).execute()
     assert run.execute() == 0
 
