@@ -16,13 +16,23 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-POSITIVE_INTEGERS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_experts",
-    "max_position_embeddings",
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_experts")
+# Fields, whether a value is allowed, and what is.
+RANGES = (
+    ((*SIZES, "max_position_embeddings"), lambda v: v >= 1, "an integer of at least 1"),
+    (("capacity_factor",), lambda v: v is None or 0 < v < math.inf, "a finite number above 0, or None (dropless)"),
+    (
+        ("capacity_group_tokens",),
+        lambda v: v is None or v >= 1,
+        "an integer of at least 1, or None (all tokens of a call)",
+    ),
+    (
+        ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range"),
+        lambda v: 0 <= v < math.inf,
+        "a finite number of at least 0",
+    ),
+    (("norm_eps", "initializer_scale"), lambda v: 0 < v < math.inf, "a finite number above 0"),
+    (("attention_dropout",), lambda v: 0 <= v < 1, "at least 0 and below 1"),
 )
 
 
@@ -130,9 +140,10 @@ class SwitchMoeConfig(PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Check ranges and divisibility; `@strict` runs it after construction, before the other validators."""
         problems = [
-            f"{name}={getattr(self, name)!r} must be an integer of at least 1"
-            for name in (*POSITIVE_INTEGERS, "intermediate_size")
-            if getattr(self, name) < 1
+            f"{name}={getattr(self, name)!r} must be {allowed}"
+            for names, is_allowed, allowed in RANGES
+            for name in names
+            if not is_allowed(getattr(self, name))
         ]
         if not problems and self.hidden_size % self.num_attention_heads:
             problems.append(
@@ -142,23 +153,6 @@ class SwitchMoeConfig(PreTrainedConfig):
             problems.append(
                 f"hidden_size/num_attention_heads={self.head_dim} must be even, because rotary positions turn pairs"
             )
-        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
-            problems.append(
-                f"capacity_factor={self.capacity_factor!r} must be a finite number above 0, or None (dropless)"
-            )
-        if self.capacity_group_tokens is not None and self.capacity_group_tokens < 1:
-            problems.append(
-                f"capacity_group_tokens={self.capacity_group_tokens!r} must be an integer of at least 1, or None (all "
-                "tokens of a call)"
-            )
-        for name in ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range"):
-            if not 0 <= getattr(self, name) < math.inf:
-                problems.append(f"{name}={getattr(self, name)!r} must be a finite number of at least 0")
-        for name in ("norm_eps", "initializer_scale"):
-            if not 0 < getattr(self, name) < math.inf:
-                problems.append(f"{name}={getattr(self, name)!r} must be a finite number above 0")
-        if not 0 <= self.attention_dropout < 1:
-            problems.append(f"attention_dropout={self.attention_dropout!r} must be at least 0 and below 1")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             ids = getattr(self, name)
             for token in ids if isinstance(ids, list) else [ids]:

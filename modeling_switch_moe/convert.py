@@ -2,18 +2,9 @@
 
     python -m modeling_switch_moe.convert FILE.pt OUT [--dtype bfloat16]
 
-The training code of Ludziejewski et al. 2025 saves a dict whose "model" entry maps these names to fp32 tensors
-(i = block, d = width, E = experts; the feed-forward is 3 d wide):
-
-    embedding_layer.layers.0.weight                                             (V, d)
-    encoder.blocks.block_i.block.residual_attention.layer.pre_norm.{weight,bias}            (d,)
-    encoder.blocks.block_i.block.residual_attention.layer.attention.input_projection.weight (3d, d), per head q, k, v
-    encoder.blocks.block_i.block.residual_attention.layer.attention.output_projection.weight (d, d)
-    encoder.blocks.block_i.block.residual_attention.layer.attention.rope.{sin,cos}          (512, d_head), not needed
-    encoder.blocks.block_i.block.residual_feedforward.layer.pre_norm.{weight,bias}          (d,)
-    encoder.blocks.block_i.block.residual_feedforward.layer.feedforward.gating.gate         (d, E)
-    ....feedforward.expert_inner_function.{gate_weight,lin1_weight} (E, d, 3d), .lin2_weight (E, 3d, d)
-    head.weight                                                                 (V, d)
+The training code of Ludziejewski et al. 2025 saves a dict whose "model" entry maps the names below to fp32 tensors.
+Linear weights of the feed-forward multiply from the left, (in, out); the rows of the fused attention projection are
+grouped by head: q, k, v of head 0, then of head 1, ...
 
 With E = 1 their router multiplies by a softmax over one logit, which is 1: the block is dense and the router is left
 out. The file is read with `weights_only=True`: nothing in it is executed.
@@ -32,22 +23,25 @@ import typer
 from .configuration_switch_moe import SwitchMoeConfig
 from .modeling_switch_moe import SwitchMoeForCausalLM
 
-EMBEDDING, HEAD = "embedding_layer.layers.0.weight", "head.weight"
+EMBEDDING, HEAD = "embedding_layer.layers.0.weight", "head.weight"  # both (V, d)
 BLOCK = re.compile(r"^encoder\.blocks\.block_(\d+)\.block\.(.+)$")
 ATTENTION, FEED_FORWARD = "residual_attention.layer.", "residual_feedforward.layer."
-QKV = ATTENTION + "attention.input_projection.weight"
+QKV, OUTPUT = ATTENTION + "attention.input_projection.weight", ATTENTION + "attention.output_projection.weight"
+EXPERTS, ROUTER = FEED_FORWARD + "feedforward.expert_inner_function.", FEED_FORWARD + "feedforward.gating.gate"
 ROPE = ATTENTION + "attention.rope."
-EXPERTS = FEED_FORWARD + "feedforward.expert_inner_function."
-ROUTER = FEED_FORWARD + "feedforward.gating.gate"
-# What one block must hold; the rope tables are buffers and may be missing.
-BLOCK_KEYS = (
-    *(ATTENTION + f"pre_norm.{kind}" for kind in ("weight", "bias")),
-    QKV,
-    ATTENTION + "attention.output_projection.weight",
-    *(FEED_FORWARD + f"pre_norm.{kind}" for kind in ("weight", "bias")),
-    *(EXPERTS + f"{name}_weight" for name in ("gate", "lin1", "lin2")),
-    ROUTER,
-)
+# Shapes of what one block holds: width d, inner width i, E experts, context s, head width h. The rope tables are
+# buffers and may be missing.
+SHAPES = {
+    **{layer + f"pre_norm.{kind}": "d" for layer in (ATTENTION, FEED_FORWARD) for kind in ("weight", "bias")},
+    QKV: "3d d",
+    OUTPUT: "d d",
+    EXPERTS + "gate_weight": "E d i",
+    EXPERTS + "lin1_weight": "E d i",
+    EXPERTS + "lin2_weight": "E i d",
+    ROUTER: "d E",
+    ROPE + "sin": "s h",
+    ROPE + "cos": "s h",
+}
 # Prefixes that wrappers around a module leave in the names of its parameters, wherever they stand.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.")
 
@@ -89,15 +83,15 @@ def split_blocks(state: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]
     extra = []
     for name, tensor in state.items():
         match = BLOCK.match(name)
-        if match and (match[2] in BLOCK_KEYS or match[2] in (ROPE + "sin", ROPE + "cos")):
+        if match and match[2] in SHAPES:
             blocks.setdefault(int(match[1]), {})[match[2]] = tensor
         elif name not in (EMBEDDING, HEAD):
             extra.append(name)
     count = max(blocks, default=-1) + 1
     missing = [name for name in (EMBEDDING, HEAD) if name not in state]
     for i in range(max(count, 1)):
-        held = blocks.get(i, {})
-        missing += [f"encoder.blocks.block_{i}.block.{name}" for name in BLOCK_KEYS if name not in held]
+        absent = [name for name in SHAPES if name not in blocks.get(i, {}) and not name.startswith(ROPE)]
+        missing += [f"encoder.blocks.block_{i}.block.{name}" for name in absent]
     problems = [f"missing: {', '.join(missing)}"] if missing else []
     problems += [f"not understood: {', '.join(sorted(extra))}"] if extra else []
     if problems:
@@ -141,20 +135,13 @@ def check_shapes(
     state: dict[str, torch.Tensor], blocks: list[dict[str, torch.Tensor]], config: SwitchMoeConfig
 ) -> None:
     """Raise `ConversionError` naming each tensor whose shape does not follow from the configuration."""
-    d, inner, experts = config.hidden_size, config.intermediate_size, config.num_experts
-    in_block = dict.fromkeys((key for key in BLOCK_KEYS if "pre_norm" in key), (d,)) | {
-        QKV: (3 * d, d),
-        ATTENTION + "attention.output_projection.weight": (d, d),
-        EXPERTS + "gate_weight": (experts, d, inner),
-        EXPERTS + "lin1_weight": (experts, d, inner),
-        EXPERTS + "lin2_weight": (experts, inner, d),
-        ROUTER: (d, experts),
-        ROPE + "sin": (config.max_position_embeddings, config.head_dim),
-        ROPE + "cos": (config.max_position_embeddings, config.head_dim),
-    }
+    d, sizes = config.hidden_size, {"E": config.num_experts, "i": config.intermediate_size, "h": config.head_dim}
+    sizes |= {"d": d, "3d": 3 * d, "s": config.max_position_embeddings}
     found = [(name, state[name], (config.vocab_size, d)) for name in (EMBEDDING, HEAD)]
     for i, block in enumerate(blocks):
-        found += [(f"encoder.blocks.block_{i}.block.{name}", block[name], in_block[name]) for name in block]
+        for name, tensor in block.items():
+            shape = tuple(sizes[symbol] for symbol in SHAPES[name].split())
+            found.append((f"encoder.blocks.block_{i}.block.{name}", tensor, shape))
     wrong = [f"{name} is {tuple(t.shape)} and not {shape}" for name, t, shape in found if tuple(t.shape) != shape]
     if wrong:
         raise ConversionError("Shapes do not fit together: " + "; ".join(wrong) + ".")
@@ -163,14 +150,13 @@ def check_shapes(
 def convert_block(block: dict[str, torch.Tensor], config: SwitchMoeConfig) -> dict[str, torch.Tensor]:
     """One block's weights under our names, relative to `model.layers.i.`."""
     d = config.hidden_size
-    # Rows of the fused projection are grouped by head: q, k, v of head 0, then of head 1, ...
     fused = block[QKV].view(config.num_attention_heads, 3, config.head_dim, d)
     converted = {f"self_attn.{name}_proj.weight": fused[:, i].reshape(d, d) for i, name in enumerate("qkv")}
-    converted["self_attn.o_proj.weight"] = block[ATTENTION + "attention.output_projection.weight"]
+    converted["self_attn.o_proj.weight"] = block[OUTPUT]
     for ours, theirs in (("input_layernorm", ATTENTION), ("post_attention_layernorm", FEED_FORWARD)):
         for kind in ("weight", "bias"):
             converted[f"{ours}.{kind}"] = block[f"{theirs}pre_norm.{kind}"]
-    # Theirs multiply from the left, (E, in, out); SiLU acts on the product with gate_weight.
+    # SiLU acts on the product with gate_weight.
     gate, up, down = (block[f"{EXPERTS}{name}_weight"].transpose(1, 2) for name in ("gate", "lin1", "lin2"))
     if config.num_experts == 1:
         return converted | {
@@ -241,7 +227,7 @@ def main(
         model = convert_to_folder(file, out, dtype=getattr(torch, dtype), num_attention_heads=num_attention_heads)
     except (ConversionError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(2) from error
     config = model.config
     typer.echo(
         f"{out}: d_model {config.hidden_size}, {config.num_hidden_layers} blocks, {config.num_attention_heads} heads, "

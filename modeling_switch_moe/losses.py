@@ -51,7 +51,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             probabilities = exponentials.mul_((valid / mass).unsqueeze(1))
             grad_logits = probabilities.scatter_add_(1, column, -valid.unsqueeze(1).float()).to(dtype)
             torch.mm(grad_logits, matrix, out=grad_hidden[first : first + step])
-            accumulate_product(grad_weight, grad_logits, rows)
+            if dtype == torch.float32:
+                grad_weight.addmm_(grad_logits.t(), rows)
+            else:
+                grad_weight += grad_logits.t() @ rows
         if with_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
             ctx.dtypes = hidden.dtype, weight.dtype
@@ -63,14 +66,6 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         return (grad_hidden * grad_total).to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), None, None
-
-
-def accumulate_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """`total += left.T @ right`, in one operation where the precisions allow."""
-    if total.dtype == left.dtype:
-        total.addmm_(left.t(), right)
-    else:
-        total += left.t() @ right
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.models.llama.modeling_llama import eager_attention_forward
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.generic import maybe_autocast, merge_with_config_defaults
@@ -91,28 +92,6 @@ def apply_rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
     """Turn `states [B, H, S, D]` by the angles of `cos, sin [B, 1, S, D]`, pairing dimension i with i + D/2."""
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def eager_attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention written out. `query [B, H, S, D]`, `key`, `value [B, H, S', D]`, additive mask `[B, 1, S, S']`.
-
-    Returns the outputs `[B, S, H, D]` and the probabilities `[B, H, S, S']`.
-    """
-    scores = query @ key.transpose(2, 3) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    probabilities = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    probabilities = F.dropout(probabilities, p=dropout, training=module.training)
-    return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
 
 
 class SwitchMoeAttention(nn.Module):
@@ -568,19 +547,25 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             logits = self.lm_head(outputs.last_hidden_state[:, positions, :])
         if targets is not None:
+            count = (targets != IGNORE).sum()
             num_items = kwargs.get("num_items_in_batch")
-            if logits is None and output_token_losses:
-                token_losses = self._token_losses(outputs.last_hidden_state, targets)
-                lm_loss = self._divided(token_losses.sum(), targets, num_items)
-            elif logits is None:
-                lm_loss = self._divided(self._chunked_loss(outputs.last_hidden_state, targets), targets, num_items)
+            if num_items is None:
+                num_items = count
+            elif isinstance(num_items, torch.Tensor):
+                num_items = num_items.to(count.device)
+            if logits is None:
+                total = self._loss_without_logits(outputs.last_hidden_state, targets, each=output_token_losses)
+                if output_token_losses:
+                    token_losses, total = total, total.sum()
+                lm_loss = total / (num_items.to(total.device) if isinstance(num_items, torch.Tensor) else num_items)
             else:
                 lm_loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             loss = lm_loss
             if self.training and output_routing:
                 auxiliary = self.config.router_aux_loss_coef * outputs.balance_loss
                 auxiliary = auxiliary + self.config.router_z_loss_coef * outputs.z_loss
-                loss = lm_loss + (auxiliary * self._share_of_batch(targets, num_items)).to(lm_loss.device)
+                # This micro-batch's share of the targets of the optimizer step: 1 where the loss is a mean by itself.
+                loss = lm_loss + (auxiliary * (count / num_items).to(auxiliary.device)).to(lm_loss.device)
         return SwitchMoeCausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -595,36 +580,17 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             routing=outputs.routing,
         )
 
-    def _chunked_loss(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The sum of the loss of `loss_function` without logits; a head that was replaced (LoRA, quantised) is asked
-        for them."""
+    def _loss_without_logits(self, hidden_states: torch.Tensor, targets: torch.Tensor, each: bool) -> torch.Tensor:
+        """Cross-entropy in nats, summed over the targets, or of `each` (`[B, S]`, no gradient).
+
+        A head that was replaced (LoRA, quantised) is asked for its logits.
+        """
+        reduction = "none" if each else "sum"
         if isinstance(self.lm_head, SwitchMoeHead):
-            return self.lm_head(hidden_states, targets=targets)
+            return self.lm_head(hidden_states, targets=targets, reduction=reduction)
         logits = self.lm_head(hidden_states).float().flatten(0, -2)
-        return F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="sum")
-
-    @torch.no_grad()
-    def _token_losses(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """What `_chunked_loss` is the sum of, `[B, S]`."""
-        if isinstance(self.lm_head, SwitchMoeHead):
-            return self.lm_head(hidden_states, targets=targets, reduction="none")
-        logits = self.lm_head(hidden_states).float().flatten(0, -2)
-        losses = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="none")
-        return losses.view(targets.shape)
-
-    @staticmethod
-    def _divided(total: torch.Tensor, targets: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
-        """The mean over the targets, or this micro-batch's part in the mean over a whole optimizer step."""
-        count = (targets != IGNORE).sum() if num_items is None else num_items
-        return total / (count.to(total.device) if isinstance(count, torch.Tensor) else count)
-
-    @staticmethod
-    def _share_of_batch(targets: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor | float:
-        """Share of the optimizer step's targets that this micro-batch holds; 1 if the loss is a mean by itself."""
-        if num_items is None:
-            return 1.0
-        count = (targets != IGNORE).sum()
-        return count / (num_items.to(count.device) if isinstance(num_items, torch.Tensor) else num_items)
+        losses = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction=reduction)
+        return losses.detach().view(targets.shape) if each else losses
 
 
 SwitchMoeModel.register_for_auto_class("AutoModel")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-IMPLEMENTATIONS = ("auto", "sorted", "capacity", "grouped_mm", "batched_mm", "eager")
+IMPLEMENTATIONS = ("auto", "capacity", "grouped_mm", "batched_mm", "eager")
 
 
 @dataclass

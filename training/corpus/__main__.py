@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from hub.plain.commands import App, Version
 from training.corpus import build
 
@@ -13,15 +11,9 @@ app = App(single=True)
 
 
 @app.command()
-def main(
-    folder: Path,
-    max_bytes: int | None = None,
-    workers: int | None = None,
-    quiet: bool = False,
-    version: Version = False,
-) -> None:
+def main(folder: Path, max_bytes: int | None = None, version: Version = False) -> None:
     """Build the documentation corpus in FOLDER, or tell what is in the one that is there."""
-    Console().print(build(folder, max_bytes=max_bytes, workers=workers, progress=not quiet))
+    print(build(folder, max_bytes=max_bytes))
 
 
 if __name__ == "__main__":

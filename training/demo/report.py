@@ -201,11 +201,7 @@ def summary(
     trunks = {record.parent_run_id for record in released}
     tokens = sum(r.tokens - r.branch_point_tokens for r in released)
     tokens += sum(max(r.branch_point_tokens for r in released if r.parent_run_id == trunk) for trunk in trunks)
-    rows.add_row(
-        "corpus",
-        f"{corpus.total.text_bytes / 1e6:.1f} MB of English in {corpus.total.documents:,} documents, from "
-        f"{len(corpus.distributions)} installed packages",
-    )
+    rows.add_row("corpus", str(corpus))
     rows.add_row("sweep", f"{len(released)} runs on {len(trunks)} trunks, {tokens / 1e6:.1f}M tokens trained")
     rows.add_row("losses", _loss_range(released))
     rows.add_row("our fit", f"RMSE {fitted.result.rmse:.4f} nats over {len(fitted.runs)} runs; see the warning above")

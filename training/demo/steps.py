@@ -7,7 +7,6 @@ goes on where it stopped.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +19,12 @@ from rich.console import Console
 from rich.panel import Panel
 
 from hub import RunRecord, open_store, push_index, push_repo_cards, push_runs
-from hub.plain import folders as files
 from scaling_law import JointLaw, OptimalTable, fit, load_runs
 from scaling_law.commands.release import JudgedLaw, release_law
 from training import corpus as documentation
 from training.corpus import CorpusReport
 from training.data.text import TextSource
-from training.data.tokenizer import load_tokenizer, token_counter, train_tokenizer
+from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import report as demo_report
 from training.sweep.file import Sweep
 from training.sweep.plan import plan_table
@@ -70,7 +68,7 @@ class Demo:
         with self._step("1 Corpus", "the documentation of the installed packages, in the columns of FineWeb-Edu"):
             corpus = self.corpus()
         with self._step("2 Tokenizer", f"a byte-level BPE of {self.settings.vocab_size:,} tokens, trained on it"):
-            self.tokenizer(corpus)
+            self.tokenizer()
         with self._step("3 Sweep", "dense and Switch-MoE models: each size one trunk, with decay branches"):
             sweep = self.sweep()
         with self._step("4 Release", "checkpoints, cards and run records, in the layout of a release on the Hub"):
@@ -102,33 +100,22 @@ class Demo:
         self.console.print(f"[dim]{self.seconds[name]:.0f} s[/]\n")
 
     def corpus(self) -> CorpusReport:
-        """Build the corpus, or take the one that is there, also when packages were installed since: the tokenizer, the
-        runs and the release that lie beside it were made from it."""
-        folder = self._corpus
-        if (folder / documentation.MANIFEST).exists():
-            report = CorpusReport.load(folder)
-            self.console.print(f"The corpus is there already: {report.total.documents:,} documents.")
-            return report
-        report = documentation.build(folder, max_bytes=self.settings.corpus_bytes, workers=self.workers)
-        self.console.print(report)
+        """Build the corpus, or take the one that is there."""
+        report = documentation.build(self._corpus, max_bytes=self.settings.corpus_bytes)
+        self.console.print(str(report))
         return report
 
-    def tokenizer(self, corpus: CorpusReport) -> None:
-        """Train the tokenizer and count the corpus with it, unless that is done."""
-        folder, marker = self._tokenizer, self._tokenizer / "trained.json"
-        recipe = {"corpus": corpus.fingerprint, "vocab_size": self.settings.vocab_size}
-        if not marker.exists() or json.loads(marker.read_text())["recipe"] != recipe:
+    def tokenizer(self) -> None:
+        """Train the tokenizer, unless that is done."""
+        folder = self._tokenizer
+        if not (folder / "tokenizer.json").exists():
             source = TextSource(str(self._corpus))
-            trained = train_tokenizer(source.documents(), self.settings.vocab_size, folder, progress=False)
-            documentation.recount_tokens(self._corpus, token_counter(trained), f"tokens of {folder.name}")
-            files.write_json(marker, {"recipe": recipe})
+            train_tokenizer(source.documents(), self.settings.vocab_size, folder, progress=False)
         tokenizer = load_tokenizer(str(folder))
-        counted = CorpusReport.load(self._corpus).splits
         text = next(TextSource(str(self._corpus), split="validation").documents())[:5000]
         ids = tokenizer(text)["input_ids"]
         self.console.print(
-            f"{counted['train'].tokens / 1e6:.1f}M tokens to train on, {counted['validation'].tokens / 1e6:.2f}M held "
-            f"out; {len(text.encode()) / len(ids):.2f} bytes per token, such as "
+            f"{len(text.encode()) / len(ids):.2f} bytes per token, such as "
             f"{'|'.join(tokenizer.decode([i]) for i in ids[:14])!r}",
             markup=False,
         )
