@@ -125,16 +125,14 @@ def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, voc
     return active_parameters(width_of_total(dense_n, experts, vocabulary), vocab_size=vocabulary)
 
 
-def drawn_gain(
-    law: JointLaw, flops: float, experts: float, vocab_size: int | None = None, times_tokens: bool = False
-) -> FloatArray:
+def drawn_gain(law: JointLaw, flops: float, experts: float, times_tokens: bool = False) -> FloatArray:
     """Loss of the compute-optimal dense model minus that of the MoE with its N_total, for every draw, [n_draws].
 
     The MoE has the FLOPs of the dense model, or (`times_tokens`) E times its tokens. Nats per token; NaN for a draw
     without an optimum. ValueError for a law without draws.
     """
     n_total, dense_tokens, loss = (values[:, 0] for values in drawn_optimum(law, flops, 1.0))
-    n_active = n_of_memory(law, n_total, experts, vocab_size)
+    n_active = n_of_memory(law, n_total, experts)
     tokens = experts * dense_tokens if times_tokens else affordable_tokens(flops, n_active)
     assert law.draws is not None  # drawn_optimum has checked it
     return np.asarray(loss - law.evaluate(law.draws.T, n_active, tokens, np.array(float(experts))))

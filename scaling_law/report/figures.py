@@ -29,6 +29,7 @@ from scaling_law.figures.drawing import (
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.report.isoflop import isoflop_profiles
 from scaling_law.report.results import Results
+from scaling_law.size.architecture import affordable_tokens
 
 HIDDEN = {"_" + OUTSIDE, "_" + INTERVAL}  # labels of artists that the legend explains in a note
 
@@ -74,7 +75,7 @@ def isoflop_of_runs(results: Results, axes: Any = None) -> NDArray[Any]:
         for profile in isoflop_profiles(results.runs, flops):
             ax.plot(profile.n_active, profile.loss, "o", color=colour_of(profile.experts), markersize=5)
             span = np.geomspace(profile.n_active.min() / 1.3, profile.n_active.max() * 1.3, 80)
-            draw_loss(ax, results.law, span, span, flops / (6 * span), profile.experts, linewidth=1.0)
+            draw_loss(ax, results.law, span, span, affordable_tokens(flops, span), profile.experts, linewidth=1.0)
         log_axis(ax, ACTIVE)
         ax.set_title(in_flops(flops))
     axes[0].set_ylabel(f"held-out {LOSS}")

@@ -65,9 +65,7 @@ def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
     return _asked("Finding 2", claim, loss[:, 0] - loss[:, 1], 0, GAIN)
 
 
-def better_in_memory(
-    law: JointLaw, flops: float, experts: float, *, vocab_size: int | None = None, times_tokens: bool = False
-) -> Finding:
+def better_in_memory(law: JointLaw, flops: float, experts: float, *, times_tokens: bool = False) -> Finding:
     """Finding 3, or the rule of thumb: an MoE of the same total parameters beats the compute-optimal dense model.
 
     Args:
@@ -77,7 +75,7 @@ def better_in_memory(
     claim = f"a model with E = {experts:g} of the same total parameters {spent} beats the dense model that is best "
     claim += f"at {flops:.0e} FLOPs"
     name = "Rule of thumb" if times_tokens else "Finding 3"
-    return _asked(name, claim, drawn_gain(law, flops, experts, vocab_size, times_tokens), 0, GAIN)
+    return _asked(name, claim, drawn_gain(law, flops, experts, times_tokens), 0, GAIN)
 
 
 def _asked(name: str, claim: str, values: FloatArray, threshold: float, evidence: str) -> Finding:

@@ -11,7 +11,7 @@ such as `figures/report-other-fit.png`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,14 @@ from scaling_law.report.figures import FIGURES, draw
 from scaling_law.report.findings import Finding
 from scaling_law.report.isoflop import isoflop_profiles, repeat_scatter
 from scaling_law.report.results import Results
+from scaling_law.size.architecture import affordable_tokens
 
 LEARNING_RATE_EXPERTS = (1, 8)  # fitted on these; the others check it, as in the paper
+RUNS = "{} runs of {} trunks; {} tokens trained in all, {:.1e} to {:.1e} FLOPs each, D/N_act from {:.1f} to {:.0f}."
+EPOCHS = " At most {:.2f} epochs of the data."
+SEEDS = " Runs that differ in their seed only scatter by {:.4f} nats (standard deviation, {} degrees of freedom)."
+FIT = "RMSE {:.4f} nats over {} runs of mean loss {:.3f}. {}"
+RATES = "- {}: ln LR = {:.3f} {:+.3f} ln N {:+.3f} ln E, RMSE {:.2f}"
 
 
 def write_report(folder: str | Path, report: str | Path) -> list[Path]:
@@ -59,140 +65,130 @@ def write_report(folder: str | Path, report: str | Path) -> list[Path]:
     return [target, *drawn]
 
 
-# -- the blocks
+def _table(rows: Sequence[dict[str, object]], below: str = "") -> str:
+    """A Markdown table of rows that all have the same columns, and a paragraph below it."""
+    table = Table(list(rows[0]), [list(row.values()) for row in rows]).markdown()
+    return f"{table}\n\n{below}" if below else table
 
 
 def runs_block(results: Results) -> str:
     """What was run."""
-    rows = []
-    sizes = sorted({(r["d_model"], r["n_blocks"], r["n_heads"]) for r in results.rows})
-    for d, blocks, heads in sizes:
+    rows: list[dict[str, object]] = []
+    for d, blocks, heads in sorted({(r["d_model"], r["n_blocks"], r["n_heads"]) for r in results.rows}):
         own = [r for r in results.rows if (r["d_model"], r["n_blocks"], r["n_heads"]) == (d, blocks, heads)]
-        tokens = sorted({r["tokens"] for r in own})
+        totals = [r["n_total"] for r in own]
         rows.append(
-            (
-                d,
-                blocks,
-                format_count(own[0]["n_active"]),
-                f"{format_count(min(r['n_total'] for r in own))} to {format_count(max(r['n_total'] for r in own))}",
-                ", ".join(f"{e}" for e in sorted({r["experts"] for r in own})),
-                ", ".join(format_count(t) for t in tokens),
-                len(own),
-            )
+            {
+                "d_model": d,
+                "blocks": blocks,
+                "N_act": format_count(own[0]["n_active"]),
+                "N_total": f"{format_count(min(totals))} to {format_count(max(totals))}",
+                "E": ", ".join(map(str, sorted({r["experts"] for r in own}))),
+                "tokens D": ", ".join(map(format_count, sorted({r["tokens"] for r in own}))),
+                "runs": len(own),
+            }
         )
-    header = ("d_model", "blocks", "N_act", "N_total", "E", "tokens D", "runs")
     runs = results.runs
-    ratio = runs.tokens / runs.n_active
-    said = (
-        f"{len(runs)} runs of {len(set(runs.trunk.tolist()))} trunks; {format_count(_trained_tokens(results.rows))} "
-        f"tokens trained in all, {runs.flops.min():.1e} to {runs.flops.max():.1e} FLOPs each, D/N_act from "
-        f"{ratio.min():.1f} to {ratio.max():.0f}."
-    )
+    ratio, trunks = runs.tokens / runs.n_active, len(set(runs.trunk.tolist()))
+    trained = format_count(_trained_tokens(results.rows))
+    said = RUNS.format(len(runs), trunks, trained, runs.flops.min(), runs.flops.max(), ratio.min(), ratio.max())
     if epochs := [row["epochs"] for row in results.rows if row.get("epochs") is not None]:
-        said += f" At most {max(epochs):.2f} epochs of the data."
+        said += EPOCHS.format(max(epochs))
     deviation, freedom = repeat_scatter(runs)
-    if freedom:
-        said += (
-            f" Runs that differ in their seed only scatter by {deviation:.4f} nats (standard deviation, {freedom} "
-            "degrees of freedom)."
-        )
-    return Table(header, rows).markdown() + "\n\n" + said
-
-
-def losses_block(results: Results) -> str:
-    """Every loss: a row for each trunk, a column for each token count."""
-    rows = sorted(results.rows, key=lambda r: (r["n_active"], r["experts"], r.get("seed") or 0))
-    counts = list(dict.fromkeys(format_count(t) for t in sorted({row["tokens"] for row in rows})))
-    trunks: dict[tuple[Any, ...], dict[str, str]] = {}
-    for row in rows:
-        rate = row["schedule"]["peak_learning_rate"]
-        trunk = (row["d_model"], row["experts"], row.get("seed"), f"{rate:.4f}")
-        trunks.setdefault(trunk, {})[format_count(row["tokens"])] = f"{row[results.runs.loss_name]:.3f}"
-    header = ("d_model", "E", "seed", "peak LR", *counts)
-    cells = [(*trunk, *(losses.get(count, "") for count in counts)) for trunk, losses in trunks.items()]
-    return Table(header, cells).markdown()
+    return _table(rows, said + (SEEDS.format(deviation, freedom) if freedom else ""))
 
 
 def _trained_tokens(rows: list[dict[str, Any]]) -> int:
     """Tokens that were trained: each trunk to its last branch point once, and the decay of every branch."""
     trunks: dict[str, int] = {}
-    decays = 0
     for row in rows:
-        start = row.get("branch_point_tokens") or 0
-        decays += row["tokens"] - start
-        if start:
+        if start := row.get("branch_point_tokens") or 0:
             trunks[row["parent_run_id"]] = max(start, trunks.get(row["parent_run_id"], 0))
-    return decays + sum(trunks.values())
+    return sum(trunks.values()) + sum(row["tokens"] - (row.get("branch_point_tokens") or 0) for row in rows)
+
+
+def losses_block(results: Results) -> str:
+    """Every loss: a row for each trunk, a column for each token count."""
+    counts = dict.fromkeys(format_count(t) for t in sorted({row["tokens"] for row in results.rows}))
+    trunks: dict[tuple[Any, ...], dict[str, object]] = {}
+    for row in sorted(results.rows, key=lambda r: (r["n_active"], r["experts"], r.get("seed") or 0)):
+        rate = f"{row['schedule']['peak_learning_rate']:.4f}"
+        trunk = {"d_model": row["d_model"], "E": row["experts"], "seed": row.get("seed"), "peak LR": rate}
+        cells = trunks.setdefault(tuple(trunk.values()), trunk | dict.fromkeys(counts, ""))
+        cells[format_count(row["tokens"])] = f"{row[results.runs.loss_name]:.3f}"
+    return _table(list(trunks.values()))
 
 
 def fit_block(results: Results) -> str:
     """Coefficients with intervals, and how well they are determined."""
     published = JointLaw.published().coefficients
-    rows = []
-    for name, value in results.law.coefficients.items():
-        low, high = results.bootstrap.interval(name)
-        rows.append((name, f"{value:.4g}", f"{low:.4g} to {high:.4g}", f"{published[name]:.4g}"))
+    rows: list[dict[str, object]] = [
+        {
+            "coefficient": name,
+            "fitted": f"{value:.4g}",
+            "95 % (cluster bootstrap)": "{:.4g} to {:.4g}".format(*results.bootstrap.interval(name)),
+            "the paper's": f"{published[name]:.4g}",
+        }
+        for name, value in results.law.coefficients.items()
+    ]
     status = " ".join(results.fitted.status.messages) or "All coefficients are determined."
-    return (
-        Table(("coefficient", "fitted", "95 % (trunks resampled)", "the paper's"), rows).markdown()
-        + f"\n\nRMSE {results.fitted.rmse:.4f} nats over {len(results.runs)} runs of mean loss "
-        + f"{results.runs.loss.mean():.3f}. {status}"
-    )
+    return _table(rows, FIT.format(results.fitted.rmse, len(results.runs), results.runs.loss.mean(), status))
 
 
 def residuals_block(results: Results) -> str:
     """Errors for each E, and of a Chinchilla fit of its own."""
-    rows = []
+    rows: list[dict[str, object]] = []
     rmse, bias = results.fitted.rmse_by_experts(), results.fitted.bias_by_experts()
     for e in results.experts:
         own = results.runs.subset(results.runs.experts == e)
-        separate = fit(own, "chinchilla")
-        rows.append((f"{e:g}", len(own), f"{rmse[e]:.4f}", f"{bias[e]:+.4f}", f"{separate.rmse:.4f}"))
-    header = ("E", "runs", "RMSE of the joint law", "its bias", "RMSE of a Chinchilla law for this E")
-    return Table(header, rows).markdown()
+        rows.append(
+            {
+                "E": f"{e:g}",
+                "runs": len(own),
+                "RMSE of the joint law": f"{rmse[e]:.4f}",
+                "its bias": f"{bias[e]:+.4f}",
+                "RMSE of a Chinchilla law for this E": f"{fit(own, 'chinchilla').rmse:.4f}",
+            }
+        )
+    return _table(rows)
 
 
 def extrapolation_block(results: Results) -> str:
     """What fits to the rest say of runs that they have not seen."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for compared in results.held_out:
-        parts = compared.split
-        seen, spread = parts.validation, float(np.std(parts.validation.loss))
-        separate = compared.rmse["separate"]["validation"]
-        bias = float(np.mean(compared.joint.errors_on(seen)))
+        parts, rmse = compared.split, {law: errors["validation"] for law, errors in compared.rmse.items()}
         rows.append(
-            (
-                parts.by,
-                f"{len(parts.train)} / {len(seen)}",
-                f"{compared.rmse['joint']['validation']:.4f}",
-                f"{bias:+.4f}",
-                "cannot" if compared.left_out else f"{separate:.4f}",
-                f"{spread:.3f}",
-            )
+            {
+                "held out": parts.by,
+                "fitted / predicted": f"{len(parts.train)} / {len(parts.validation)}",
+                "RMSE, joint law": f"{rmse['joint']:.4f}",
+                "its bias": f"{np.mean(compared.joint.errors_on(parts.validation)):+.4f}",
+                "RMSE, Chinchilla for each E": "cannot" if compared.left_out else f"{rmse['separate']:.4f}",
+                "spread": f"{np.std(parts.validation.loss):.3f}",
+            }
         )
-    header = ("held out", "fitted / predicted", "RMSE, joint law", "its bias", "RMSE, Chinchilla for each E", "spread")
-    return Table(header, rows).markdown()
+    return _table(rows)
 
 
 def isoflop_block(results: Results) -> str:
     """The runs at fixed budgets, without a law."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for flops in results.budgets:
         profiles = isoflop_profiles(results.runs, flops)
         dense = next((p.best_loss for p in profiles if p.experts == 1), float("nan"))
         rows += [
-            (
-                f"{flops:.0e}",
-                f"{p.experts:g}",
-                f"{format_count(p.best_n_active)}{' (end of the sizes)' if p.at_edge else ''}",
-                f"{flops / (6 * p.best_n_active**2):.3g}",
-                f"{p.best_loss:.3f}",
-                "" if p.experts == 1 else f"{p.best_loss - dense:+.3f}",
-            )
+            {
+                "FLOPs": f"{flops:.0e}",
+                "E": f"{p.experts:g}",
+                "best N_act": f"{format_count(p.best_n_active)}{' (end of the sizes)' * p.at_edge}",
+                "D/N_act there": f"{affordable_tokens(flops, p.best_n_active) / p.best_n_active:.3g}",
+                "loss": f"{p.best_loss:.3f}",
+                "against dense": "" if p.experts == 1 else f"{p.best_loss - dense:+.3f}",
+            }
             for p in profiles
         ]
-    header = ("FLOPs", "E", "best N_act", "D/N_act there", "loss", "against dense")
-    return Table(header, rows).markdown()
+    return _table(rows)
 
 
 def all_findings(results: Results) -> list[Finding]:
@@ -201,20 +197,26 @@ def all_findings(results: Results) -> list[Finding]:
     moe = [e for e in results.experts if e > 1]
     found = [findings.more_tokens_per_parameter(law, flops, results.experts) for flops in (low, high)]
     found += [findings.better_with_experts(law, flops, e) for flops in (low, high) for e in moe]
-    found += [findings.better_in_memory(law, high, e, vocab_size=results.vocab_size) for e in moe]
+    found += [findings.better_in_memory(law, high, e) for e in moe]
     if results.rates is not None:
         found.append(findings.lower_learning_rate(results.rates))
-    return found + [
-        findings.better_in_memory(law, high, e, vocab_size=results.vocab_size, times_tokens=True)
-        for e in moe
-        if e <= 8
-    ]
+    return found + [findings.better_in_memory(law, high, e, times_tokens=True) for e in moe if e <= 8]
 
 
 def findings_block(results: Results) -> str:
     """Claim, verdict, evidence."""
-    rows = [(f.name, f.claim, f.verdict, f"{f.share:.1%}", f.evidence) for f in all_findings(results)]
-    return Table(("", "claim", "on these runs", "share", "evidence"), rows).markdown()
+    return _table(
+        [
+            {
+                "": f.name,
+                "claim": f.claim,
+                "on these runs": f.verdict,
+                "share": f"{f.share:.1%}",
+                "evidence": f.evidence,
+            }
+            for f in all_findings(results)
+        ]
+    )
 
 
 def learning_rates_block(results: Results) -> str:
@@ -222,20 +224,18 @@ def learning_rates_block(results: Results) -> str:
     if results.rates is None:
         return "No learning rates were searched."
     some, every = results.rates.fit(LEARNING_RATE_EXPERTS), results.rates.fit()
-    rows = []
+    laws = {"law of E = 1 and 8 (regret, nats)": some, "law of all models": every}
+    rows: list[dict[str, object]] = []
     for model in results.rates.models:
         a = model.architecture
-        cells = [f"{a.d_model}", f"{a.experts}", format_count(a.n_active), f"{model.best:.4f}"]
-        for law in (some, every):
-            cost = model.loss_at(law.learning_rate(a)) - min(model.losses)
-            cells.append(f"{law.learning_rate(a):.4f} ({cost:+.3f})")
-        rows.append(cells)
-    header = ("d_model", "E", "N_act", "best of the grid", "law of E = 1 and 8 (nats it costs)", "law of all models")
-    laws = "\n".join(
-        f"- {name}: ln LR = {law.intercept:.3f} {law.slope_n:+.3f} ln N {law.slope_e:+.3f} ln E, RMSE {law.rmse:.2f}"
-        for name, law in (("E = 1 and 8", some), ("all models", every))
-    )
-    return Table(header, rows).markdown() + "\n\n" + laws
+        best = {"d_model": a.d_model, "E": a.experts, "N_act": format_count(a.n_active)}
+        rows.append(best | {"best of the grid": f"{model.best:.4f}"})
+        for name, law in laws.items():
+            rate = law.learning_rate(a)
+            rows[-1][name] = f"{rate:.4f} ({model.loss_at(rate) - min(model.losses):+.3f})"
+    named = (("E = 1 and 8", some), ("all models", every))
+    said = [RATES.format(name, law.intercept, law.slope_n, law.slope_e, law.rmse) for name, law in named]
+    return _table(rows, "\n".join(said))
 
 
 def matched_block(results: Results) -> str:
@@ -243,40 +243,26 @@ def matched_block(results: Results) -> str:
     if results.matched is None:
         return "No matched experiment was run."
     plan, losses = results.matched
-    dense = np.mean(losses[0]) if losses[0] else float("nan")
-    rows = []
-    for model, seen in zip(plan.models, losses, strict=True):
-        a, loss = model.architecture, float(np.mean(seen)) if seen else float("nan")
-        inside = "" if not seen else "inside" if model.low <= loss <= model.high else "outside"
+    means = [float(np.mean(seen)) if seen else float("nan") for seen in losses]
+    rows: list[dict[str, object]] = []
+    for model, seen, loss in zip(plan.models, losses, means, strict=True):
+        a = model.architecture
         rows.append(
-            (
-                a.experts,
-                model.role if a.experts > 1 else "dense",
-                a.d_model,
-                format_count(a.n_active),
-                format_count(a.n_total),
-                format_count(model.tokens),
-                f"{model.training_flops:.2e}",
-                f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
-                ", ".join(f"{value:.3f}" for value in seen),
-                inside,
-                "" if a.experts == 1 or np.isnan(loss - dense) else f"{loss - dense:+.3f}",
-            )
+            {
+                "E": a.experts,
+                "compared at": model.role if a.experts > 1 else "dense",
+                "d_model": a.d_model,
+                "N_act": format_count(a.n_active),
+                "N_total": format_count(a.n_total),
+                "D": format_count(model.tokens),
+                "FLOPs": f"{model.training_flops:.2e}",
+                "predicted (95 %)": f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
+                "measured": ", ".join(f"{value:.3f}" for value in seen),
+                "interval": "" if not seen else "inside" if model.low <= loss <= model.high else "outside",
+                "against dense": "" if a.experts == 1 or np.isnan(loss - means[0]) else f"{loss - means[0]:+.3f}",
+            }
         )
-    header = (
-        "E",
-        "",
-        "d_model",
-        "N_act",
-        "N_total",
-        "D",
-        "FLOPs",
-        "predicted (95 %)",
-        "measured",
-        "",
-        "against dense",
-    )
-    return Table(header, rows).markdown()
+    return _table(rows)
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {

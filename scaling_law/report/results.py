@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
 from scaling_law.planning.matched import MatchedPlan, measured
 from scaling_law.report.isoflop import isoflop_profiles
+from scaling_law.runs.sources import read_rows
 from scaling_law.runs.table import Runs, load_runs
 
 RESAMPLES = 1000
@@ -32,14 +32,14 @@ class Results:
 
     @cached_property
     def runs(self) -> Runs:
-        """The final runs, with their held-out loss."""
+        """The final runs, with their held-out loss. ValueError for runs of several vocabularies."""
+        if len(sizes := {str(row.get("vocab_size")) for row in self.rows}) > 1:
+            raise ValueError(f"{self.folder}: runs of several vocabularies ({', '.join(sizes)}) have no common loss")
         return load_runs(self.folder / "runs.jsonl")
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The records as they are, of which a few more fields are reported."""
-        from scaling_law.runs.sources import read_rows
-
         return [dict(row) for row in read_rows(self.folder / "runs.jsonl")[0]]
 
     @cached_property
@@ -71,9 +71,7 @@ class Results:
         """
         low, high = np.log10([self.runs.flops.min(), self.runs.flops.max()])
         powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
-        inside = [
-            f for power in powers for f in (1 * 10.0**power, 2 * 10.0**power, 5 * 10.0**power) if self._inside(f)
-        ]
+        inside = [f for power in powers for digit in (1, 2, 5) if self._inside(f := digit * 10.0**power)]
         if not inside:
             return [float(f"{np.median(self.runs.flops):.0e}")]
         return list(dict.fromkeys((inside[0], inside[len(inside) // 2], inside[-1])))
@@ -84,16 +82,21 @@ class Results:
 
     @cached_property
     def held_out(self) -> list[Comparison]:
-        """Fits without the runs that each split (named by its `by`) holds out as its validation part."""
-        return [compare(parts, allow_unidentifiable=True) for parts in _splits(self.runs)]
+        """Fits without the largest width, without the longest runs, without the lowest losses, without the largest E.
 
-    @cached_property
-    def vocab_size(self) -> int:
-        """Of the tokenizer that all runs share."""
-        sizes = {int(row["vocab_size"]) for row in self.rows}
-        if len(sizes) > 1:
-            raise ValueError(f"{self.folder}: runs of several vocabularies ({sorted(sizes)}) have no common loss")
-        return sizes.pop()
+        Each split names (`by`) what its validation part holds.
+        """
+        runs = self.runs
+        longest = runs.to_pandas().groupby(runs.trunk).tokens.transform("max")
+        parts = {
+            f"the largest size (N_act {format_count(runs.n_active.max())})": runs.n_active == runs.n_active.max(),
+            "the longest run of each trunk": runs.tokens == longest.to_numpy(),
+            "the tenth of lowest loss": runs.loss <= np.sort(runs.loss)[max(1, len(runs) // 10) - 1],
+            f"the largest E ({runs.experts.max():g})": runs.experts == runs.experts.max(),
+        }
+        empty = runs.subset(np.zeros(len(runs), bool))
+        splits = [Split(runs.subset(~held), runs.subset(held), empty, name) for name, held in parts.items()]
+        return [compare(split, allow_unidentifiable=True) for split in splits]
 
     @cached_property
     def rates(self) -> LearningRateGrid | None:
@@ -109,21 +112,3 @@ class Results:
             return None
         loaded = MatchedPlan.load(plan)
         return loaded, measured(loaded, load_runs(runs))
-
-
-def _splits(runs: Runs) -> Iterator[Split]:
-    """Without the largest width, without the longest runs, without the lowest losses, without the largest E."""
-    empty = runs.subset(np.zeros(len(runs), bool))
-    lowest = runs.loss <= np.sort(runs.loss)[max(1, len(runs) // 10) - 1]
-    for name, held in (
-        (f"the largest size (N_act {format_count(runs.n_active.max())})", runs.n_active == runs.n_active.max()),
-        ("the longest run of each trunk", _longest(runs)),
-        ("the tenth of lowest loss", lowest),
-        (f"the largest E ({runs.experts.max():g})", runs.experts == runs.experts.max()),
-    ):
-        yield Split(runs.subset(~held), runs.subset(held), empty, name)
-
-
-def _longest(runs: Runs) -> np.ndarray:
-    longest = {t: runs.tokens[runs.trunk == t].max() for t in np.unique(runs.trunk)}
-    return runs.tokens == np.array([longest[t] for t in runs.trunk])

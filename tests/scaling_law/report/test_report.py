@@ -134,7 +134,7 @@ def test_what_cannot_be_reported_is_refused(folder):
         write_report(folder / "results", folder / "report.md")
     write(folder / "results" / "runs.jsonl", [*records(), next(iter(records())) | {"vocab_size": 512, "run_id": "x"}])
     with pytest.raises(ValueError, match="several vocabularies"):
-        _ = Results(folder / "results").vocab_size
+        _ = Results(folder / "results").runs
     missing = CliRunner().invoke(app, ["report", str(folder / "none"), "--into", str(folder / "report.md")])
     assert missing.exit_code == 2
 
