@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hub.plain import folders as files
+from hub.plain import atomic
 from hub.plain.atomic import weights_sha256
 from hub.plain.errors import FilesError
 from hub.record.names import formatted_tokens
@@ -48,7 +48,7 @@ def convert(file: PublishedFile, destination: Path) -> Path:
     if found != (run.d_model, run.experts, run.n_heads):
         raise FilesError(f"{run.path} holds a model of width, experts and heads {found}")
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with files.atomic_folder(destination) as folder:
+    with atomic.atomic_folder(destination) as folder:
         model.save_pretrained(folder)
         weights = weights_sha256(folder)
         record = run_record(file, config.num_hidden_layers, config.vocab_size, weights)

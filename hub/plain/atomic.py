@@ -1,4 +1,4 @@
-"""Writing so that a crash leaves either the old content or the new one, never a half.
+"""Files, folders and JSON written so that a crash leaves either the old content or the new one, never a half.
 
 The recipe is the usual one on POSIX: write to a temporary name in the same folder, flush the data to the disk (fsync),
 rename over the final name, flush the folder.
@@ -7,8 +7,12 @@ rename over the final name, flush the folder.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _CHUNK = 1 << 20
@@ -27,7 +31,12 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON atomically; NaN and infinities are refused, since no other reader would take them."""
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def copy_file(source: Path, destination: Path) -> str:
@@ -56,10 +65,37 @@ def weights_sha256(folder: Path) -> dict[str, str]:
     return {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's entries so that a rename in it survives a power cut, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `target` (replacing it) when the block ends without an exception."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        sync_tree(temporary)
+        if target.exists():
+            old = target.with_name(f".{target.name}.{os.getpid()}.old")
+            os.rename(target, old)
+            os.rename(temporary, target)
+            shutil.rmtree(old)
+        else:
+            os.rename(temporary, target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder below to the disk."""
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)

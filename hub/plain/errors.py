@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from hub.record.run_record import RunRecord
 
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
@@ -91,6 +93,24 @@ class PushErrors(HubError):
 def _named(run_ids: Sequence[str]) -> str:
     more = f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else ""
     return ", ".join(run_ids[:3]) + more
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """What pydantic found, one line for each field: its name, the value (shortened), and what is allowed."""
+    return [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
+
+
+def problem_lines(problem: Any, shown: str | None = None) -> list[str]:
+    """One of pydantic's problems as lines, with another text for the value where that is `shown` differently."""
+    name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+    if problem["type"] == "missing":
+        return [f"{name}: missing"]
+    message = re.sub(r"^Value error, |(, unable| after validation).*", "", problem["msg"])
+    message = re.sub(r"^(\w+ should|must) ", "it must ", message)  # "Input should be greater than 0"
+    if not message.startswith("it must"):
+        return message.splitlines()  # of a validator that names its fields itself
+    value = repr(problem["input"]) if shown is None else shown
+    return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
 
 
 def contains_token(text: str) -> bool:

@@ -1,19 +1,25 @@
-"""JSON from elsewhere, read as data with bounds.
+"""JSON from elsewhere, read as data with bounds and with a version.
 
-Python's `json` accepts `NaN`, `Infinity`, repeated keys, numbers that overflow to infinity, and any size. A run record
-comes from a hub and may be malicious or broken, so none of that is accepted here; the reason is always stated.
+Python's `json` accepts `NaN`, `Infinity`, repeated keys, numbers that overflow to infinity, and any size. What comes
+from a hub may be malicious or broken, so none of that is accepted here; the reason is always stated. Files that we
+write say what they are (`write`, `read`): `{"format": "scaling_law", "version": 1, ...}`; a run record is its own
+format and has only `schema_version`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
+from hub.plain import atomic
 from hub.plain.errors import RecordError
 
 SCHEMA_VERSION = 1  # of run records; here, where it is read without loading the schema
 MAX_RECORD_BYTES = 256 * 1024  # one record as JSON; real ones take about 3 KiB
+MAX_FILE_BYTES = 64 * 1024 * 1024  # a file of ours, such as a law with its draws
 MAX_DEPTH = 16  # nesting of objects and lists
 _MAX_INTEGER_DIGITS = 30  # far beyond any count of tokens or FLOPs
 
@@ -61,6 +67,48 @@ def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES) ->
 def dumps(value: Any, *, indent: int | None = None) -> str:
     """Write `value` as JSON that `loads` accepts (no NaN, no Infinity), characters outside ASCII as they are."""
     return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def write(path: str | Path, format: str, version: int, fields: Mapping[str, Any]) -> Path:
+    """Write a JSON file that says its format and version, atomically; returns its path."""
+    atomic.write_bytes(Path(path), versioned(format, version, fields))
+    return Path(path)
+
+
+def versioned(format: str, version: int, fields: Mapping[str, Any]) -> bytes:
+    """The content that `write` writes. Numbers keep every bit; NaN and infinities are refused."""
+    return (dumps({"format": format, "version": version, **fields}, indent=1) + "\n").encode()
+
+
+def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
+    """What `write` wrote, by this version of the package or an older one; unknown fields are kept.
+
+    Raises:
+        RecordError: it is not JSON, not of this format, or of a version above `newest`.
+        OSError: the file cannot be read.
+    """
+    data = loads(Path(path).read_bytes(), what=str(path), max_bytes=MAX_FILE_BYTES)
+    return checked(data, format, newest, str(path))
+
+
+def checked(data: Any, format: str, newest: int, what: str) -> dict[str, Any]:
+    """`data` as a mapping, once it says this format and a version that can be read; raises as `read`."""
+    found = data.get("format") if isinstance(data, dict) else None
+    if found != format:
+        raise RecordError(f"{what}: format is {found!r}, allowed is {format!r}")
+    check_version(data, newest, what, "version")
+    return dict(data)
+
+
+def check_version(fields: Mapping[str, Any], newest: int, what: str, name: str = "schema_version") -> None:
+    """Raises RecordError for a version that is none, or that is newer than this package reads."""
+    version = fields.get(name)
+    if isinstance(version, bool) or not isinstance(version, (int, float)) or version < 1:
+        raise RecordError(f"{what}: {name} is {version!r}, allowed are 1 to {newest}")
+    if version > newest:
+        raise RecordError(
+            f"{what}: {name} is {version}, this version of the package reads up to {newest}: update the package"
+        )
 
 
 class _RefusedError(Exception):

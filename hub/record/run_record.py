@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, redacted
+from hub.plain.errors import FilesError, RecordError, problems_of, redacted
 from hub.plain.strict_json import SCHEMA_VERSION
 from hub.record.checks import check_texts, number, plain
 
+_MAX_SHOWN = 20  # problems of one record in its error
 Status = Literal["final", "intermediate", "diverged"]
 
 # A name goes into repository and branch names, so it takes their alphabet; 64 leaves room for "-d4096-E32".
@@ -119,7 +120,7 @@ class RunRecord(_Part):
         RecordError: one line per offending field, with the value and what is allowed.
     """
 
-    schema_version: Annotated[int, BeforeValidator(number), Field(ge=1, le=SCHEMA_VERSION)] = SCHEMA_VERSION
+    schema_version: Annotated[int, BeforeValidator(number), Field(ge=1)] = SCHEMA_VERSION
     run_id: Name
     sweep: Name
     parent_run_id: Name | None = None
@@ -180,10 +181,13 @@ class RunRecord(_Part):
     commit: CommitId | None = None
 
     def __init__(self, /, **fields: Any) -> None:
+        identity = fields.get("run_id")
+        what = f"the record of run {identity[:64]!r}" if isinstance(identity, str) else "the record"
+        strict_json.check_version({"schema_version": SCHEMA_VERSION} | fields, SCHEMA_VERSION, redacted(what))
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise RecordError(_explained(error, fields)) from None
+            raise RecordError(redacted(f"{what} is not valid: {_shown(problems_of(error))}")) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -285,26 +289,6 @@ def _contradictions(record: RunRecord) -> list[str]:
     return problems
 
 
-def _explained(error: ValidationError, fields: dict[str, Any]) -> str:
-    """One line per problem: the field, what was allowed, the value (shortened)."""
-    lines = []
-    for problem in error.errors(include_url=False, include_context=False)[:20]:
-        name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "missing":
-            lines.append(f"{name}: missing, every record must have it")
-        elif not name:
-            lines.append(message)
-        else:
-            shown = repr(problem["input"])
-            lines.append(
-                f"{name}: {message[:1].lower()}{message[1:]}, not {shown[:80]}{'…' if len(shown) > 80 else ''}"
-            )
-        if name == "schema_version" and problem["type"] == "less_than_equal":
-            lines[-1] += " (written by a newer version of this package: update it to read the record)"
-    more = error.error_count() - len(lines)
-    identity = fields.get("run_id")
-    head = (
-        f"the record of run {identity[:64]!r} is not valid" if isinstance(identity, str) else "the record is not valid"
-    )
-    return redacted(f"{head}: " + "; ".join(lines) + (f"; and {more} more" if more > 0 else ""))
+def _shown(problems: list[str]) -> str:
+    more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+    return "; ".join(problems[:_MAX_SHOWN]) + more

@@ -123,7 +123,7 @@ class LocalStore(Store):
         def write(target: Path) -> None:
             for name, content in changes.items():
                 _change(target / name, content, sources)
-            atomic.sync_folder(target)
+            atomic.sync(target)
             found = self._files_in(target)
             self._check(place, changes, found, sha256, lambda copy, name: self._file(sources[copy.commit] / name))
 
@@ -145,7 +145,7 @@ class LocalStore(Store):
             raise ConflictError(f"{place} was published by another process") from None
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
-        atomic.sync_folder(folder.parent)
+        atomic.sync(folder.parent)
         return _content_id(folder)
 
     def _pause(self, attempt: int, error: Exception) -> None:

@@ -9,9 +9,7 @@ the learning rates of their grid. Both are here under the names "paper" and "cod
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.atomic import write_bytes
+from hub.plain import strict_json
 from scaling_law.laws.conditions import Excess, advice, excesses
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.listing import ROWS
@@ -83,19 +81,12 @@ class LearningRateLaw:
 
     def save(self, path: str | Path) -> Path:
         """Write the law as JSON, atomically; `train.py --optimizer.learning_rate_law PATH` takes it."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_bytes(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-        return Path(path)
+        return strict_json.write(path, FORMAT, VERSION, asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> LearningRateLaw:
         """Read what `save` wrote. OSError; ValueError that names the file and the field for anything else."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: not valid JSON ({error})") from None
-        if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") not in (*LACKING,):
-            raise ValueError(f"{path}: not a learning-rate law: format must be {FORMAT!r} and version 1 to {VERSION}")
+        data = strict_json.read(path, FORMAT, VERSION)
         fields = {*cls.__dataclass_fields__} - LACKING[data["version"]]
         names = {"format", "version", *fields}
         if set(data) != names:

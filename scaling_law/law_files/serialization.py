@@ -6,7 +6,6 @@ it may come from anyone's repository.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
-from hub.plain.atomic import write_bytes
+from hub.plain import strict_json
 from scaling_law.law_files.card import law_card, law_pictures
 from scaling_law.laws import LAWS, ChinchillaLaw, Conditions, Law
 
@@ -37,10 +36,7 @@ def law_to_dict(law: Law) -> dict[str, Any]:
 
 def law_from_dict(data: Any, source: str = "law") -> Law:
     """Read what `law_to_dict` made; ValueError naming `source` and the field for anything else."""
-    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-        raise ValueError(f"{source}: format is not {FORMAT!r}: this is not a law's file")
-    if data.get("version") != VERSION:
-        raise ValueError(f"{source}: version={data.get('version')!r} is not supported, this code reads {VERSION}")
+    data = strict_json.checked(data, FORMAT, VERSION, source)
     kind = LAWS.get(str(data.get("law")))
     if kind is None:
         raise ValueError(f"{source}: law={data.get('law')!r} is not one of {sorted(LAWS)}")
@@ -63,14 +59,12 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
 
 def law_to_json(law: Law) -> bytes:
     """The content of `scaling_law.json`; NaN and infinities are refused."""
-    return (json.dumps(law_to_dict(law), indent=1, allow_nan=False) + "\n").encode()
+    return strict_json.versioned(FORMAT, VERSION, law_to_dict(law))
 
 
 def save_law(law: Law, folder: str | Path) -> Path:
     """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
-    target = Path(folder) / FILE_NAME
-    write_bytes(target, law_to_json(law))
-    return target
+    return strict_json.write(Path(folder) / FILE_NAME, FORMAT, VERSION, law_to_dict(law))
 
 
 def load_law(source: str | Path, revision: str | None = None) -> Law:
@@ -81,11 +75,8 @@ def load_law(source: str | Path, revision: str | None = None) -> Law:
         ValueError: what is there is no law.
     """
     path = Path(source)
-    try:
-        content = path.read_bytes() if path.is_file() else _in_folder_or_repository(source, revision)
-        data = json.loads(content)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{source}: not valid JSON ({error})") from None
+    content = path.read_bytes() if path.is_file() else _in_folder_or_repository(source, revision)
+    data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
     return law_from_dict(data, str(source))
 
 

@@ -8,7 +8,6 @@ predictions, and `measured` puts the losses of their runs beside them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.atomic import write_bytes
+from hub.plain import strict_json
 from hub.plain.tables import ResultTable, Summarised, Table
 from hub.plain.units import format_count
 from scaling_law.fitting.uncertainty import Bootstrap
@@ -184,17 +183,13 @@ class MatchedPlan(Summarised):
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON, atomically."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_bytes(Path(path), (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-        return Path(path)
+        return strict_json.write(path, FORMAT, VERSION, asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> MatchedPlan:
         """Read what `save` wrote; ValueError for anything else."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            if (data["format"], data["version"]) != (FORMAT, VERSION):
-                raise ValueError(f"format must be {FORMAT!r} and version {VERSION}")
+            data = strict_json.read(path, FORMAT, VERSION)
             models = [
                 MatchedModel(**{**model, "architecture": Architecture(**model["architecture"])})
                 for model in data["models"]

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from hub.plain.errors import problem_lines
 from training.configuration import presets
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
 
@@ -112,12 +113,9 @@ def _explained(problem: Any) -> list[str]:
         return [_unknown(f"{name}.{field}".rstrip(".")) for field in inner]
     if problem["type"].startswith("model_"):
         return [f"{name}: {value!r}; it must be a section with fields of its own"]
-    message = re.sub(r"^Value error, |(, unable| after validation).*", "", problem["msg"])
-    message = re.sub(r"^\w+ should", "it must", message)  # "Input should be greater than 0"
-    if not message.startswith("it must"):
-        return message.splitlines()
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
-    return [f"{name}: {value if _NUMBER.fullmatch(str(value)) else repr(value)}; {message}"]
+    shown = str(value) if _NUMBER.fullmatch(str(value)) else repr(value)
+    return problem_lines(problem | {"loc": name.split(".")}, shown)
 
 
 def _unknown(name: str) -> str:

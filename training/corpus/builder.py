@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.progress import track
 
-from hub.plain import folders as files
+from hub.plain import atomic
 from training.corpus.extraction import WORD, Source, extract, installed_sources
 
 MANIFEST = "corpus.json"  # a folder without it is not a complete corpus
@@ -134,7 +134,7 @@ def build(
         found_in = f"{n_files} files gave {len(documents)} documents within max_bytes={max_bytes}"
         raise ValueError(f"sources: {found_in}; at least 2 are needed")
     splits = _split(documents, validation_fraction)
-    with files.atomic_folder(folder) as temporary:
+    with atomic.atomic_folder(folder) as temporary:
         report = CorpusReport(
             splits={name: _write(temporary, name, rows) for name, rows in splits.items()},
             distributions=_by_distribution(documents),

@@ -34,7 +34,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
-from hub.plain.atomic import sync_folder
+from hub.plain.atomic import sync
 from training.configuration.arguments import ConfigurationError
 from training.data.cache import CorruptCacheError, TokenCache
 from training.data.text import Place, TextSource
@@ -177,7 +177,7 @@ def _write_shard(
         if not n_documents:
             return None
         os.replace(temporary, path)
-        sync_folder(folder)
+        sync(folder)
     finally:
         temporary.unlink(missing_ok=True)
     shard = {"file": path.name, "tokens": n_bytes // width, "documents": n_documents, "sha256": digest.hexdigest()}

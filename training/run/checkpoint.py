@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from hub.plain import folders
-from hub.plain.atomic import sha256_of, sync_folder
+from hub.plain.atomic import sha256_of, sync
 from training.run.step import Progress
 
 logger = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ class CheckpointWriter:
             folders.write_json(temporary / "checksums.json", digests)
             remove(target)  # only there if it was damaged
             temporary.rename(target)
-            sync_folder(target.parent)
+            sync(target.parent)
             prune(target.parent, pinned)
 
         index = self._session.accelerator.process_index

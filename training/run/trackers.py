@@ -16,7 +16,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hub.plain.folders import write_json
+from hub.plain.atomic import write_json
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main
 

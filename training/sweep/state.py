@@ -13,7 +13,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from hub import RunRecord
-from hub.plain import folders as files
+from hub.plain import atomic
 from training.sweep.file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
@@ -33,7 +33,7 @@ class Attempt:
     stopped: bool
 
     def save(self, folder: Path) -> None:
-        files.write_json(folder / "state.json", asdict(self))
+        atomic.write_json(folder / "state.json", asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> Attempt | None:

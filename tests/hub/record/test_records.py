@@ -48,7 +48,7 @@ def test_records_of_before_a_field_was_there_have_null_for_it(path: Path) -> Non
     ("name", "value"), [("capacity_group_tokens", 0), ("capacity_factor", -1.0), ("final_norm", "yes")]
 )
 def test_what_decides_the_model_is_checked(name: str, value: object) -> None:
-    with pytest.raises(RecordError, match=f"{name}: .*, not {value!r}"):
+    with pytest.raises(RecordError, match=f"{name}: {value!r}; it must"):
         make_record(**{name: value})
 
 
@@ -67,7 +67,7 @@ def test_replaced_validates(record: RunRecord) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"experts": 0}, ["experts", "greater than or equal to 1", "not 0"]),
+        ({"experts": 0}, ["experts", "experts: 0; it must be greater than or equal to 1"]),
         ({"tokens": "1500000"}, ["tokens", "must be a number", "'1500000'"]),
         ({"tokens": True}, ["tokens", "must be a number"]),
         ({"tokens": 1.5}, ["tokens", "integer", "1.5"]),
@@ -82,7 +82,7 @@ def test_replaced_validates(record: RunRecord) -> None:
         ({"experts": 1}, ["n_total", "with experts 1"]),
         ({"branch_point_tokens": 5}, ["branch_point_tokens", "parent_run_id"]),
         ({"parent_run_id": "trunk", "branch_point_tokens": 10**9}, ["branch_point_tokens", "at most 1500000"]),
-        ({"schema_version": 2}, ["schema_version", "less than or equal to 1", "not 2"]),
+        ({"schema_version": 2}, ["schema_version is 2", "reads up to 1", "update the package"]),
         ({"run_id": "../../etc"}, ["run_id", "pattern"]),
         ({"run_id": "a" * 65}, ["run_id", "64"]),
         ({"repo": "../evil"}, ["repo", "pattern"]),

@@ -223,7 +223,7 @@ def test_conditions_travel_with_the_chinchilla_view(published):
     ("change", "message"),
     [
         ({"format": "other"}, "format"),
-        ({"version": 2}, "version=2"),
+        ({"version": 2}, "version is 2"),
         ({"law": "cubic"}, "law='cubic'"),
         ({"coefficients": {"a": 1.0}}, "coefficients"),
         ({"draws": [[1.0, 2.0]]}, "draws"),
