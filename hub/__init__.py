@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         RecordError,
         UnavailableError,
     )
+    from hub.record.filter import select
     from hub.record.names import branch_name, index_name, repo_name
     from hub.record.run_record import RunRecord
     from hub.record.table import read_records, write_records
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hub.release.discovery import collect, tag_index
     from hub.release.index import describe_index, list_runs, load_index, push_index, push_repo_cards
     from hub.release.published import PublishedRun, list_published, pull_published
-    from hub.release.pull import check_parameters, pull_run, pull_runs, select
+    from hub.release.pull import check_parameters, pull_run, pull_runs
     from hub.release.push import push_run, push_runs
     from hub.release.repair import repair_index
     from hub.release.sources import load_records, publish_files, read_file
@@ -65,9 +66,10 @@ _HOME = {
     "store.hub": ("HubStore",),
     "release.index": ("describe_index", "list_runs", "load_index", "push_index", "push_repo_cards"),
     "store.folder": ("LocalStore",),
+    "record.filter": ("select",),
     "record.names": ("branch_name", "index_name", "repo_name"),
     "release.published": ("PublishedRun", "list_published", "pull_published"),
-    "release.pull": ("check_parameters", "pull_run", "pull_runs", "select"),
+    "release.pull": ("check_parameters", "pull_run", "pull_runs"),
     "release.push": ("push_run", "push_runs"),
     "record.run_record": ("RunRecord",),
     "release.repair": ("repair_index",),

@@ -19,12 +19,13 @@ from rich.table import Table
 from hub.plain import commands
 from hub.plain.errors import FilesError, HubError, PushErrors
 from hub.plain.units import format_bytes, format_count, format_decimal
+from hub.record.filter import select
 from hub.record.run_record import RunRecord
 from hub.release.discovery import announce, check_announcement
 from hub.release.index import load_index, push_index, push_repo_cards
 from hub.release.licenses import checked_license, without_license
 from hub.release.published import REPOSITORY, PublishedRun, list_published, pull_published
-from hub.release.pull import pull_runs, select
+from hub.release.pull import pull_runs
 from hub.release.push import MAX_WORKERS, prepare, push_runs
 from hub.release.repair import repair_index
 from hub.store.base import Store

@@ -14,7 +14,8 @@ Importing this module needs pydantic only.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -262,6 +263,18 @@ class RunRecord(_Part):
     def replaced(self, **changes: Any) -> RunRecord:
         """A validated copy with some fields changed."""
         return type(self)(**{**self.to_dict(), **changes})
+
+
+def type_of(annotation: Any) -> type:
+    """The type of a field's values that are not null: int of `Annotated[int, …] | None`, str of a Literal."""
+    if isinstance(annotation, type):
+        return annotation
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return type(arguments[0])
+    if origin in (Annotated, Union, UnionType):
+        return next(type_of(one) for one in arguments if one is not type(None))
+    return cast(type, origin)  # dict[…] and tuple[…]
 
 
 def _not_finite(value: Any) -> bool:

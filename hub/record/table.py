@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from hub.plain import atomic, strict_json
 from hub.plain.errors import FilesError, RecordError, redacted
-from hub.record.run_record import RunRecord
+from hub.record.run_record import RunRecord, type_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -227,23 +227,13 @@ def _columns() -> dict[tuple[str, ...], str]:
 def _arrow_schema() -> pyarrow.Schema:
     import pyarrow
 
-    parts = _parts()
+    parts, types = _parts(), {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
     fields = []
     for path, column in _columns().items():
         model = parts[path[0]] if len(path) == 2 else RunRecord
-        fields.append(pyarrow.field(column, _arrow_type(str(model.model_fields[path[-1]].annotation))))
+        kind = type_of(model.model_fields[path[-1]].annotation)
+        fields.append(pyarrow.field(column, types.get(kind, pyarrow.string())))  # lists and objects are JSON text
     return pyarrow.schema([*fields, pyarrow.field(_UNKNOWN_FIELDS, pyarrow.string())])
-
-
-def _arrow_type(annotation: str) -> pyarrow.DataType:
-    # Containers and literals become text; what is left is named by its Python type inside the annotation.
-    import pyarrow
-
-    if "bool" in annotation:
-        return pyarrow.bool_()
-    if "dict" in annotation or "tuple" in annotation or "str" in annotation or "Literal" in annotation:
-        return pyarrow.string()
-    return pyarrow.float64() if "float" in annotation else pyarrow.int64()
 
 
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:

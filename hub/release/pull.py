@@ -1,64 +1,20 @@
-"""Fetching releases: which runs (a filter), and their checkpoints with the hash of every file checked."""
+"""Fetching released checkpoints, with the hash of every file checked."""
 
 from __future__ import annotations
 
 import logging
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hub.plain import atomic
-from hub.plain.errors import IntegrityError, NotFoundError, RecordError, UnavailableError
+from hub.plain.errors import IntegrityError, NotFoundError, UnavailableError
 from hub.record.names import repo_name
 from hub.record.run_record import RunRecord
 from hub.store.base import Store
 from hub.store.files import is_allowed
 
 logger = logging.getLogger(__name__)
-
-_SUFFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-_TERM = re.compile(r"([A-Za-z_]+)\s*(>=|<=|==|=|≥|≤|!=|>|<)\s*([^\s]+)")
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "=": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    ">": lambda a, b: a > b,
-    "<": lambda a, b: a < b,
-    ">=": lambda a, b: a >= b,
-    "<=": lambda a, b: a <= b,
-}
-_SYMBOLS = {"≥": ">=", "≤": "<=", "==": "="}
-# The paper's letters beside the records' names.
-_FIELDS = {"E": "experts", "D": "tokens", "N": "n_active", "N_act": "n_active", "N_total": "n_total", "d": "d_model"}
-_NUMBERS = [
-    "experts",
-    "tokens",
-    "n_active",
-    "n_total",
-    "d_model",
-    "n_blocks",
-    "n_heads",
-    "seed",
-    "steps",
-    "sequence_length",
-    "train_loss",
-    "eval_loss",
-    "training_flops",
-]
-_STATUSES = ("final", "intermediate", "diverged")
-
-
-def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
-    """The records that a filter keeps, e.g. "E=8, D >= 1B, final".
-
-    Terms are joined by commas and must all hold. A term is a status, or a field, a comparison (=, !=, <, <=, >, >=)
-    and a number with an optional K, M, B or T; fields are E, D, N, N_total, d and the records' own names of numbers.
-
-    Raises:
-        RecordError: a term that is none of these.
-    """
-    tests = [_test(term.strip()) for term in where.split(",") if term.strip()]
-    return [record for record in records if all(test(record) for test in tests)]
 
 
 def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -> Path:
@@ -148,30 +104,3 @@ def check_parameters(store: Store, record: RunRecord, *, tolerance: float = 0.02
             f"n_total of run {record.run_id} is {record.n_total:,}, its released tensors have {elements:,} elements"
         )
     return elements
-
-
-def _test(term: str) -> Callable[[RunRecord], bool]:
-    if term in _STATUSES:
-        return lambda record: record.status == term
-    match = _TERM.fullmatch(term)
-    field = _FIELDS.get(match[1], match[1]) if match else ""
-    if match is None or field not in _NUMBERS:
-        raise RecordError(
-            f"filter term {term!r}: allowed are {', '.join(_STATUSES)}, or FIELD COMPARISON NUMBER with a FIELD of "
-            f"{', '.join([*_FIELDS, *_NUMBERS])}"
-        )
-    compare = _COMPARISONS[_SYMBOLS.get(match[2], match[2])]
-    bound = _number(match[3], term)
-
-    def test(record: RunRecord) -> bool:
-        value = getattr(record, field)
-        return value is not None and compare(float(value), bound)
-
-    return test
-
-
-def _number(text: str, term: str) -> float:
-    match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)([KMBT]?)", text)
-    if match is None:
-        raise RecordError(f"filter term {term!r}: {text!r} is no number such as 8, 1e9, 2.5B or 300M")
-    return float(match[1]) * _SUFFIXES[match[2]]

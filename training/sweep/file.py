@@ -33,6 +33,8 @@ from pathlib import Path
 
 import yaml
 
+from hub.plain.errors import RecordError
+from hub.record.filter import parse
 from hub.record.names import final_branch_name
 from scaling_law.planning import matched
 from scaling_law.planning.matched import MatchedPlan
@@ -44,7 +46,6 @@ from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run.inputs import settled
 from training.run.model import architecture
-from training.sweep import filter as sweep_filter
 
 _KEYS = {"sweep", "output_dir", "base", "grid", "runs", "from", "where", "overrides"}
 
@@ -170,11 +171,28 @@ def _listed(values: dict, folder: Path) -> list[dict]:
             raise ConfigurationError(f"sweep file: runs is {values['runs']!r}; give a list of mappings")
         return [_nested(run, "runs") for run in values["runs"]]
     if values.get("from") == presets.PAPER:
-        return list(sweep_filter.select(presets.listing().values(), str(values.get("where") or "")))
+        return _of_the_paper(str(values.get("where") or ""))
     if "from" in values:
         paths = values["from"] if isinstance(values["from"], list) else [values["from"]]
         return [run for path in paths for run in _planned(folder / str(path))]
     return [{}]
+
+
+def _of_the_paper(where: str) -> list[dict]:
+    """The configurations of the paper's listing that a filter keeps, each with the tokens for which it holds."""
+    shape = ("d_model", "experts", "n_blocks", "n_heads", "n_active", "n_total")
+    try:
+        test = parse(where, (*shape, "tokens"), ())
+    except RecordError as error:
+        raise ConfigurationError(f"sweep file: where: {error}") from error
+    found = []
+    for listed in presets.listing().values():
+        sizes = {name: getattr(listed.architecture, name) for name in shape}
+        if tokens := [tokens for tokens in listed.tokens if test(sizes | {"tokens": tokens})]:
+            found.append(listed.sections() | {"schedule": {"tokens": tokens}})
+    if not found:
+        raise ConfigurationError(f"sweep file: where: {where!r} leaves none of the paper's listing")
+    return found
 
 
 def _planned(path: Path) -> list[dict]:

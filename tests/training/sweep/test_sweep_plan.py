@@ -59,9 +59,9 @@ def test_a_part_of_the_listing_is_chosen_by_conditions(tmp_path, where, count, t
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("E is 8", "'E is 8' is no condition; write a field"),
-        ("experts in {8}, depth < 4", "'depth < 4' is no condition"),
-        ("d < many", "d_model: value='many' is not a quantity"),
+        ("E is 8", "'E is 8' is not a condition; write a field"),
+        ("experts in {8}, depth < 4", "'depth < 4': no field is named 'depth'"),
+        ("d < many", "'d < many': d_model='many' is not a quantity"),
         ("d > 9000", "leaves none of the paper's listing"),
     ],
 )

@@ -1,0 +1,110 @@
+"""The one language in which runs, and the paper's configurations, are chosen: `D <= 500K, E in {1, 8}, final`.
+
+Terms are joined by commas or `and`, and all must hold. A term is a field, a comparison (=, !=, <, <=, >, >= or
+`in {…}`) and a value; a status alone means that status. Fields have the records' names or the paper's letters.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, get_args
+
+from hub.plain.errors import RecordError
+from hub.plain.units import parse_count
+from hub.record.run_record import RunRecord, Status, type_of
+
+LETTERS = {"E": "experts", "D": "tokens", "N": "n_active", "N_act": "n_active", "N_total": "n_total", "d": "d_model"}
+TOLERANCE = 1e-3  # of a number with a suffix: as far as a name of a branch may be from the count it names
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_SYMBOLS = {"==": "=", "≥": ">=", "≤": "<=", "≠": "!="}
+_TERM = re.compile(
+    r"""\s*(?P<name>\w+)\s*
+        (?: (?P<symbol>[=<>!≤≥≠]+)\s*(?P<value>[^\s,{}]+) | in\s*\{(?P<values>[^{}]*)\} )?
+        \s*(?:,|\band\b|$)""",
+    re.VERBOSE,
+)
+
+Fields = Mapping[str, Any]
+Test = Callable[[Fields], bool]
+
+
+_TYPES = {name: type_of(field.annotation) for name, field in RunRecord.model_fields.items()}
+NUMBERS = tuple(name for name, kind in _TYPES.items() if kind in (int, float))
+TEXTS = tuple(name for name, kind in _TYPES.items() if kind is str)
+
+
+def parse(where: str, numbers: Collection[str] = NUMBERS, texts: Collection[str] = TEXTS) -> Test:
+    """A filter as a test of a mapping from field to value; one without terms keeps everything.
+
+    A number with a suffix stands for every value within 0.1 % of it, the precision at which runs are named: a run of
+    999,424 tokens, which is called 1M, fulfils `D = 1M`, `D >= 1M` and `D <= 1M`, and not `D > 1M`. A number without
+    suffix is exact. A value that is null fulfils no term.
+
+    Args:
+        where: the filter.
+        numbers, texts: fields that may be asked for.
+
+    Raises:
+        RecordError: a term that cannot be read, a field that is not there, or a value that is not a number.
+    """
+    tests, position, end = [], 0, len(where.rstrip())
+    while position < end:
+        match = _TERM.match(where, position)
+        if match is None:
+            raise RecordError(f"filter term {where[position:].strip()!r} is not a condition; {_allowed(texts)}")
+        tests.append(_test(match, numbers, texts))
+        position = match.end()
+    return lambda fields: all(test(fields) for test in tests)
+
+
+def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
+    """The records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse`.
+
+    Raises:
+        RecordError: the filter cannot be read.
+    """
+    test = parse(where)
+    return [record for record in records if test(vars(record))]
+
+
+def _allowed(texts: Collection[str]) -> str:
+    status = " or a status such as final" if "status" in texts else ""
+    return f"write a field and a comparison, such as D >= 1B, E in {{1, 8}} or E != 4{status}"
+
+
+def _test(match: re.Match[str], numbers: Collection[str], texts: Collection[str]) -> Test:
+    term, name = match[0].strip(" ,"), LETTERS.get(match["name"], match["name"])
+    symbol, words = _SYMBOLS.get(match["symbol"] or "", match["symbol"]), [match["value"]]
+    if match["values"] is not None:
+        symbol, words = "in", [word.strip() for word in match["values"].split(",")]
+    elif symbol is None and name in get_args(Status) and "status" in texts:
+        name, symbol, words = "status", "=", [name]
+    if name not in (*numbers, *texts):
+        letters = [letter for letter, field in LETTERS.items() if field in numbers]
+        fields = ", ".join([*letters, *numbers, *texts])
+        raise RecordError(f"filter term {term!r}: no field is named {name!r}; there are {fields}")
+    if symbol not in ("in", *(_COMPARISONS if name in numbers else ("=", "!="))):
+        raise RecordError(f"filter term {term!r} is not a condition; {_allowed(texts)}")
+    if name in texts:
+        return lambda fields: fields.get(name) is not None and (fields[name] in words) != (symbol == "!=")
+    try:
+        bounds = [(parse_count(word, name), TOLERANCE * word[-1:].isalpha()) for word in words]
+    except ValueError as error:
+        raise RecordError(f"filter term {term!r}: {error}") from None
+    return lambda fields: (
+        fields.get(name) is not None
+        and any(_compared(fields[name], "=" if symbol == "in" else symbol, *bound) for bound in bounds)
+    )
+
+
+def _compared(value: float, symbol: str, bound: float, tolerance: float) -> bool:
+    return _COMPARISONS[symbol](bound if abs(value - bound) <= tolerance * bound else value, bound)

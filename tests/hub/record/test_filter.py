@@ -1,0 +1,94 @@
+"""The filter language, at the ends of what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from hub.plain.errors import RecordError
+from hub.record.filter import parse, select
+from tests.hub.samples import make_record
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("", True),
+        ("E = 4", True),
+        ("E == 4 and d = 64", True),
+        ("E=4,N>=1,", True),
+        ("experts in {1, 4}, final", True),
+        ("E in {1,8}", False),
+        ("E != 4", False),
+        ("D <= 1.5M", True),
+        ("D ≥ 1_500_000", True),
+        ("tokens < 1e6", False),
+        ("N_total > n_active", None),
+        ("seed = 0", True),
+        ("mfu < 1", False),
+        ("mfu != 1", False),
+        ("diverged", False),
+        ("status in {final, diverged}", True),
+        ("status != final", False),
+        ("sweep = demo", True),
+        ("eval_loss < 1K", True),
+    ],
+)
+def test_terms(where: str, kept: bool | None) -> None:
+    record = make_record(tokens=1_500_000, mfu=None)
+    if kept is None:
+        with pytest.raises(RecordError, match="n_active' is not a quantity"):
+            select([record], where)
+    else:
+        assert select([record], where) == [record] * kept
+
+
+@pytest.mark.parametrize("named", ["1M", "1000K", "0.001B"])
+@pytest.mark.parametrize(
+    ("tokens", "fulfilled"),
+    [
+        (998_999, {"<", "<=", "!="}),
+        (999_000, {"=", "<=", ">=", "in"}),
+        (999_424, {"=", "<=", ">=", "in"}),
+        (1_001_000, {"=", "<=", ">=", "in"}),
+        (1_001_001, {">", ">=", "!="}),
+    ],
+)
+def test_a_number_with_a_suffix_means_what_is_called_so(named: str, tokens: int, fulfilled: set[str]) -> None:
+    tests = {symbol: f"D {symbol} {named}" for symbol in ("=", "!=", "<", "<=", ">", ">=")} | {
+        "in": f"D in {{{named}}}"
+    }
+    assert {symbol for symbol, where in tests.items() if parse(where)({"tokens": tokens})} == fulfilled
+
+
+def test_a_number_without_a_suffix_is_exact() -> None:
+    assert not parse("D >= 1e6")({"tokens": 999_999})
+    assert not parse("D = 1000000")({"tokens": 999_999})
+    assert parse("D = 1000000")({"tokens": 1_000_000})
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("E", "'E' is not a condition; write a field and a comparison, such as D >= 1B"),
+        ("experts ~ 3", "'experts ~ 3' is not a condition"),
+        ("D => 1M", "'D => 1M' is not a condition"),
+        ("E > 1; D > 2", "'E > 1; D > 2' is not a condition"),
+        ("D in {}", "tokens='' is not a quantity"),
+        ("E = eight", "experts='eight' is not a quantity: write a number"),
+        ("depth < 4", "no field is named 'depth'; there are E, D, N"),
+        ("hardware < 3", "'hardware < 3' is not a condition"),
+        ("__class__ = 1", "no field is named '__class__'"),
+        ("finished", "no field is named 'finished'"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_error(where: str, reason: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        parse(where)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_fields_may_be_asked_for() -> None:
+    assert parse("d <= 1024", ("d_model",), ())({"d_model": 1024})
+    with pytest.raises(RecordError, match="no field is named 'status'; there are d, d_model"):
+        parse("status = final", ("d_model",), ())
