@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain import folders
+from hub.plain import atomic
 from hub.plain.atomic import sha256_of, write_bytes
 from training.data import parts
 from training.data.text import TextSource
@@ -214,7 +214,7 @@ def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens:
     folder = cache_dir / f"{Path(source.dataset).name}-{source.split}-{recipe_hash(recipe)[:16]}"
     if not (folder / "recipe.json").exists():
         write_bytes(folder / "tokenizer.json", tokenizer_json.encode())
-        folders.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
+        atomic.write_json(folder / "recipe.json", recipe)  # last: a folder with a recipe is whole
     cache = TokenCache(folder)
     if cache.recipe != recipe:
         raise CorruptCacheError(folder / "recipe.json", "is not the recipe that its folder is named after")

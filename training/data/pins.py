@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from hub.plain import folders
+from hub.plain import atomic
 from hub.plain.errors import HubError, UnavailableError
 from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError, TrainingArguments
@@ -95,7 +95,7 @@ def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArg
         asked_for = [replace(pin, asked=asked) for pin, (_, _, asked) in zip(pins, wanted, strict=True) if pin]
         known = {(pin.kind, pin.id, pin.asked) for pin in shared}
         if new := [pin for pin in asked_for if (pin.kind, pin.id, pin.asked) not in known]:
-            folders.write_json(path, [vars(pin) for pin in [*shared, *new]])
+            atomic.write_json(path, [vars(pin) for pin in [*shared, *new]])
     return _with(arguments, pins)
 
 
@@ -164,7 +164,7 @@ def _resolved(kind: str, name: str, asked: str | None, cache_dir: Path) -> Pin |
     if of_name.get(asked or "") != commit or "" not in of_name:
         of_name[asked or ""] = commit
         of_name.setdefault("", commit)
-        folders.write_json(path, known)
+        atomic.write_json(path, known)
     return Pin(kind, name, asked, commit)
 
 

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from hub.plain import folders
+from hub.plain import atomic
 from hub.plain.atomic import sha256_of, sync
 from training.run.step import Progress
 
@@ -225,8 +225,8 @@ class CheckpointWriter:
         def complete() -> None:
             (temporary / "progress.json").write_text(progress)
             digests = _checksums(temporary)
-            folders.sync_tree(temporary)
-            folders.write_json(temporary / "checksums.json", digests)
+            atomic.sync_tree(temporary)
+            atomic.write_json(temporary / "checksums.json", digests)
             remove(target)  # only there if it was damaged
             temporary.rename(target)
             sync(target.parent)

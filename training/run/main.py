@@ -25,7 +25,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hub.plain import folders
+from hub.plain import atomic
 from hub.plain.commands import report
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
@@ -181,7 +181,7 @@ class Run:
                     "choose another run.output_dir"
                 )
         self.arguments.save(self.folder / "config.yaml")
-        folders.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
+        atomic.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
         for folder in [*self.folder.iterdir(), *self.intermediate.glob("*")]:
             checkpoint.remove_leftovers(folder)
         for model in [*self.folder.glob("*/model"), *self.intermediate.glob("*/model")]:
@@ -357,7 +357,7 @@ class Run:
 
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            with folders.atomic_folder(folder / "model") as temporary:
+            with atomic.atomic_folder(folder / "model") as temporary:
                 config = self.accelerator.unwrap_model(self.session.model).config
                 weights = results.save_model(config, self.tokenizer, state_dict, temporary)
                 record = results.run_record(
