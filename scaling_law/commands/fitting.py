@@ -52,7 +52,6 @@ def fit(
     skip_invalid: bool = SkipOption,
     bootstrap: int = typer.Option(0, help="Resamples for intervals; 0 for none."),
     output: Path | None = OutputOption,
-    workers: int = typer.Option(1, help="Processes for --starts paper; 0: one per core."),
     as_json: bool = JsonOption,
 ) -> None:
     """Fit a law to a table of runs; report convergence and identifiability.
@@ -84,7 +83,6 @@ def fit(
             starts=starts,  # type: ignore[arg-type]
             release=release,
             allow_unidentifiable=allow_unidentifiable,
-            workers=workers or None,
             progress=not as_json,
         )
         draws = result.bootstrap(bootstrap, progress=not as_json) if bootstrap else None

@@ -2,30 +2,30 @@
 
 The objective is that of Ludziejewski et al. 2025, Appendix "Fit Details" (`fitting.objective`), as a sum over
 runs: the mean with usual tolerances stops early. Two stages, because E_start and E_max make the surface rough:
-every start first runs with both held where it starts; then the best are released. The result is deterministic.
+every start first runs with both fixed where it starts; then the best are released. The result is deterministic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.fitting.fit_result import FitResult, FitStatus
-from scaling_law.fitting.grid_search import run_starts
 from scaling_law.fitting.identifiability import design_problems, examine
 from scaling_law.fitting.outliers import MOST, Outliers, find_outliers
 from scaling_law.fitting.problem import Problem, make_problem, start_points
-from scaling_law.fitting.solver import Solutions
+from scaling_law.fitting.solver import Solutions, shown
 from scaling_law.laws import Law
 from scaling_law.laws.conditions import Conditions
 from scaling_law.runs.table import Runs, load_runs
 
 FloatArray = NDArray[np.float64]
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
+HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}  # of the first stage
+BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
 
 
 def fit(
@@ -42,7 +42,6 @@ def fit(
     outliers: Literal["keep", "set_aside"] = "keep",
     loss: str | None = None,
     trunks: str = "auto",
-    workers: int | None = 1,
     progress: bool = False,
     allow_unidentifiable: bool = False,
 ) -> FitResult:
@@ -55,7 +54,7 @@ def fit(
             proportional to 1 / loss (lowest loss: weight 1); None for equal weights.
         l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper states
             1e-5, which moves the answer far along its flat directions; 0 is the default.
-        fixed: coefficients held at given values, such as {"e_max": 256.0}.
+        fixed: coefficients fixed at given values, such as {"e_max": 256.0}.
         bounds: closed intervals for coefficients, such as {"c": (1.0, 1.8), "e_max": (64, None)}; None leaves an end
             as it is without bounds: 0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the
             rest far outside anything sensible. Where E_max is bounded, E_start stays below its lower end.
@@ -67,7 +66,6 @@ def fit(
             than 30 % of such runs are a matter of the law or the table: all are kept, with a warning.
         loss: the column of losses, as in `load_runs`.
         trunks: which runs share a trunk: "auto", "run" or the name of a column, as in `load_runs`.
-        workers: processes for the first stage (None: one per core). More than one pays for the paper's grid only.
         progress: show a progress bar.
         allow_unidentifiable: fit although the design cannot determine all coefficients (the status then names them).
 
@@ -76,27 +74,35 @@ def fit(
     """
     if outliers not in ("keep", "set_aside"):
         raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
-    for name, value in (("release", release), ("workers", workers)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r} must be an integer of at least 1, or None")
+    if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
+        raise ValueError(f"release={release!r} must be an integer of at least 1, or None")
     table = _table(runs, loss, trunks)
     problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts)
     warnings = _design_warnings(table, problem, allow_unidentifiable)
     theta = start_points(problem, starts)
-    n_starts = len(theta)
-    release = (256 if starts == "paper" else 64) if release is None else release
+    search: dict[str, Any] = {"n_starts": len(theta)}
     if isinstance(starts, str):
-        theta = run_starts(problem, theta, workers=workers, progress=progress).theta[:release]
-    final = problem.solve(theta, max_iterations=1000, tolerance=1e-12).sorted()
+        theta = _first_stage(problem, theta, progress).theta[: release or (256 if starts == "paper" else 64)]
+    final = Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
     found = find_outliers(problem, final.theta[0])
     if found.too_many:
-        warnings.append(_too_many(found, int(np.sum(problem.objective.weight > 0))))
+        warnings.append(_too_many(found, int(problem.used.sum())))
     elif outliers == "set_aside":
         problem = problem.without(found.suspicious)
         theta = np.vstack([found.theta, final.theta[1:]])
-        final = problem.solve(theta, max_iterations=1000, tolerance=1e-12).sorted()
-    search = Search.of(table, found, n_starts, warnings, set_aside=outliers == "set_aside")
+        final = Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+    search |= _named(table, found, set_aside=outliers == "set_aside") | {"warnings": tuple(warnings)}
     return describe(table, problem, final, search)
+
+
+def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutions:
+    """From each θ [S, p] with E_start and E_max fixed where it starts, in batches that share both."""
+    groups = [theta]
+    if problem.objective.has_transform:
+        pairs, index = np.unique(theta[:, -2:], axis=0, return_inverse=True)
+        groups = [theta[index.ravel() == i] for i in range(len(pairs))]
+    batches = [group[i : i + BATCH] for group in groups for i in range(0, len(group), BATCH)]
+    return Solutions.sorted(*(problem.solve(batch, **HELD) for batch in shown(batches, "starts", progress)))
 
 
 def _table(runs: Any, loss: str | None, trunks: str) -> Runs:
@@ -136,35 +142,27 @@ def _too_many(found: Outliers, used: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Search:
-    """What is known of a fit whichever of its finished starts is chosen; the fields are those of FitStatus."""
-
-    n_starts: int
-    suspicious: tuple[str, ...]
-    deviations: tuple[float, ...]
-    set_aside: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    @classmethod
-    def of(cls, runs: Runs, found: Outliers, n_starts: int, warnings: Sequence[str], set_aside: bool) -> Search:
-        """Name the outliers, the farthest first; none if there are too many."""
-        named = np.zeros(0, int) if found.too_many else np.flatnonzero(found.suspicious)
-        named = named[np.argsort(-np.abs(found.deviation[named]), kind="stable")]
-        names = tuple(runs.run_id[i] for i in named)
-        nats = runs.loss[named] * -np.expm1(-found.deviation[named])
-        return cls(n_starts, names, tuple(nats.tolist()), names if set_aside else (), tuple(warnings))
+def _named(runs: Runs, found: Outliers, set_aside: bool) -> dict[str, tuple[Any, ...]]:
+    """The outliers for the status, the farthest first; none if there are too many."""
+    rows = np.zeros(0, int) if found.too_many else np.flatnonzero(found.suspicious)
+    rows = rows[np.argsort(-np.abs(found.deviation[rows]), kind="stable")]
+    names = tuple(runs.run_id[i] for i in rows)
+    nats = runs.loss[rows] * -np.expm1(-found.deviation[rows])
+    return {"suspicious": names, "deviations": tuple(nats.tolist()), "set_aside": names if set_aside else ()}
 
 
-def describe(runs: Runs, problem: Problem, final: Solutions, search: Search, chosen: int = 0) -> FitResult:
-    """The result whose law is the finished start number `chosen` (they are sorted: 0 is the lowest objective)."""
+def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str, Any], chosen: int = 0) -> FitResult:
+    """The result whose law is the finished start number `chosen` (they are sorted: 0 is the lowest objective).
+
+    `search` holds the fields of FitStatus that are the same whichever is chosen: n_starts, warnings, the outliers.
+    """
     theta, best = final.theta[chosen], float(final.cost[chosen])
-    objective, settings = problem.objective, problem.settings
-    held = problem.lower == problem.upper
-    span = 1e-9 * np.maximum(1.0, np.abs(theta))
-    at_bound = ~held & ((theta <= problem.lower + span) | (theta >= problem.upper - span))
-    seen = examine(objective, theta, ~held & ~at_bound)
-    used = runs.subset(objective.weight > 0)
+    objective, free = problem.objective, problem.free(theta)
+    at_bound = ~free & (problem.lower < problem.upper)
+    seen = examine(objective, theta, free)
+    used = runs.subset(problem.used)
+    law = objective.make_law(theta)
+    rmse = float(np.sqrt(np.mean((law.loss(used.n_active, used.tokens, used.experts) - used.loss) ** 2)))
     status = FitStatus(
         converged=bool(final.converged[chosen]),
         n_released=len(final.cost),
@@ -176,14 +174,12 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Search, cho
         undetermined=seen.undetermined,
         n_trunks=used.n_trunks,
         trunk_source=used.trunk_source,
-        **vars(search),
+        **search,
     )
-    law = objective.make_law(theta)
-    rmse = float(np.sqrt(np.mean((law.loss(used.n_active, used.tokens, used.experts) - used.loss) ** 2)))
     aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
     conditions = Conditions(
         provenance=f"fitted on {runs.source} ({runs.loss_name}){aside}",
-        objective=settings.to_dict(),
+        objective=problem.settings.to_dict(),
         n_runs=len(used),
         rmse=rmse,
         ranges=used.ranges(),

@@ -42,10 +42,10 @@ class Identifiability:
 def examine(objective: Objective, theta: FloatArray, free: NDArray[np.bool_]) -> Identifiability:
     """Look at the Jacobian at θ [p] over the parameters that were free and not at a bound."""
     names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
-    residual = objective.residuals(theta[None])[0]
+    residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
     size = np.maximum(np.abs(residual), 1e-300)
     influence = objective.weight * np.minimum(1.0, objective.huber_delta / size)
-    jacobian = objective.jacobian(theta[None])[0][:, free] * np.sqrt(influence)[:, None]
+    jacobian = jacobian[:, free] * np.sqrt(influence)[:, None]
     scale = np.linalg.norm(jacobian, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     _, singular, rotation = np.linalg.svd(jacobian / scale, full_matrices=True)

@@ -14,21 +14,20 @@ bounded, v = ln(E_max − 1) instead, so that its bounds are those of v (and E_s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.laws import LAWS, Law
 from scaling_law.laws.experts import log_expert_transform_gradient
-from scaling_law.laws.terms import TRANSFORM, coefficients_of, has_transform, positive_coefficients
+from scaling_law.laws.terms import coefficients_of, has_transform, positive_coefficients
 
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Q, gradient and Gauss-Newton matrix of the Huber-reweighted least squares around S parameter vectors."""
 
     cost: FloatArray  # [S]
@@ -61,16 +60,14 @@ class Objective:
     ) -> None:
         self.e_max, self.e_max_alone = e_max, e_max_alone
         self.law, self.terms, self.huber_delta, self.l2 = law, LAWS[law].terms, huber_delta, l2
+        self.names = coefficients_of(self.terms)
         self.positive = positive_coefficients(self.terms)
         self.constants = [term.coefficients[0] for term in self.terms if term.variable is None]
         self.target, self.weight = np.log(columns["loss"]), columns["weight"]
         self.expert_values, self.expert_index = np.unique(columns["experts"], return_inverse=True)
         self.has_transform = has_transform(self.terms)
-        self.names = coefficients_of(self.terms)
-        self.slices, first = [], 0
-        for term in self.terms:
-            self.slices.append(slice(first, first + len(term.coefficients)))
-            first += len(term.coefficients)
+        ends = np.cumsum([0, *(len(term.coefficients) for term in self.terms)]).tolist()
+        self.slices = [slice(*pair) for pair in pairwise(ends)]
         weights = self.weight / self.weight.sum()
         reference = log_expert_transform_gradient(columns["experts"], 2.0, 256.0)[0]
         self.centre_x, self.centre_e, self.x = [], [], []
@@ -86,49 +83,39 @@ class Objective:
         """Number of parameters p."""
         return len(self.names)
 
-    # ------------------------------------------------------------------ coordinates
-
     def from_coefficients(self, values: Mapping[str, Any]) -> FloatArray:
         """θ of coefficients given as scalars or arrays [S]; shape [p] or [S, p]."""
         natural = {k: np.log(v) if k in self.positive else np.asarray(v, float) for k, v in values.items()}
         columns = []
         for term, cx, ce in zip(self.terms, self.centre_x, self.centre_e, strict=True):
-            columns += _shift([natural[name] for name in term.coefficients], cx, ce)
+            columns += shift([natural[name] for name in term.coefficients], cx, ce)
         if self.has_transform:
             start, top = natural["e_start"], natural["e_max"]
             above = top - (1.0 if self.e_max_alone else start)
             columns += [np.log(start - 1.0), np.log(np.maximum(above, 1e-300))]
         return np.stack(np.broadcast_arrays(*columns), axis=-1)
 
-    def natural(self, theta: FloatArray) -> dict[str, FloatArray]:
-        """Uncentred parameters (logarithms for a, b, c; E_start, E_max themselves), each of shape θ.shape[:-1]."""
+    def coefficients(self, theta: FloatArray) -> FloatArray:
+        """Coefficients in the order of the law's class, of θ's shape."""
         found: dict[str, FloatArray] = {}
         for term, part, cx, ce in zip(self.terms, self.slices, self.centre_x, self.centre_e, strict=True):
-            values = _shift([theta[..., j] for j in range(part.start, part.stop)], -cx, -ce)
+            values = shift([theta[..., j] for j in range(part.start, part.stop)], -cx, -ce)
             found |= dict(zip(term.coefficients, values, strict=True))
         if self.has_transform:
             found["e_start"], found["e_max"] = self._transform(theta)
-        return found
-
-    def coefficients(self, theta: FloatArray) -> FloatArray:
-        """Coefficients in the order of the law's class, of θ's shape."""
-        natural = self.natural(theta)
         order = LAWS[self.law].coefficient_names()
-        return np.stack([np.exp(natural[k]) if k in self.positive else natural[k] for k in order], axis=-1)
+        return np.stack([np.exp(found[k]) if k in self.positive else found[k] for k in order], axis=-1)
 
     def make_law(self, theta: FloatArray) -> Law:
         """The law with parameters θ [p]."""
         return LAWS[self.law](**dict(zip(LAWS[self.law].coefficient_names(), self.coefficients(theta), strict=True)))
 
     def natural_jacobian(self) -> FloatArray:
-        """∂(uncentred parameters)/∂θ, [p, p], with u and v left as they are."""
-        columns = []
-        for j in range(self.size):
-            unit = np.zeros((2, self.size))
-            unit[1, j] = 1.0
-            shifted = [np.diff(v)[0] for k, v in self.natural(unit).items() if k not in TRANSFORM]
-            columns.append([*shifted, *(unit[1, -2:] if self.has_transform else [])])
-        return np.array(columns).T
+        """∂(uncentred parameters)/∂θ, [p, p], with u and v left as they are. The map is linear without a constant."""
+        matrix = np.eye(self.size)
+        for part, cx, ce in zip(self.slices, self.centre_x, self.centre_e, strict=True):
+            matrix[part, part] = shift(list(np.eye(part.stop - part.start)), -cx, -ce)
+        return matrix
 
     def _transform(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         start = 1.0 + np.exp(theta[..., -2])
@@ -136,36 +123,35 @@ class Objective:
             return start, np.full_like(start, self.e_max)
         return start, (1.0 if self.e_max_alone else start) + np.exp(theta[..., -1])
 
-    # ------------------------------------------------------------------ values
-
     def residuals(self, theta: FloatArray) -> FloatArray:
         """ln L̂ − ln L, [S, n], for θ [S, p]."""
-        designs = self._designs(theta, self._log_experts(theta))
+        designs = self._designs(self._log_experts(theta))
         return self._log_prediction(theta, designs)[0]
 
-    def jacobian(self, theta: FloatArray) -> FloatArray:
-        """∂ ln L̂ / ∂θ, [S, n, p]."""
+    def linearised(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
         e = self._log_experts(theta)
-        designs = self._designs(theta, e)
-        return self._jacobian(theta, designs, e, self._log_prediction(theta, designs)[1])
+        designs = self._designs(e)
+        residual, shares = self._log_prediction(theta, designs)
+        return residual, self._jacobian(theta, designs, e, shares)
 
     def evaluate(
-        self, theta: FloatArray, weight: FloatArray | None = None, *, fixed_transform: bool = False
+        self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False
     ) -> Evaluation:
         """Q, gradient and Gauss-Newton matrix at θ [S, p], with row weights [n] or [S, n] (default: the runs' own).
 
-        `fixed_transform` says that all θ share (u, v) and that these do not move: then the sums over runs are a few
-        matrix products for all θ together, which is what makes a large grid of starts cheap.
+        `hold_transform` says that all θ share (u, v), which stay fixed: the sums over runs are then a few matrix
+        products for all θ together, which makes a large grid of starts cheap.
         """
         weight = self.weight if weight is None else weight
-        e = self._log_experts(theta[:1] if fixed_transform else theta)
-        designs = self._designs(theta, e)
+        e = self._log_experts(theta[:1] if hold_transform else theta)
+        designs = self._designs(e)
         residual, shares = self._log_prediction(theta, designs)
         size = np.abs(residual)
         inner = np.minimum(size, self.huber_delta)
         cost = np.sum(weight * inner * (size - 0.5 * inner), axis=1)
         influence = weight * inner / np.maximum(size, 1e-300)
-        if fixed_transform:
+        if hold_transform:
             gradient, curvature = self._moments(designs, residual, shares, influence)
         else:
             jacobian = self._jacobian(theta, designs, e, shares)
@@ -173,34 +159,12 @@ class Objective:
             gradient = np.matmul(weighted.swapaxes(1, 2), residual[..., None])[..., 0]
             curvature = np.matmul(jacobian.swapaxes(1, 2), weighted)
         if self.l2:
-            cost, gradient, curvature = self._penalised(theta, cost, gradient, curvature)
+            to_natural = self.natural_jacobian()
+            natural = theta @ to_natural.T
+            cost = cost + 0.5 * self.l2 * np.sum(natural**2, axis=1)
+            gradient = gradient + self.l2 * natural @ to_natural
+            curvature = curvature + self.l2 * to_natural.T @ to_natural
         return Evaluation(cost, gradient, curvature)
-
-    def value_and_gradient(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Q [S] and its gradient [S, p] alone, for optimisers that take no curvature."""
-        e = self._log_experts(theta)
-        designs = self._designs(theta, e)
-        residual, shares = self._log_prediction(theta, designs)
-        size = np.abs(residual)
-        inner = np.minimum(size, self.huber_delta)
-        cost = np.sum(self.weight * inner * (size - 0.5 * inner), axis=1)
-        slope = self.weight * inner * np.sign(residual)
-        gradient = np.einsum("snp,sn->sp", self._jacobian(theta, designs, e, shares), slope)
-        if self.l2:
-            cost, gradient, _ = self._penalised(theta, cost, gradient, np.zeros(()))
-        return cost, gradient
-
-    def _penalised(self, theta: FloatArray, cost: FloatArray, gradient: FloatArray, curvature: FloatArray) -> Any:
-        to_natural = self.natural_jacobian()
-        offset = np.array([v[()] for k, v in self.natural(np.zeros(self.size)).items() if k not in TRANSFORM])
-        offset = np.concatenate([offset, np.zeros(self.size - len(offset))])
-        natural = theta @ to_natural.T + offset
-        penalty = 0.5 * self.l2 * np.sum(natural**2, axis=1)
-        return (
-            cost + penalty,
-            gradient + self.l2 * natural @ to_natural,
-            curvature + self.l2 * to_natural.T @ to_natural,
-        )
 
     def _log_experts(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray] | None:
         """ln Ê and its derivatives by u and v, each [S, n] (S = 1 where θ shares them); None for laws without Ê."""
@@ -213,7 +177,7 @@ class Objective:
         by_v = by_max * (top - (start if follows else 1.0)) * (self.e_max is None)
         return e[:, self.expert_index], by_u[:, self.expert_index], by_v[:, self.expert_index]
 
-    def _designs(self, theta: FloatArray, e: Any) -> list[FloatArray]:
+    def _designs(self, e: Any) -> list[FloatArray]:
         """For each term, the columns that multiply its parameters: [n, k] if all θ share them, else [S, n, k]."""
         designs = []
         for term, x, ce in zip(self.terms, self.x, self.centre_e, strict=True):
@@ -222,9 +186,8 @@ class Objective:
                 designs.append(np.stack([one, x] if term.variable else [one], axis=-1))
                 continue
             centred = e[0] - ce
-            columns = np.broadcast_arrays(one, x, centred, x * centred)
-            stacked = np.stack(columns, axis=-1)
-            designs.append(stacked[0] if len(stacked) == 1 and len(theta) >= 1 else stacked)
+            stacked = np.stack(np.broadcast_arrays(one, x, centred, x * centred), axis=-1)
+            designs.append(stacked[0] if len(stacked) == 1 else stacked)
         return designs
 
     def _log_prediction(self, theta: FloatArray, designs: list[FloatArray]) -> tuple[FloatArray, list[FloatArray]]:
@@ -233,17 +196,12 @@ class Objective:
         for part, design in zip(self.slices, designs, strict=True):
             own = theta[:, part]
             logs.append(own @ design.T if design.ndim == 2 else np.matmul(design, own[..., None])[..., 0])
-        if len(logs) == 1:
-            return logs[0] - self.target, [np.ones_like(logs[0])]
-        top = np.maximum(logs[0], logs[1])
-        for other in logs[2:]:
-            np.maximum(top, other, out=top)
+        top, total = logs[0].copy(), np.zeros_like(logs[0])
+        for log in logs[1:]:
+            np.maximum(top, log, out=top)
         for log in logs:  # in place: these arrays are most of a fit's work
-            np.subtract(log, top, out=log)
-            np.exp(log, out=log)
-        total = logs[0] + logs[1]
-        for other in logs[2:]:
-            total += other
+            log -= top
+            total += np.exp(log, out=log)
         for share in logs:
             share /= total
         top += np.log(total, out=total)
@@ -278,11 +236,9 @@ class Objective:
         return gradient, curvature
 
 
-def _shift(values: list[Any], centre_x: float, centre_e: float) -> list[Any]:
+def shift(values: list[Any], centre_x: float, centre_e: float) -> list[Any]:
     """Parameters of 1, x, e, x·e rewritten for x − centre_x and e − centre_e in their place."""
-    if len(values) == 1:
-        return list(values)
-    if len(values) == 2:
-        return [values[0] + values[1] * centre_x, values[1]]
-    one, x, e, xe = values
-    return [one + x * centre_x + e * centre_e + xe * centre_x * centre_e, x + xe * centre_e, e + xe * centre_x, xe]
+    if len(values) == 4:
+        one, x, e, xe = values
+        return [one + x * centre_x + e * centre_e + xe * centre_x * centre_e, x + xe * centre_e, e + xe * centre_x, xe]
+    return [values[0] + values[1] * centre_x, values[1]] if len(values) == 2 else list(values)

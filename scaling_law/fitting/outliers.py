@@ -44,7 +44,7 @@ class Outliers:
 def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
     """Look for suspicious runs among those of positive weight, from the fit θ [p] to all of them."""
     weight, loss = problem.objective.weight, problem.columns["loss"]
-    used = weight > 0
+    used = problem.used
     residual = -problem.objective.residuals(theta[None])[0]
     if np.all(np.abs(residual[used]) <= SMALLEST):
         return Outliers(np.zeros_like(used), residual, theta, False)
@@ -101,10 +101,9 @@ def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray,
     """Deviation of ln L of every run from the fit without it [n], and how large it may be [n]."""
     from scipy.special import stdtrit
 
-    span = 1e-9 * np.maximum(1.0, np.abs(theta))
-    free = (theta > problem.lower + span) & (theta < problem.upper - span)
-    residual = -problem.objective.residuals(theta[None])[0]
-    jacobian = problem.objective.jacobian(theta[None])[0][:, free]
+    free = problem.free(theta)
+    residual, jacobian = (part[0] for part in problem.objective.linearised(theta[None]))
+    residual, jacobian = -residual, jacobian[:, free]
     scale = np.linalg.norm(jacobian[kept], axis=0)
     jacobian = jacobian / np.where(scale > 0, scale, 1.0)
     _, singular, rotation = np.linalg.svd(jacobian[kept], full_matrices=True)

@@ -8,29 +8,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hub.plain.tables import literal
-from scaling_law.fitting.objective import Objective
+from scaling_law.fitting.objective import Evaluation, Objective
 from scaling_law.fitting.solver import Solutions, minimise
 from scaling_law.fitting.starts import paper_starts, scaled_starts
 from scaling_law.laws import LAWS
 from scaling_law.laws.terms import TRANSFORM, coefficients_of, positive_coefficients
 from scaling_law.runs.table import Runs
 
-if TYPE_CHECKING:
-    from scaling_law.fitting.objective import Evaluation
-
 FloatArray = NDArray[np.float64]
+Limits = Mapping[str, tuple[float, float]]
 U_BOX = (np.log(0.01), np.log(100.0))  # E_start − 1
 V_BOX = (np.log(1.0), np.log(1e5))  # E_max − E_start
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
-# Far outside anything sensible; they only keep degenerate data (and resamples) from running to infinity. In the
-# order of a term's parameters: ln of its size, slope in ln N or ln D, slope in ln Ê, interaction; centred, and as
-# they are.
+# Far outside anything sensible: these bounds only keep degenerate data (and resamples) from running to infinity. In
+# the order of a term's parameters (ln of its size, slope in ln N or ln D, slope in ln Ê, interaction), for centred
+# and for plain coordinates.
 WIDE_BOX = {True: (50.0, 3.0, 20.0, 3.0), False: (200.0, 3.0, 80.0, 3.0)}
 
 
@@ -43,7 +41,7 @@ class FitSettings:
     l2: float
     weights: str
     fixed: Mapping[str, float]
-    bounds: Mapping[str, tuple[float, float]]
+    bounds: Limits
     starts: str
     outliers: str = "keep"
 
@@ -73,10 +71,38 @@ class Problem:
     settings: FitSettings
     columns: Mapping[str, FloatArray]
 
+    @classmethod
+    def of(cls, runs: Runs, weight: FloatArray, settings: FitSettings) -> Problem:
+        """The problem of these settings, which have been checked. ValueError for limits that contradict the losses."""
+        columns = {name: getattr(runs, name) for name in ("n_active", "tokens", "experts", "loss")}
+        columns["weight"] = weight
+        touched = {*settings.fixed, *settings.bounds}
+        centred = [term.coefficients[0] for term in LAWS[settings.law].terms if not touched & set(term.coefficients)]
+        objective = Objective(
+            settings.law,
+            columns,
+            settings.huber_delta,
+            settings.l2,
+            centred,
+            settings.fixed.get("e_max"),
+            e_max_alone="e_max" in settings.bounds,
+        )
+        return cls(objective, *_box(objective, settings, runs.loss), settings, columns)
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Which runs [n] are fitted: those of positive weight."""
+        return self.objective.weight > 0
+
     @property
     def floor(self) -> float:
         """An objective so small (residuals of 1e-8) that decreasing it further means nothing."""
         return 1e-16 * float(self.objective.weight.sum())
+
+    def free(self, theta: FloatArray) -> NDArray[np.bool_]:
+        """Which parameters [p] may move both ways from θ [p]: neither fixed nor at a bound."""
+        span = 1e-9 * np.maximum(1.0, np.abs(theta))
+        return np.asarray((theta > self.lower + span) & (theta < self.upper - span))
 
     def with_constant_below(self, loss: float) -> Problem:
         """The same problem with `loss` as the upper end of its constant c, unless c has been fixed or bounded."""
@@ -87,23 +113,29 @@ class Problem:
         return replace(self, upper=upper)
 
     def without(self, aside: NDArray[np.bool_]) -> Problem:
-        """The same problem with the runs of the mask [n] set aside: their weight is 0, and c need not lie below them.
-
-        Their losses no longer limit the constant; the other runs' do.
-        """
-        kept = (self.objective.weight > 0) & ~aside
+        """The same problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
+        kept = self.used & ~aside
         objective = copy.copy(self.objective)
         objective.weight = np.where(kept, self.objective.weight, 0.0)
         problem = self.with_constant_below(float(self.columns["loss"][kept].min()))
         return replace(problem, objective=objective, settings=replace(self.settings, outliers="set_aside"))
 
-    def solve(self, theta: FloatArray, weight: FloatArray | None = None, **options: Any) -> Solutions:
-        """From each θ [S, p]; `weight` [S, n] replaces the runs' weights."""
+    def solve(
+        self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False, **options: Any
+    ) -> Solutions:
+        """From each θ [S, p]; `weight` [S, n] replaces the runs' weights.
+
+        `hold_transform` keeps E_start and E_max, which all θ share, where they are.
+        """
+        lower, upper = self.lower.copy(), self.upper.copy()
+        if hold_transform and self.objective.has_transform:
+            lower[-2:] = upper[-2:] = theta[0, -2:]
 
         def evaluate(points: FloatArray, rows: NDArray[np.int64]) -> Evaluation:
-            return self.objective.evaluate(points, None if weight is None else weight[rows])
+            own = None if weight is None else weight[rows]
+            return self.objective.evaluate(points, own, hold_transform=hold_transform)
 
-        return minimise(evaluate, theta, self.lower, self.upper, floor=self.floor, **options)
+        return minimise(evaluate, theta, lower, upper, floor=self.floor, **options)
 
 
 def make_problem(
@@ -113,7 +145,7 @@ def make_problem(
     weights: Any,
     l2: float,
     fixed: Mapping[str, float],
-    bounds: Mapping[str, tuple[float, float]],
+    bounds: Limits,
     starts: Any,
 ) -> Problem:
     """Check the settings and set up objective and box. ValueError naming the setting."""
@@ -127,17 +159,9 @@ def make_problem(
     name = starts if isinstance(starts, str) else f"{len(starts)} given laws" if isinstance(starts, Sequence) else ""
     if not name or (isinstance(starts, str) and starts not in ("scaled", "paper")):
         raise ValueError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
-    row_weights, weights_name = _weights(runs, weights)
-    columns = {"n_active": runs.n_active, "tokens": runs.tokens, "experts": runs.experts, "loss": runs.loss}
-    columns["weight"] = row_weights
-    fixed, bounds = checked_limits(law, fixed, bounds)
-    touched = {*fixed, *bounds}
-    centred = [term.coefficients[0] for term in LAWS[law].terms if not touched & set(term.coefficients)]
-    e_max = fixed.get("e_max")
-    objective = Objective(law, columns, huber_delta, l2, centred, e_max, e_max_alone="e_max" in bounds)
-    lower, upper = _box(objective, fixed, bounds, runs.loss)
-    settings = FitSettings(law, huber_delta, l2, weights_name, fixed, bounds, name)
-    return Problem(objective, lower, upper, settings, columns)
+    weight, weights_name = _weights(runs, weights)
+    settings = FitSettings(law, huber_delta, l2, weights_name, *_checked_limits(law, fixed, bounds), name)
+    return Problem.of(runs, weight, settings)
 
 
 def _number(name: str, value: Any, missing: float | None = None) -> float:
@@ -167,70 +191,67 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
     return array, "given"
 
 
-def checked_limits(
-    law: str, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
+def _checked_limits(
+    law: str, fixed: Mapping[str, float], bounds: Limits
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """`fixed` and `bounds` as plain numbers: bounds that leave one value fix it, what is fixed needs no bounds.
 
     ValueError naming the setting, the coefficient and what is allowed.
     """
-    names = coefficients_of(LAWS[law].terms)
-    positive = positive_coefficients(LAWS[law].terms)
-    ranges: dict[str, tuple[float, float]] = {}
-    ends: tuple[float, float]
+    names, positive = coefficients_of(LAWS[law].terms), positive_coefficients(LAWS[law].terms)
+    limits: dict[str, tuple[float, float]] = {}
     for setting, given in (("fixed", fixed), ("bounds", bounds)):
         for name, value in given.items():
             if name not in names:
                 raise ValueError(f"{setting}: {name!r} is not a coefficient of the {law} law: {', '.join(names)}")
-            pair: Any = np.asarray(value).tolist() if isinstance(value, np.ndarray) else value
             floor = 0.0 if name in positive else 1.0 if name in TRANSFORM else -np.inf
-            if setting == "fixed":
-                ends = (_number(f"fixed: {name}", value),) * 2
-            elif not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-                raise ValueError(f"bounds: {name}={literal(value)} must be a pair (low, high)")
-            else:
-                ends = (_number(f"bounds: {name}", pair[0], -np.inf), _number(f"bounds: {name}", pair[1], np.inf))
-                ends = (-np.inf if ends[0] == floor else ends[0], ends[1])
-            _check_range(setting, name, ends, floor)
-            if setting == "bounds" and name in ranges and not ends[0] <= ranges[name][0] <= ends[1]:
-                raise ValueError(f"fixed: {name}={ranges[name][0]!r} lies outside its bounds {ends}")
-            ranges.setdefault(name, ends)
-    start, top = (ranges.get(name, (-np.inf, np.inf)) for name in TRANSFORM)
+            low, high = _ends(setting, name, value, floor)
+            if name in limits and not low <= limits[name][0] <= high:
+                raise ValueError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
+            limits.setdefault(name, (low, high))
+    start, top = (limits.get(name, (-np.inf, np.inf)) for name in TRANSFORM)
     if start[0] >= top[1]:
         raise ValueError(f"e_start={start[0]!r} must be below e_max={top[1]!r}")
-    held = {name: low for name, (low, high) in ranges.items() if low == high}
-    return held, {name: ends for name, ends in ranges.items() if name not in held}
+    held = {name: low for name, (low, high) in limits.items() if low == high}
+    return held, {name: ends for name, ends in limits.items() if name not in held}
 
 
-def _check_range(setting: str, name: str, ends: tuple[float, float], floor: float) -> None:
-    """ValueError unless low ≤ high and, for what must lie above `floor`, some of the range does."""
-    shown = repr(ends[0]) if setting == "fixed" else f"({ends[0]!r}, {ends[1]!r})"
-    if not ends[0] <= ends[1]:
-        raise ValueError(f"{setting}: {name}={shown} must be ordered, low ≤ high")
-    if ends[1] <= floor or (np.isfinite(ends[0]) and ends[0] <= floor):
-        wanted = "positive" if floor == 0.0 else f"above {floor:g}"
-        raise ValueError(f"{setting}: {name}={shown} must be {wanted}")
+def _ends(setting: str, name: str, value: Any, floor: float) -> tuple[float, float]:
+    """(low, high) of a coefficient that must lie above `floor`; equal for one that is fixed."""
+    label = f"{setting}: {name}"
+    if setting == "fixed":
+        low = high = _number(label, value)
+        shown = repr(low)
+    else:
+        pair = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise ValueError(f"{label}={literal(value)} must be a pair (low, high)")
+        low, high = _number(label, pair[0], -np.inf), _number(label, pair[1], np.inf)
+        low = -np.inf if low == floor else low
+        shown = f"({low!r}, {high!r})"
+    if not low <= high:
+        raise ValueError(f"{label}={shown} must be ordered, low ≤ high")
+    if high <= floor or (np.isfinite(low) and low <= floor):
+        raise ValueError(f"{label}={shown} must be {'positive' if floor == 0.0 else f'above {floor:g}'}")
+    return low, high
 
 
-def _box(
-    objective: Objective, fixed: Mapping[str, float], bounds: Mapping[str, tuple[float, float]], losses: FloatArray
-) -> tuple[FloatArray, FloatArray]:
+def _box(objective: Objective, settings: FitSettings, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The box [p], [p] of θ: defaults where nothing is asked or an end is left open."""
-    wide = np.concatenate(
-        [WIDE_BOX[cx != 0.0][: len(t.coefficients)] for t, cx in zip(objective.terms, objective.centre_x, strict=True)]
-    )
-    upper = np.append(wide, [np.inf] * (objective.size - len(wide)))
+    terms = zip(objective.terms, objective.centre_x, strict=True)
+    upper = np.concatenate([WIDE_BOX[cx != 0.0][: len(t.coefficients)] for t, cx in terms])
+    upper = np.append(upper, [np.inf] * (objective.size - len(upper)))
     lower = -upper
-    limits = {**bounds, **{name: (value, value) for name, value in fixed.items()}}
-    lowest = float(losses.min()) if len(losses) else 1.0
+    limits = {**settings.bounds, **{name: (value, value) for name, value in settings.fixed.items()}}
+    lowest, highest = (float(losses.min()), float(losses.max())) if len(losses) else (1.0, np.inf)
     for i, name in enumerate(objective.names):
         if name in TRANSFORM:
             continue
         if name in objective.constants:
             lower[i], upper[i] = np.log([C_BOX * lowest, lowest])
-            if name in limits and len(losses) and limits[name][0] >= losses.max():
-                what = f"{'fixed' if name in fixed else 'bounds'}: {name}={limits[name][0]:g}"
-                span = f"{lowest:g} to {float(losses.max()):g} nats per token"
+            if name in limits and limits[name][0] >= highest:
+                what = f"{'fixed' if name in settings.fixed else 'bounds'}: {name}={limits[name][0]:g}"
+                span = f"{lowest:g} to {highest:g} nats per token"
                 raise ValueError(f"{what} must be below the losses of the runs, {span}")
         for side, end in zip((lower, upper), limits.get(name, ()), strict=False):
             if np.isfinite(end):
@@ -242,7 +263,7 @@ def _box(
     return lower, upper
 
 
-def _transform_box(objective: Objective, limits: Mapping[str, tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
+def _transform_box(objective: Objective, limits: Limits) -> tuple[FloatArray, FloatArray]:
     """The box of (u, v): 1 < E_start < E_max, E_start below all that E_max may be."""
     low, high = 1.0 + np.exp(np.array(U_BOX))
     start = limits.get("e_start", (low, high))
@@ -265,12 +286,13 @@ def start_points(problem: Problem, starts: Any) -> FloatArray:
     """θ [S, p] of the starts asked for, inside the box."""
     objective, fixed = problem.objective, problem.settings.fixed
     if starts == "paper":
-        theta = objective.from_coefficients(paper_starts(objective.law, fixed))
-    elif isinstance(starts, str):
-        theta = objective.from_coefficients(scaled_starts(objective, problem.columns, fixed))
+        coefficients: Any = paper_starts(objective.law, fixed)
+    elif starts == "scaled":
+        coefficients = scaled_starts(objective, problem.columns, fixed)
     else:
         wrong = [law for law in starts if not isinstance(law, LAWS[objective.law])]
         if wrong or not len(starts):
             raise ValueError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
-        theta = np.stack([objective.from_coefficients(law.coefficients) for law in starts])
-    return np.clip(np.atleast_2d(theta), problem.lower, problem.upper)
+        names = objective.names
+        coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in names}
+    return np.clip(objective.from_coefficients(coefficients), problem.lower, problem.upper)

@@ -18,6 +18,7 @@ import numpy as np
 
 from hub.plain.tables import Summarised
 from scaling_law.fitting.problem import make_problem
+from scaling_law.laws.terms import TRANSFORM
 
 if TYPE_CHECKING:
     import pandas
@@ -80,11 +81,14 @@ def profile(result: FitResult, coefficients: Sequence[str] | None = None, level:
 
 
 def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:
-    """The profile interval of one coefficient. ValueError for a name the law lacks, a fixed one, or a bad level."""
-    coefficients = result.law.coefficients
-    settings = result.problem.settings
+    """The interval of one coefficient of a fit, in the law's own units.
+
+    ValueError for a coefficient that the law does not have or that was fixed, and for a level outside (0, 1).
+    """
+    settings, coefficients = result.problem.settings, result.law.coefficients
     if coefficient not in coefficients or coefficient in settings.fixed:
-        raise ValueError(f"coefficient={coefficient!r} must be a fitted one of {list(coefficients)}")
+        free = [name for name in coefficients if name not in settings.fixed]
+        raise ValueError(f"coefficient={coefficient!r} must be one of {free}")
     if not 0 < level < 1:
         raise ValueError(f"level={level!r} must be above 0 and below 1")
     weight = result.problem.objective.weight
@@ -94,34 +98,25 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
     influence = weight * np.minimum(1.0, settings.huber_delta / size)
     variance = float(influence @ log_residuals**2) / spare
     limit = result.objective + 0.5 * variance * NormalDist().inv_cdf(0.5 + level / 2) ** 2
-    ends = [_end(result, coefficient, side, limit) for side in (-1.0, 1.0)]
-    return ProfileInterval(coefficient, ends[0], ends[1], level)
+    low, high = (_end(result, coefficient, side, limit) for side in (-1.0, 1.0))
+    return ProfileInterval(coefficient, low, high, level)
 
 
-def profile_objective(result: FitResult, coefficient: str, value: float) -> float:
-    """The objective with the coefficient held at `value`, all others refitted; infinite where that is impossible."""
-    return _refit(result, coefficient, value, result.law.coefficients)[0]
-
-
-def _refit(
+def refit_with(
     result: FitResult, coefficient: str, value: float, near: Mapping[str, float]
 ) -> tuple[float, Mapping[str, float]]:
-    """The objective and the coefficients of the refit that starts from the coefficients `near`."""
+    """The objective and the coefficients of a refit with one coefficient fixed, from the coefficients `near`.
+
+    The objective is infinite where the coefficient cannot have this value.
+    """
     settings, used = result.problem.settings, result.used
     start = {**near, coefficient: value}
     if coefficient == "e_max" and start["e_start"] >= value:
         start["e_start"] = 1.0 + 0.5 * (value - 1.0)
+    fixed, weight = {**settings.fixed, coefficient: value}, result.problem.objective.weight[used]
+    runs, options = result.runs.subset(used), (settings.law, settings.huber_delta, weight, settings.l2)
     try:
-        problem = make_problem(
-            result.runs.subset(used),
-            settings.law,
-            settings.huber_delta,
-            result.problem.objective.weight[used],
-            settings.l2,
-            {**settings.fixed, coefficient: value},
-            settings.bounds,
-            "scaled",
-        )
+        problem = make_problem(runs, *options, fixed, settings.bounds, "scaled")
         theta = problem.objective.from_coefficients(start)
     except ValueError:
         return float("inf"), near
@@ -131,36 +126,32 @@ def _refit(
 
 
 def _end(result: FitResult, coefficient: str, side: float, limit: float) -> float:
-    """Where the profile crosses the limit on one side: steps that grow until it has, then bisection."""
-    best = result.law.coefficients[coefficient]
-    logarithmic = coefficient in result.problem.objective.positive or coefficient in ("e_start", "e_max")
-    floor = 1.0 if coefficient in ("e_start", "e_max") else 0.0
+    """Where the profile crosses the limit on one side: steps that grow until it has, then a root between the last two.
+
+    Each refit starts from the last one below the limit.
+    """
+    from scipy.optimize import brentq
+
+    near = result.law.coefficients
+    best = near[coefficient]
+    logarithmic = coefficient in result.problem.objective.positive or coefficient in TRANSFORM
+    floor = 1.0 if coefficient in TRANSFORM else 0.0
 
     def at(distance: float) -> float:
         return floor + (best - floor) * float(np.exp(side * distance)) if logarithmic else best + side * distance
 
-    inside, near = 0.0, result.law.coefficients
-    outside = 0.5 * _unit(result, coefficient)
+    def excess(distance: float) -> float:
+        nonlocal near
+        objective, coefficients = refit_with(result, coefficient, at(distance), near)
+        near = coefficients if objective <= limit else near
+        return min(objective, 2.0 * limit) - limit  # finite, for the search of the root
+
+    error = result.status.standard_errors.get(coefficient, np.inf)
+    inside, outside = 0.0, 0.5 * (float(np.clip(error, 1e-6, 1.0)) if np.isfinite(error) else 0.1)
     for _ in range(24):
-        objective, refitted = _refit(result, coefficient, at(outside), near)
-        if objective > limit:
-            break
-        inside, near, outside = outside, refitted, 1.6 * outside
+        if excess(outside) > 0:
+            return at(float(brentq(excess, inside, outside, xtol=1e-6 * outside)))
+        inside, outside = outside, 1.6 * outside
         if logarithmic and outside > 14.0:
             return floor if side < 0 else float("inf")
-    else:
-        return side * float("inf")
-    for _ in range(18):
-        middle = 0.5 * (inside + outside)
-        objective, refitted = _refit(result, coefficient, at(middle), near)
-        if objective > limit:
-            outside = middle
-        else:
-            inside, near = middle, refitted
-    return at(0.5 * (inside + outside))
-
-
-def _unit(result: FitResult, coefficient: str) -> float:
-    """A first step: the standard error where there is one, else a tenth."""
-    error = result.status.standard_errors.get(coefficient, float("inf"))
-    return float(np.clip(error, 1e-6, 1.0)) if np.isfinite(error) else 0.1
+    return side * float("inf")

@@ -7,9 +7,9 @@ quadratic that lies above the Huber objective, so that an accepted step always d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 from scaling_law.fitting.objective import Evaluation
 
 FloatArray = NDArray[np.float64]
+T = TypeVar("T")
 ROUNDING = 1e-12  # relative changes of a sum over runs that mean nothing
+
+
+def shown(steps: Sequence[T], what: str, progress: bool) -> Iterable[T]:
+    """The steps of long work, behind a progress bar on stderr if `progress`."""
+    if not progress:
+        return steps
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(steps, description=what, console=Console(stderr=True), transient=True)
 
 
 @dataclass(frozen=True)
@@ -29,10 +40,12 @@ class Solutions:
     converged: NDArray[np.bool_]
     iterations: NDArray[np.int64]
 
-    def sorted(self) -> Solutions:
-        """Lowest objective first (a stable order, so that equal starts keep theirs)."""
-        order = np.argsort(self.cost, kind="stable")
-        return Solutions(self.theta[order], self.cost[order], self.converged[order], self.iterations[order])
+    @classmethod
+    def sorted(cls, *parts: Solutions) -> Solutions:
+        """All of `parts`, lowest objective first (a stable order, so that equal starts keep theirs)."""
+        columns = {name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])}
+        order = np.argsort(columns["cost"], kind="stable")
+        return cls(**{name: column[order] for name, column in columns.items()})
 
 
 def minimise(
@@ -100,16 +113,7 @@ class _State:
     @classmethod
     def start(cls, at: Evaluation, theta: FloatArray) -> _State:
         count = len(theta)
-        gradient, curvature = at.gradient.copy(), at.curvature.copy()
-        return cls(
-            theta.copy(),
-            at.cost.copy(),
-            gradient,
-            curvature,
-            np.full(count, 1e-1),
-            np.full(count, 2.0),
-            np.zeros(count, int),
-        )
+        return cls(theta.copy(), *at, np.full(count, 1e-1), np.full(count, 2.0), np.zeros(count, int))
 
     def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
         """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box.
@@ -160,5 +164,4 @@ class _State:
         self.growth = np.where(accepted, 2.0, self.growth * 2.0)
 
     def take(self, kept: NDArray[Any]) -> _State:
-        parts: list[Any] = [self.theta, self.cost, self.gradient, self.curvature, self.damping, self.growth, self.calm]
-        return _State(*(part[kept] for part in parts))
+        return _State(**{name: part[kept] for name, part in vars(self).items()})

@@ -9,7 +9,7 @@ extrapolation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from hub.plain.tables import Summarised
 from hub.plain.units import format_count
 from scaling_law.fitting.fit_result import FitResult
-from scaling_law.fitting.fitting import Search, describe, fit
+from scaling_law.fitting.fitting import describe, fit
 from scaling_law.runs.table import Runs
 
 if TYPE_CHECKING:
@@ -175,7 +175,8 @@ def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
         return float(np.sqrt(np.mean((law.loss(runs.n_active, runs.tokens, runs.experts) - runs.loss) ** 2)))
 
     scores = [rmse(law, used) + rmse(law, validation) for law in laws]
-    search = Search(**{field.name: getattr(result.status, field.name) for field in fields(Search)})
+    unchanged = ("n_starts", "warnings", "suspicious", "deviations", "set_aside")
+    search = {name: getattr(result.status, name) for name in unchanged}
     return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))
 
 

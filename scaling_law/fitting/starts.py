@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.fitting.objective import Objective, _shift
+from scaling_law.fitting.objective import Objective, shift
 from scaling_law.laws import LAWS
 from scaling_law.laws.terms import (
     BY_EXPERTS,
@@ -55,46 +55,37 @@ def paper_starts(law: str, fixed: Mapping[str, float]) -> dict[str, FloatArray]:
 
 def scaled_starts(
     objective: Objective, columns: Mapping[str, FloatArray], fixed: Mapping[str, float]
-) -> dict[str, Any]:
+) -> dict[str, FloatArray]:
     """A grid around the data: coefficients as arrays [S].
 
     At the middle of the runs, in ln N, ln D and ln Ê, the loss is divided into a constant and the terms; each term is
     given a falling slope in its variable and a small slope of either sign in ln Ê.
     """
     middle = float(np.exp(np.median(np.log(columns["loss"]))))
-    lowest = float(columns["loss"].min())
-    choices: dict[str, tuple[float, ...]] = {}
     powers = [term for term in objective.terms if term.variable]
-    constants = [term.coefficients[0] for term in objective.terms if not term.variable]
-    if constants:
-        choices["floor"] = (0.05, 0.5, 0.85)
+    choices: dict[str, tuple[float, ...]] = {}
+    if objective.constants:
+        choices["floor"] = (0.05, 0.5, 0.85)  # the constant, as a part of the lowest loss
     if len(powers) > 1:
-        choices["share"] = (0.2, 0.5, 0.8)
+        choices["share"] = (0.2, 0.5, 0.8)  # the first term's part of the rest
     for i, term in enumerate(powers):
         choices[f"slope{i}"] = (-0.1, -0.4)
         if term.experts:
             choices[f"experts{i}"] = (-0.2, 0.2)
-    found: dict[str, list[Any]] = {}
-    for values in product(*choices.values()):
-        point = dict(zip(choices, values, strict=True))
-        floor = point.get("floor", 0.0) * lowest
-        start = {name: fixed.get(name, floor) for name in constants}
-        floor = sum(start.values())
-        rest = max(middle - floor, 0.02 * middle)
-        for i, term in enumerate(powers):
-            share = point.get("share", 1.0)
-            size = rest * (share if i == 0 else (1.0 - share) / (len(powers) - 1))
-            start |= _term_start(
-                term, columns, (np.log(size), point[f"slope{i}"], point.get(f"experts{i}", 0.0)), fixed
-            )
-        for name, value in start.items():
-            found.setdefault(name, []).append(value)
-    columns_of = {name: np.array(values) for name, values in found.items()}
+    at = dict(zip(choices, np.array(list(product(*choices.values()))).T, strict=True))
+    count = len(at["slope0"])
+    floor = at.get("floor", np.zeros(count)) * columns["loss"].min()
+    found = {name: np.full(count, fixed[name]) if name in fixed else floor for name in objective.constants}
+    rest = np.maximum(middle - sum(found.values()), 0.02 * middle)
+    for i, term in enumerate(powers):
+        share = at.get("share", np.ones(count))
+        size = rest * (share if i == 0 else (1.0 - share) / (len(powers) - 1))
+        by_experts = at.get(f"experts{i}", np.zeros(count))
+        found |= _term_start(term, columns, np.log(size), at[f"slope{i}"], by_experts, fixed)
     if not objective.has_transform:
-        return columns_of
+        return found
     pairs = list(dict.fromkeys(_start_transform(fixed, *pair) for pair in SCALED_TRANSFORMS))
-    count = len(next(iter(columns_of.values())))
-    repeated = {name: np.tile(values, len(pairs)) for name, values in columns_of.items()}
+    repeated = {name: np.tile(values, len(pairs)) for name, values in found.items()}
     return repeated | {name: np.repeat([pair[i] for pair in pairs], count) for i, name in enumerate(TRANSFORM)}
 
 
@@ -110,20 +101,22 @@ def _start_transform(fixed: Mapping[str, float], e_start: float, e_max: float) -
 
 
 def _term_start(
-    term: Term, columns: Mapping[str, FloatArray], at_centre: tuple[float, float, float], fixed: Mapping[str, float]
-) -> dict[str, float]:
-    """Coefficients of a term with given size and slopes at the middle of the data; fixed ones in their places."""
+    term: Term,
+    columns: Mapping[str, FloatArray],
+    size: FloatArray,
+    slope: FloatArray,
+    by_experts: FloatArray,
+    fixed: Mapping[str, float],
+) -> dict[str, FloatArray]:
+    """Coefficients [S] of a term with given ln size and slopes at the middle of the data; fixed ones as they are."""
     assert term.variable is not None  # a constant has no slopes to start from
-    size, slope, by_experts = at_centre
+    names = term.coefficients
     cx = float(np.mean(np.log(columns[term.variable])))
     ce = float(np.mean(np.log(1.0 + columns["experts"]))) if term.experts else 0.0
-    names = term.coefficients
     interaction = fixed.get(names[3], 0.0) if term.experts else 0.0
-    x = fixed[names[1]] + interaction * ce if names[1] in fixed else slope
-    if not term.experts:
-        values = _shift([size, x], -cx, 0.0)
-    else:
-        e = fixed[names[2]] + interaction * cx if names[2] in fixed else by_experts
-        values = _shift([size, x, e, interaction], -cx, -ce)
-    natural = dict(zip(names, values, strict=True))
-    return {k: fixed[k] if k in fixed else float(np.exp(v) if k == names[0] else v) for k, v in natural.items()}
+    values: list[Any] = [size, fixed[names[1]] + interaction * ce if names[1] in fixed else slope]
+    if term.experts:
+        values += [fixed[names[2]] + interaction * cx if names[2] in fixed else by_experts, interaction]
+    values = shift(values, -cx, -ce)
+    values[0] = np.exp(values[0])
+    return {name: np.full(len(size), fixed.get(name, value)) for name, value in zip(names, values, strict=True)}

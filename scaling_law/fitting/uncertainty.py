@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import Summarised
+from scaling_law.fitting.solver import shown
 from scaling_law.laws import Law
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progres
     counts = np.zeros((n_resamples, len(used)))
     counts[:, used] = cluster_counts(fitted, n_resamples, seed)
     thetas, converged = [], []
-    for first in _shown(range(0, n_resamples, CHUNK), progress):
+    for first in shown(range(0, n_resamples, CHUNK), "bootstrap", progress):
         weight = counts[first : first + CHUNK] * problem.objective.weight
         start = np.tile(result.theta, (len(weight), 1))
         found = problem.solve(start, weight, max_iterations=200, tolerance=1e-9)
@@ -145,12 +146,3 @@ def _interval(values: FloatArray, level: float) -> tuple[Any, Any]:
         raise ValueError(f"level={level!r} must be above 0 and below 1")
     low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], axis=0)
     return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
-
-
-def _shown(steps: range, progress: bool) -> Any:
-    if not progress:
-        return steps
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(steps, description="bootstrap", console=Console(stderr=True), transient=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs, fit
-from scaling_law.fitting.profiles import profile_interval, profile_objective
+from scaling_law.fitting.profiles import profile_interval, refit_with
 from scaling_law.fitting.uncertainty import cluster_counts
 from scaling_law.planning.drawn_optima import optimum_uncertainty
 from tests.scaling_law.synthetic import synthetic_runs, tiny_runs
@@ -117,12 +117,12 @@ def test_profile_intervals(paper_fit, published):
         assert found.low < paper_fit.law.coefficients[name] < found.high
         assert found.low < published.coefficients[name] < found.high
         if name != "e_max":  # its low end is reached by following the profile only
-            ends = [profile_objective(paper_fit, name, end) for end in (found.low, found.high)]
+            ends = [refit_with(paper_fit, name, end, paper_fit.law.coefficients)[0] for end in (found.low, found.high)]
             assert ends[0] == pytest.approx(ends[1], rel=1e-3)
             assert ends[0] > paper_fit.objective
     narrow = profile_interval(paper_fit, "c", level=0.5)
     assert narrow.high - narrow.low < found.high - found.low
-    assert profile_objective(paper_fit, "c", -1.0) == np.inf
+    assert refit_with(paper_fit, "c", -1.0, paper_fit.law.coefficients)[0] == np.inf
     with pytest.raises(ValueError, match="coefficient='kappa'"):
         profile_interval(paper_fit, "kappa")
     with pytest.raises(ValueError, match="level=2"):
