@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.tables import Summarised
+from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.identifiability import describe_error
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.laws import Law
 
 if TYPE_CHECKING:
-    import pandas
     from rich.console import RenderableType
 
     from scaling_law.fitting.problem import Problem
@@ -103,7 +102,7 @@ class FitStatus:
 
 
 @dataclass(frozen=True, repr=False)
-class FitResult(Summarised, Generic[LawT_co]):
+class FitResult(ResultTable, Generic[LawT_co]):
     """A fitted law and its conditions.
 
     `objective` is the sum of the Huber losses on ln L; `rmse` is in nats per token over the runs fitted, which are
@@ -122,26 +121,28 @@ class FitResult(Summarised, Generic[LawT_co]):
     @property
     def used(self) -> NDArray[np.bool_]:
         """Which of `runs` the law was fitted on."""
-        return self.problem.objective.weight > 0
+        return self.problem.used
 
     @property
     def residuals(self) -> FloatArray:
         """Predicted minus observed loss of every run, nats per token, [n]."""
-        return np.asarray(self.law.loss(self.runs.n_active, self.runs.tokens, self.runs.experts) - self.runs.loss)
+        return errors_of(self.law, self.runs)
 
     def errors_on(self, runs: Runs) -> FloatArray:
         """Predicted minus observed loss on other runs."""
-        return np.asarray(self.law.loss(runs.n_active, runs.tokens, runs.experts) - runs.loss)
+        return errors_of(self.law, runs)
 
     def rmse_by_experts(self) -> dict[float, float]:
         """RMSE in nats for each E."""
-        residuals, experts = self.residuals[self.used], self.runs.experts[self.used]
-        return {float(e): float(np.sqrt(np.mean(residuals[experts == e] ** 2))) for e in np.unique(experts)}
+        return {e: float(np.sqrt(np.mean(errors**2))) for e, errors in self._errors_by_experts().items()}
 
     def bias_by_experts(self) -> dict[float, float]:
         """Mean of predicted minus observed for each E: the joint law should favour none."""
-        residuals, experts = self.residuals[self.used], self.runs.experts[self.used]
-        return {float(e): float(residuals[experts == e].mean()) for e in np.unique(experts)}
+        return {e: float(errors.mean()) for e, errors in self._errors_by_experts().items()}
+
+    def _errors_by_experts(self) -> dict[float, FloatArray]:
+        errors, experts = self.residuals[self.used], self.runs.experts[self.used]
+        return {float(e): errors[experts == e] for e in np.unique(experts)}
 
     def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
         """Refit on resampled trunks; see `scaling_law.fitting.uncertainty.bootstrap`."""
@@ -166,16 +167,14 @@ class FitResult(Summarised, Generic[LawT_co]):
             "status": status,
         }
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """One line per coefficient (pandas): value, standard error, and what the status says of it.
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per coefficient: value, standard error, and what the status says of it.
 
         Standard errors are as in FitStatus; NaN for coefficients that are fixed or at a bound.
         """
-        import pandas
-
         status, fixed = self.status, self.problem.settings.fixed
         vague = {*status.undetermined, *status.bounds_hit}
-        rows = [
+        return [
             {
                 "coefficient": name,
                 "value": value,
@@ -187,43 +186,38 @@ class FitResult(Summarised, Generic[LawT_co]):
             }
             for name, value in self.law.coefficients.items()
         ]
-        return pandas.DataFrame(rows)
 
-    def summary(self) -> RenderableType:
+    def summary(self) -> RenderableType:  # type: ignore[override]
         """Coefficients with standard errors, errors per E, and the status, for rich to print."""
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        head = Text(f"{self.law.formula}\n", style="bold")
-        count = f"{int(self.used.sum())} runs of {self.status.n_trunks} trunks ({self.status.trunk_source})"
-        aside = f", {len(self.status.set_aside)} set aside" if self.status.set_aside else ""
+        status = self.status
+        count = f"{int(self.used.sum())} runs of {status.n_trunks} trunks ({status.trunk_source})"
+        aside = f", {len(status.set_aside)} set aside" if status.set_aside else ""
         vocabulary = f", vocabulary {self.runs.vocab_size:,}" if self.runs.vocab_size else ""
+        head = Text(f"{self.law.formula}\n", style="bold")
         head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}{vocabulary}; ", style="not bold")
         head.append(f"RMSE {self.rmse:.4f} nats, objective {self.objective:.6g}", style="not bold")
-        coefficients = Table(title="Coefficients", title_justify="left")
-        for name in ("", "value", "standard error", ""):
-            coefficients.add_column(name, justify="left" if not name else "right")
-        vague = {*self.status.undetermined, *self.status.bounds_hit}
-        for name, value in self.law.coefficients.items():
-            note = "at a bound" if name in self.status.bounds_hit else ("not determined" if name in vague else "")
-            error = self.status.standard_errors.get(name)
-            shown = (
-                "fixed" if name in self.problem.settings.fixed else (self.status.error_in_words(name) if error else "")
-            )
-            coefficients.add_row(name, f"{value:.5g}", shown, note, style="yellow" if name in vague else "")
-        per_experts = Table(title="Errors per number of experts (nats)", title_justify="left")
-        for name in ("E", "runs", "RMSE", "mean error"):
-            per_experts.add_column(name, justify="right")
-        bias = self.bias_by_experts()
-        for e, rmse in self.rmse_by_experts().items():
-            per_experts.add_row(
-                f"{e:g}", str(int(np.sum(self.runs.experts[self.used] == e))), f"{rmse:.4f}", f"{bias[e]:+.4f}"
-            )
-        good = self.status.converged and self.status.determined
-        status = Text(self.status.verdict, style="green" if good else "yellow")
-        notes = [Text(f"⚠ {message}", style="yellow") for message in self.status.messages]
-        return Group(head, coefficients, per_experts, status, *notes)
+        rows, styles = [], []
+        for row in self.to_rows():
+            name, doubtful = row["coefficient"], not (row["determined"] or row["fixed"])
+            error = status.error_in_words(name) if status.standard_errors.get(name) else ""
+            note = "at a bound" if row["at_bound"] else "not determined" if doubtful else ""
+            rows.append((name, f"{row['value']:.5g}", "fixed" if row["fixed"] else error, note))
+            styles.append("yellow" if doubtful else "")
+        coefficients = Table(("", "value", "standard error", ""), rows, title="Coefficients", styles=styles)
+        by_experts = Table(
+            ("E", "runs", "RMSE", "mean error"),
+            [
+                (f"{e:g}", len(errors), f"{np.sqrt(np.mean(errors**2)):.4f}", f"{errors.mean():+.4f}")
+                for e, errors in self._errors_by_experts().items()
+            ],
+            title="Errors per number of experts (nats)",
+            notes=[status.verdict],
+            warnings=status.messages,
+        )
+        return Group(head, coefficients, by_experts)
 
     def __repr__(self) -> str:
         return f"FitResult({self.law!r}, rmse={self.rmse:.4g}, objective={self.objective:.6g}, {self.status.verdict})"
@@ -231,3 +225,8 @@ class FitResult(Summarised, Generic[LawT_co]):
 
 def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
+
+
+def errors_of(law: Law, runs: Runs) -> FloatArray:
+    """Predicted minus observed loss, nats per token, [n]."""
+    return np.asarray(law.loss(runs.n_active, runs.tokens, runs.experts) - runs.loss)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.fitting.fit_result import FitResult, FitStatus
+from scaling_law.fitting.fit_result import FitResult, FitStatus, errors_of
 from scaling_law.fitting.identifiability import design_problems, examine
 from scaling_law.fitting.outliers import MOST, Outliers, find_outliers
 from scaling_law.fitting.problem import Problem, make_problem, start_points
@@ -162,7 +162,7 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
     seen = examine(objective, theta, free)
     used = runs.subset(problem.used)
     law = objective.make_law(theta)
-    rmse = float(np.sqrt(np.mean((law.loss(used.n_active, used.tokens, used.experts) - used.loss) ** 2)))
+    rmse = float(np.sqrt(np.mean(errors_of(law, used) ** 2)))
     status = FitStatus(
         converged=bool(final.converged[chosen]),
         n_released=len(final.cost),

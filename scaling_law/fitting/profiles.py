@@ -12,72 +12,59 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hub.plain.tables import Summarised
+from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.problem import make_problem
 from scaling_law.laws.terms import TRANSFORM
 
 if TYPE_CHECKING:
-    import pandas
-    from rich.console import RenderableType
-
     from scaling_law.fitting.fit_result import FitResult
 
 
 @dataclass(frozen=True)
-class ProfileInterval(Summarised):
+class ProfileInterval(ResultTable):
     """(low, high) of a coefficient at `level`; an end without a limit is infinite (0 or 1 at the end of its range)."""
 
     coefficient: str
     low: float
     high: float
     level: float
+    value: float | None = None
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """One line (pandas): coefficient, low, high, level."""
-        return Profiles((self,)).to_dataframe()
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [asdict(self)]
 
-    def summary(self) -> RenderableType:
-        """For rich to print."""
+    def summary(self) -> Table:
         return Profiles((self,)).summary()
 
 
 @dataclass(frozen=True)
-class Profiles(Summarised):
-    """Profile intervals of several coefficients of one fit, and the fitted `values`, where these are known."""
+class Profiles(ResultTable):
+    """Profile intervals of several coefficients of one fit."""
 
     intervals: tuple[ProfileInterval, ...]
-    values: tuple[float, ...] = ()
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """One line per coefficient (pandas): coefficient, low, high, level; an end without a limit is infinite."""
-        import pandas
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row per coefficient; an end without a limit is infinite."""
+        return [asdict(interval) for interval in self.intervals]
 
-        return pandas.DataFrame([asdict(interval) for interval in self.intervals])
-
-    def summary(self) -> RenderableType:
-        """For rich to print."""
-        from rich.table import Table
+    def summary(self) -> Table:
+        def shown(end: float | None) -> str:
+            return "" if end is None else f"{end:.5g}" if np.isfinite(end) else "open"
 
         level = self.intervals[0].level if self.intervals else 0.95
-        table = Table(title=f"Profile intervals, {level:.3g}", title_justify="left")
-        for name in ("", *(["value"] if self.values else []), "low", "high"):
-            table.add_column(name, justify="right")
-        for i, found in enumerate(self.intervals):
-            ends = [f"{end:.5g}" if np.isfinite(end) else "open" for end in (found.low, found.high)]
-            table.add_row(found.coefficient, *([f"{self.values[i]:.5g}"] if self.values else []), *ends)
-        return table
+        rows = [(p.coefficient, shown(p.value), shown(p.low), shown(p.high)) for p in self.intervals]
+        return Table(("", "value", "low", "high"), rows, title=f"Profile intervals, {level:.3g}")
 
 
 def profile(result: FitResult, coefficients: Sequence[str] | None = None, level: float = 0.95) -> Profiles:
     """The profile intervals of several coefficients, by default of all that were fitted; as `profile_interval`."""
-    settings, law = result.problem.settings, result.law.coefficients
-    names = [name for name in law if name not in settings.fixed] if coefficients is None else list(coefficients)
-    intervals = tuple(profile_interval(result, name, level) for name in names)
-    return Profiles(intervals, tuple(law[name] for name in names))
+    fixed = result.problem.settings.fixed
+    names = [name for name in result.law.coefficients if name not in fixed] if coefficients is None else coefficients
+    return Profiles(tuple(profile_interval(result, name, level) for name in names))
 
 
 def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:
@@ -99,7 +86,7 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
     variance = float(influence @ log_residuals**2) / spare
     limit = result.objective + 0.5 * variance * NormalDist().inv_cdf(0.5 + level / 2) ** 2
     low, high = (_end(result, coefficient, side, limit) for side in (-1.0, 1.0))
-    return ProfileInterval(coefficient, low, high, level)
+    return ProfileInterval(coefficient, low, high, level, coefficients[coefficient])
 
 
 def refit_with(

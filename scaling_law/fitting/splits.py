@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hub.plain.tables import Summarised
+from hub.plain.tables import ResultTable, Summarised, Table
 from hub.plain.units import format_count
-from scaling_law.fitting.fit_result import FitResult
+from scaling_law.fitting.fit_result import FitResult, errors_of
 from scaling_law.fitting.fitting import describe, fit
 from scaling_law.runs.table import Runs
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import RenderableType
 
 By = Literal["loss", "n_active", "flops", "tokens"]
 
@@ -47,20 +46,14 @@ class Split(Summarised):
 
         return pandas.concat([runs.to_pandas().assign(part=name) for name, runs in self.parts.items()])
 
-    def summary(self) -> RenderableType:
-        """For rich to print."""
-        from rich.table import Table
-
-        table = Table(title=f"Split by {self.by}", title_justify="left")
-        for name in ("part", "runs", "N_act", "D", "loss"):
-            table.add_column(name, justify="left" if name == "part" else "right")
+    def summary(self) -> Table:
+        rows = []
         for name, runs in self.parts.items():
-            spans = [
-                f"{format_count(v.min())}…{format_count(v.max())}" for v in (runs.n_active, runs.tokens) if len(v)
-            ]
-            losses = [f"{runs.loss.min():.4f}…{runs.loss.max():.4f}"] if len(runs) else []
-            table.add_row(name, str(len(runs)), *spans, *losses)
-        return table
+            ends = [(v.min(), v.max()) for v in (runs.n_active, runs.tokens, runs.loss) if len(v)]
+            spans = [f"{format_count(low)}…{format_count(high)}" for low, high in ends[:2]]
+            rows.append((name, len(runs), *(spans or ["", ""]), *(f"{low:.4f}…{high:.4f}" for low, high in ends[2:])))
+            rows[-1] += ("",) * (5 - len(rows[-1]))
+        return Table(("part", "runs", "N_act", "D", "loss"), rows, title=f"Split by {self.by}")
 
 
 def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> Split:
@@ -81,7 +74,7 @@ def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> S
 
 
 @dataclass(frozen=True)
-class Comparison(Summarised):
+class Comparison(ResultTable):
     """A joint fit on the training runs beside one Chinchilla fit for each E. Errors in nats per token.
 
     `rmse` maps "joint" and "separate" to the RMSE on "train", "validation" and "test" (those that have runs);
@@ -101,29 +94,20 @@ class Comparison(Summarised):
         errors = {"rmse": self.rmse, "largest": self.largest}
         return {"by": self.split.by, "runs": counts, **errors, "left_out": list(self.left_out)}
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """One line for each law and part (pandas): RMSE and the largest error, nats per token."""
-        import pandas
-
-        rows = [
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One row for each law and part: RMSE and the largest error, nats per token."""
+        return [
             {"law": law, "part": part, "rmse": rmse, "largest": self.largest[law][part]}
             for law, by_part in self.rmse.items()
             for part, rmse in by_part.items()
         ]
-        return pandas.DataFrame(rows)
 
-    def summary(self) -> RenderableType:
-        """For rich to print."""
-        from rich.table import Table
-
-        table = Table(title=f"RMSE (largest error) in nats; held out by {self.split.by}", title_justify="left")
-        parts = list(self.rmse["joint"])
-        for name in ("", *(f"{p} ({len(getattr(self.split, p))} runs)" for p in parts)):
-            table.add_column(name, justify="right")
+    def summary(self) -> Table:
+        header = ["", *(f"{part} ({len(self.split.parts[part])} runs)" for part in self.rmse["joint"])]
+        rows = []
         for name, label in (("joint", "joint law"), ("separate", "Chinchilla for each E")):
-            cells = [f"{self.rmse[name][p]:.4f} ({self.largest[name][p]:.3f})" for p in parts]
-            table.add_row(label, *cells)
-        return table
+            rows.append([label, *(f"{rmse:.4f} ({self.largest[name][p]:.3f})" for p, rmse in self.rmse[name].items())])
+        return Table(header, rows, title=f"RMSE (largest error) in nats; held out by {self.split.by}")
 
 
 def compare(
@@ -144,7 +128,7 @@ def compare(
     elif select != "objective":
         raise ValueError(f"select={select!r} must be 'objective' or 'rmse'")
     separate, left_out = {}, []
-    for e in np.unique(np.concatenate([p.experts for p in (parts.train, parts.validation, parts.test)])):
+    for e in np.unique(np.concatenate([runs.experts for runs in parts.parts.values()])):
         try:
             separate[float(e)] = fit(
                 parts.train.subset(parts.train.experts == e), "chinchilla", starts=starts, **options
@@ -153,12 +137,12 @@ def compare(
             left_out.append(float(e))
     rmse: dict[str, dict[str, float]] = {"joint": {}, "separate": {}}
     largest: dict[str, dict[str, float]] = {"joint": {}, "separate": {}}
-    for name in ("train", "validation", "test"):
-        runs: Runs = getattr(parts, name)
+    for name, runs in parts.parts.items():
         if not len(runs):
             continue
-        errors = {"joint": joint.errors_on(runs), "separate": _separate_errors(separate, runs)}
-        for key, values in errors.items():
+        own = [separate[e].errors_on(runs.subset(runs.experts == e)) for e in separate]
+        for key, errors in (("joint", [joint.errors_on(runs)]), ("separate", own)):
+            values = np.concatenate(errors) if errors else np.zeros(0)
             rmse[key][name] = float(np.sqrt(np.mean(values**2))) if len(values) else float("nan")
             largest[key][name] = float(np.abs(values).max()) if len(values) else float("nan")
     return Comparison(joint, separate, parts, rmse, largest, tuple(left_out))
@@ -168,18 +152,10 @@ def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
     """The finished start with the lowest sum of RMSE on training and on validation runs, as the paper selects."""
     if not len(validation):
         raise ValueError("validation: no runs to select by")
-    laws = [result.problem.objective.make_law(theta) for theta in result.finalists.theta]
-    used = result.runs.subset(result.used)
-
-    def rmse(law: Any, runs: Runs) -> float:
-        return float(np.sqrt(np.mean((law.loss(runs.n_active, runs.tokens, runs.experts) - runs.loss) ** 2)))
-
-    scores = [rmse(law, used) + rmse(law, validation) for law in laws]
+    used, scores = result.runs.subset(result.problem.used), []
+    for theta in result.finalists.theta:
+        law = result.problem.objective.make_law(theta)
+        scores.append(sum(np.sqrt(np.mean(errors_of(law, runs) ** 2)) for runs in (used, validation)))
     unchanged = ("n_starts", "warnings", "suspicious", "deviations", "set_aside")
     search = {name: getattr(result.status, name) for name in unchanged}
     return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))
-
-
-def _separate_errors(separate: Mapping[float, FitResult], runs: Runs) -> Any:
-    parts = [separate[e].errors_on(runs.subset(runs.experts == e)) for e in separate]
-    return np.concatenate(parts) if parts else np.zeros(0)

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.tables import Summarised
+from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.solver import shown
 from scaling_law.laws import Law
 
 if TYPE_CHECKING:
-    import pandas
-    from rich.console import RenderableType
-
     from scaling_law.fitting.fit_result import FitResult
     from scaling_law.runs.table import Runs
 
@@ -29,7 +26,7 @@ CHUNK = 128  # resamples per batch
 
 
 @dataclass(frozen=True, repr=False)
-class Bootstrap(Summarised):
+class Bootstrap(ResultTable):
     """Coefficients of refitted resamples.
 
     `law` is the fitted law with its draws; `converged` [n_draws] says which refits met the tolerance; `n_clusters` is
@@ -80,26 +77,17 @@ class Bootstrap(Summarised):
             raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
         return _interval(losses, level)
 
-    def to_dataframe(self, level: float = 0.95) -> pandas.DataFrame:
-        """One line per coefficient (pandas): value and the ends of its percentile interval."""
-        import pandas
-
+    def to_rows(self, level: float = 0.95) -> list[dict[str, Any]]:
+        """One row per coefficient: value and the ends of its percentile interval."""
+        names = ("coefficient", "value", "low", "high")
         rows = [(name, value, *self.interval(name, level)) for name, value in self.law.coefficients.items()]
-        return pandas.DataFrame(rows, columns=["coefficient", "value", "low", "high"])
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def summary(self) -> RenderableType:
-        """A table of coefficients and their 95 % intervals, for rich to print."""
-        from rich.table import Table
-
+    def summary(self) -> Table:
         trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
         title = f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
-        table = Table(title=title, title_justify="left")
-        for name in ("", "value", "2.5 %", "97.5 %"):
-            table.add_column(name, justify="right")
-        for name, value in self.law.coefficients.items():
-            low, high = self.interval(name)
-            table.add_row(name, f"{value:.5g}", f"{low:.5g}", f"{high:.5g}")
-        return table
+        rows = [[f"{v:.5g}" if isinstance(v, float) else v for v in row.values()] for row in self.to_rows()]
+        return Table(("", "value", "2.5 %", "97.5 %"), rows, title=title)
 
     def __repr__(self) -> str:
         return f"Bootstrap({len(self.draws)} draws of {self.n_clusters} trunks, {self.converged.mean():.0%} converged)"
