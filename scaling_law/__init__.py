@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from scaling_law.figures.law_figures import memory_optimal
     from scaling_law.fitting.fit_result import FitResult
     from scaling_law.fitting.fitting import fit
-    from scaling_law.fitting.learning_rate import LearningRateLaw, fit_learning_rate
+    from scaling_law.fitting.learning_rate import LearningRateLaw
+    from scaling_law.fitting.learning_rate_grid import fit_learning_rate
     from scaling_law.fitting.profiles import profile_interval
     from scaling_law.fitting.splits import split
     from scaling_law.fitting.uncertainty import Bootstrap
@@ -58,7 +59,7 @@ _HOME = {
     "Runs": "runs.table",
     "cheapest_budget": "planning.inverse",
     "fit": "fitting.fitting",
-    "fit_learning_rate": "fitting.learning_rate",
+    "fit_learning_rate": "fitting.learning_rate_grid",
     "flop_savings": "planning.inverse",
     "load_runs": "runs.table",
     "log_optimal_parameters": "planning.design",

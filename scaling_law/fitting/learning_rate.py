@@ -1,10 +1,11 @@
-"""Peak learning rate as a function of model size and number of experts, and its fit.
+"""Peak learning rate as a function of model size and number of experts.
 
     LR = exp(intercept + slope_n ln N + slope_e ln E)          Ludziejewski et al. 2025, Eq. "lr_scaling"
 
 The paper says N is the active non-embedding parameters. The code of the paper's runs counted attention, active
 feed-forward, embedding, head and a 512 × d positional table that the models do not have; only that reading agrees with
 the learning rates of their grid. Both are here under the names "paper" and "code"; "code" is the default.
+`fitting.learning_rate_grid` fits the law to searched rates.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from scaling_law.size.recipe import PAPER
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")
 FORMAT, VERSION = "learning_rate_law", 3
-RANGES = ("n_range", "experts_range")
-LACKING = {1: {*RANGES, "vocab_size"}, 2: {"vocab_size"}, VERSION: set[str]()}  # fields that a version did not have
+SINCE = {"n_range": 2, "experts_range": 2, "vocab_size": 3}  # the version of a file from which on it has a field
 UNGUARDED = "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
@@ -62,9 +62,12 @@ class LearningRateLaw:
                 raise ValueError(f"{name}={value!r} must be finite")
         if type(self.vocab_size) is not int or self.vocab_size < 1:
             raise ValueError(f"vocab_size={self.vocab_size!r} must be an integer of at least 1")
-        for name in RANGES:
+        for name in ("n_range", "experts_range"):
             if (ends := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _two_ends(name, ends))
+                numbers = isinstance(ends, (tuple, list)) and all(isinstance(v, (int, float)) for v in ends)
+                if not numbers or len(ends) != 2 or not 0 < ends[0] <= ends[1] < math.inf:
+                    raise ValueError(f"{name}={ends!r} must be two positive numbers, the lower first")
+                object.__setattr__(self, name, (float(ends[0]), float(ends[1])))
 
     @classmethod
     def published(cls, reading: Reading = "code") -> LearningRateLaw:
@@ -87,12 +90,13 @@ class LearningRateLaw:
     def load(cls, path: str | Path) -> LearningRateLaw:
         """Read what `save` wrote. OSError; ValueError that names the file and the field for anything else."""
         data = strict_json.read(path, FORMAT, VERSION)
-        fields = {*cls.__dataclass_fields__} - LACKING[data["version"]]
-        names = {"format", "version", *fields}
-        if set(data) != names:
-            raise ValueError(f"{path}: the fields must be exactly {sorted(names)}, here are {sorted(data)}")
+        version = data["version"]
+        names = [name for name in cls.__dataclass_fields__ if SINCE.get(name, 1) <= version]
+        if sorted(data) != sorted(["format", "version", *names]):
+            wanted = f"format, version, {', '.join(names)}"
+            raise ValueError(f"{path}: the fields must be exactly {wanted}; here are {', '.join(data)}")
         try:
-            return cls(**{name: data[name] for name in fields})
+            return cls(**{name: data[name] for name in names})
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -109,10 +113,6 @@ class LearningRateLaw:
         """Peak LR for N as counted by this reading (broadcasts)."""
         log_n, log_e = np.log(np.asarray(counted_parameters, float)), np.log(np.asarray(experts, float))
         return np.exp(self.intercept + self.slope_n * log_n + self.slope_e * log_e)
-
-    def log_errors(self, counted_parameters: ArrayLike, experts: ArrayLike, learning_rates: ArrayLike) -> Any:
-        """ln of predicted over best learning rate for each model: errors inside (interpolation) or outside a fit."""
-        return np.log(self.at(counted_parameters, experts)) - np.log(np.asarray(learning_rates, float))
 
     def counted(self, architecture: Architecture) -> float:
         """The N that this law's reading counts, for an architecture."""
@@ -138,83 +138,15 @@ class LearningRateLaw:
         return any(excess.beyond for excess in self._excesses(self.counted(architecture), architecture.experts))
 
     def _excesses(self, counted_parameters: float, experts: float) -> list[Excess]:
-        limits = {"N": self.n_range, "E": self.experts_range}
-        known = {name: ends for name, ends in limits.items() if ends is not None}
-        quantities = {"N": counted_parameters, "E": float(experts)}
-        return list(excesses(quantities, known, float(experts), slack=1e-3))
+        limits = {name: ends for name, ends in (("N", self.n_range), ("E", self.experts_range)) if ends is not None}
+        return list(excesses({"N": counted_parameters, "E": experts}, limits, experts, slack=1e-3))
 
 
 @lru_cache(maxsize=2)
 def _published(reading: Reading) -> LearningRateLaw:
-    law = LearningRateLaw(*PAPER.learning_rate["code"], reading, "Ludziejewski et al. 2025, code of the runs")
-    if reading == "paper":
-        law = LearningRateLaw(*PAPER.learning_rate["paper"], "paper", "Ludziejewski et al. 2025, text")
+    source = "text" if reading == "paper" else "code of the runs"
+    coefficients = PAPER.learning_rate.get(reading, (0.0, 0.0, 0.0))  # the law refuses an unknown reading
+    law = LearningRateLaw(*coefficients, reading, f"Ludziejewski et al. 2025, {source}")
     counted = [law.counted(row.architecture) for row in ROWS]
     experts = [float(row.experts) for row in ROWS]
     return replace(law, n_range=(min(counted), max(counted)), experts_range=(min(experts), max(experts)))
-
-
-def _two_ends(name: str, ends: Any) -> tuple[float, float]:
-    """A range as two numbers; ValueError for anything else."""
-    numbers = isinstance(ends, (tuple, list)) and all(isinstance(v, (int, float)) and v > 0 for v in ends)
-    if not numbers or len(ends) != 2 or not ends[0] <= ends[1] < math.inf:
-        raise ValueError(f"{name}={ends!r} must be two positive numbers, the lower first")
-    return float(ends[0]), float(ends[1])
-
-
-def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
-    """The LR of lowest loss of one model's grid, by a parabola in ln LR through the best point and its neighbours.
-
-    The best point itself where it lies at an end of the grid. Non-finite losses (diverged runs) are left out.
-    """
-    rates, values = np.asarray(learning_rates, float), np.asarray(losses, float)
-    kept = np.isfinite(values)
-    if not kept.any() or np.any(rates <= 0):
-        raise ValueError("learning_rates must be positive and at least one loss finite")
-    rates, values = rates[kept], values[kept]
-    order = np.argsort(rates)
-    x, y = np.log(rates[order]), values[order]
-    best = int(np.argmin(y))
-    if not 0 < best < len(x) - 1:
-        return float(np.exp(x[best]))
-    a, b, _ = np.polyfit(x[best - 1 : best + 2] - x[best], y[best - 1 : best + 2], 2)
-    return float(np.exp(x[best] - b / (2 * a))) if a > 0 else float(np.exp(x[best]))
-
-
-def fit_learning_rate(
-    counted_parameters: ArrayLike,
-    experts: ArrayLike,
-    learning_rates: ArrayLike,
-    *,
-    with_experts: bool = True,
-    reading: Reading = "code",
-) -> LearningRateLaw:
-    """Least squares of ln LR on ln N and (`with_experts`) ln E, as the paper fits the best rates of its grid.
-
-    The three columns hold one row per model: N as `reading` counts it, E, and the best learning rate found.
-    ValueError for non-positive entries or columns that do not determine the coefficients (say, a single size).
-    """
-    columns = {"counted_parameters": counted_parameters, "experts": experts, "learning_rates": learning_rates}
-    logs = {}
-    for name, column in columns.items():
-        values = np.asarray(column, float)
-        if values.ndim != 1 or np.any(~np.isfinite(values)) or np.any(values <= 0):
-            raise ValueError(f"{name} must be one column of positive finite numbers")
-        logs[name] = np.log(values)
-    log_n, log_e, target = logs.values()
-    if not len(log_n) == len(log_e) == len(target):
-        raise ValueError("counted_parameters, experts and learning_rates must have the same length")
-    design = np.stack([np.ones_like(log_n), log_n, *([log_e] if with_experts else [])], axis=1)
-    if len(target) < design.shape[1] or np.linalg.matrix_rank(design - [0, *design[:, 1:].mean(0)]) < design.shape[1]:
-        what = "model sizes and numbers of experts" if with_experts else "model sizes"
-        raise ValueError(f"{len(target)} rows with too few different {what} to determine the learning-rate law")
-    solution = np.linalg.lstsq(design, target, rcond=None)[0]
-    rmse = math.sqrt(float(np.mean((design @ solution - target) ** 2)))
-    slope_e = float(solution[2]) if with_experts else 0.0
-    source = f"least squares on {len(target)} models"
-    n_range, experts_range = (
-        (float(np.min(column)), float(np.max(column))) for column in (counted_parameters, experts)
-    )
-    return LearningRateLaw(
-        float(solution[0]), float(solution[1]), slope_e, reading, source, rmse, n_range, experts_range
-    )

@@ -2,30 +2,80 @@
 
 grid = LearningRateGrid.load("out/lr-runs.jsonl")
 law = grid.fit(experts=(1, 8))          # the paper fits on E = 1 and 8
-grid.errors(law)                        # and looks at how it interpolates to others (Appendix B)
+grid.errors(law)                        # and checks how the law interpolates to others (Appendix B)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from hub.plain.tables import Table
 from hub.plain.units import format_count
 from hub.record.names import size_name
-from scaling_law.fitting.learning_rate import LearningRateLaw, Reading, best_of_grid, fit_learning_rate
+from scaling_law.fitting.learning_rate import LearningRateLaw, Reading
 from scaling_law.runs.sources import read_rows
 from scaling_law.runs.table import RunsError
 from scaling_law.size.architecture import Architecture
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 _COLUMNS = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "tokens")
+
+
+def fit_learning_rate(
+    counted_parameters: ArrayLike,
+    experts: ArrayLike,
+    learning_rates: ArrayLike,
+    *,
+    with_experts: bool = True,
+    reading: Reading = "code",
+) -> LearningRateLaw:
+    """Least squares of ln LR on ln N and (`with_experts`) ln E, as the paper fits the best rates of its grid.
+
+    The three columns hold one row per model: N as `reading` counts it, E, and the best learning rate found.
+    ValueError for non-positive entries or columns that do not determine the coefficients (say, a single size).
+    """
+    given = {"counted_parameters": counted_parameters, "experts": experts, "learning_rates": learning_rates}
+    columns = {name: np.asarray(column, float) for name, column in given.items()}
+    for name, values in columns.items():
+        if values.ndim != 1 or np.any(~np.isfinite(values)) or np.any(values <= 0):
+            raise ValueError(f"{name} must be one column of positive finite numbers")
+    n, e, rates = columns.values()
+    if not len(n) == len(e) == len(rates):
+        raise ValueError("counted_parameters, experts and learning_rates must have the same length")
+    design = np.stack([np.ones_like(n), np.log(n), *([np.log(e)] if with_experts else [])], axis=1)
+    if len(n) < design.shape[1] or np.linalg.matrix_rank(design - [0, *design[:, 1:].mean(0)]) < design.shape[1]:
+        what = "model sizes and numbers of experts" if with_experts else "model sizes"
+        raise ValueError(f"{len(n)} rows with too few different {what} to determine the learning-rate law")
+    solution = np.linalg.lstsq(design, np.log(rates), rcond=None)[0]
+    rmse = math.sqrt(float(np.mean((design @ solution - np.log(rates)) ** 2)))
+    intercept, slope_n, slope_e = (*solution.tolist(), 0.0)[:3]
+    n_range, experts_range = ((float(values.min()), float(values.max())) for values in (n, e))
+    source = f"least squares on {len(n)} models"
+    return LearningRateLaw(intercept, slope_n, slope_e, reading, source, rmse, n_range, experts_range)
+
+
+def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
+    """The LR of lowest loss of one model's grid, by a parabola in ln LR through the best point and its neighbours.
+
+    The best point itself where it lies at an end of the grid. Non-finite losses (diverged runs) are left out.
+    """
+    rates, values = np.asarray(learning_rates, float), np.asarray(losses, float)
+    if not np.isfinite(values).any() or np.any(rates <= 0):
+        raise ValueError("learning_rates must be positive and at least one loss finite")
+    rates, values = rates[np.isfinite(values)], values[np.isfinite(values)]
+    order = np.argsort(rates)
+    x, y = np.log(rates[order]), values[order]
+    best = int(np.argmin(y))
+    if not 0 < best < len(x) - 1:
+        return float(np.exp(x[best]))
+    a, b, _ = np.polyfit(x[best - 1 : best + 2] - x[best], y[best - 1 : best + 2], 2)
+    return float(np.exp(x[best] - b / (2 * a))) if a > 0 else float(np.exp(x[best]))
 
 
 @dataclass(frozen=True)
@@ -44,8 +94,14 @@ class ModelGrid:
 
     @cached_property
     def best(self) -> float:
-        """The best peak learning rate; see `learning_rate.best_of_grid`."""
+        """The best peak learning rate; see `best_of_grid`."""
         return best_of_grid(self.learning_rates, self.losses)
+
+    @property
+    def name(self) -> str:
+        """Its shape, such as d128-E4."""
+        a = self.architecture
+        return size_name(a.d_model, int(a.experts), a.blocks, a.heads)
 
     @property
     def at_edge(self) -> bool:
@@ -95,7 +151,7 @@ class LearningRateGrid:
         models.sort(key=lambda model: (model.architecture.experts, model.architecture.n_active, model.tokens))
         return cls(tuple(models))
 
-    def of(self, experts: Collection[float] | None) -> Iterable[ModelGrid]:
+    def of(self, experts: Collection[float] | None) -> list[ModelGrid]:
         """The grids of these numbers of experts; None for all."""
         return [model for model in self.models if experts is None or model.architecture.experts in experts]
 
@@ -104,19 +160,15 @@ class LearningRateGrid:
 
         Raises RunsError where a grid has fewer than three rates, ValueError where the models do not determine the law.
         """
-        chosen = list(self.of(experts))
+        chosen = self.of(experts)
         for model in chosen:
             if len(model.learning_rates) < 3:
                 rates = ", ".join(f"{rate:g}" for rate in model.learning_rates)
-                raise RunsError(f"{_name(model)}: learning rates {rates}; a grid needs three")
-        published = LearningRateLaw.published(reading)
-        law = fit_learning_rate(
-            [published.counted(model.architecture) for model in chosen],
-            [model.architecture.experts for model in chosen],
-            [model.best for model in chosen],
-            with_experts=len({model.architecture.experts for model in chosen}) > 1,
-            reading=reading,
-        )
+                raise RunsError(f"{model.name}: learning rates {rates}; a grid needs three")
+        counted = LearningRateLaw.published(reading).counted
+        own = [model.architecture.experts for model in chosen]
+        sizes, best = [counted(model.architecture) for model in chosen], [model.best for model in chosen]
+        law = fit_learning_rate(sizes, own, best, with_experts=len({*own}) > 1, reading=reading)
         vocabularies = {model.architecture.vocab_size for model in chosen}
         return replace(law, vocab_size=vocabularies.pop()) if len(vocabularies) == 1 else law
 
@@ -142,25 +194,14 @@ class LearningRateGrid:
             for model in self.models
         ]
 
-    def table(self, law: LearningRateLaw | None = None) -> Table:
-        """Best rate of each model, beside the law's and the loss that the law's rate costs where a law is given."""
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD)
-        for column in ("model", "N_act", "D", "best of the grid", *(("law", "loss it costs") if law else ())):
-            table.add_column(column, justify="right", no_wrap=column == "model")
+    def table(self, law: LearningRateLaw) -> Table:
+        """Best rate of each model, beside the law's and the loss that the law's rate costs."""
+        rows = []
         for model in self.models:
+            rate = law.learning_rate(model.architecture)
+            cost = model.loss_at(rate) - min(model.losses)
+            shown = "outside the grid" if math.isnan(cost) else f"{cost:+.4f}"
             best = f"{model.best:.3g}{' (end of the grid)' if model.at_edge else ''}"
-            cells = [_name(model), format_count(model.architecture.n_active), format_count(model.tokens), best]
-            if law:
-                rate = law.learning_rate(model.architecture)
-                cost = model.loss_at(rate) - min(model.losses)
-                cells += [f"{rate:.3g}", "outside the grid" if math.isnan(cost) else f"{cost:+.4f}"]
-            table.add_row(*cells)
-        return table
-
-
-def _name(model: ModelGrid) -> str:
-    a = model.architecture
-    return size_name(a.d_model, int(a.experts), a.blocks, a.heads)
+            sizes = format_count(model.architecture.n_active), format_count(model.tokens)
+            rows.append((model.name, *sizes, best, f"{rate:.3g}", shown))
+        return Table(("model", "N_act", "D", "best of the grid", "law", "loss it costs"), rows)
