@@ -71,7 +71,7 @@ def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(n
     ("flags", "message"),
     [
         (["--model.expert", "8"], "model.expert: no such key; did you mean model.experts"),
-        (["--modle.experts", "8"], "modle.experts: no such key; did you mean model.experts"),
+        (["--modle.experts", "8"], "modle: no such key; did you mean model?"),
         (["--seed", "8"], "seed: no such key; did you mean run.seed"),
         (["--xyz"], "xyz: no such key; train.py --help"),
         (["stray"], "run.output_dir: ['out', 'stray']; it must be one value"),
