@@ -1,6 +1,90 @@
-"""Training of Switch-MoE models for scaling laws: data, schedule, loop, checkpoints, branches, sweeps, and the demo.
+"""Training of Switch-MoE models for scaling laws: one run, or a sweep of them.
 
-The way of the data: `tokens` (text to a cache of token ids) -> `batches` -> `loop` -> `checkpoint`, `step_log` ->
-`results` (model folder and run record) -> `release`. `run` is one training process from top to bottom, `sweep` starts
-many of them, `demo` goes the whole way on the text that `corpus` finds on this machine.
+    from training import Sweep, plan_sweep, run_sweep
+
+    sweep = Sweep.load("sweep.yaml")
+    print(plan_sweep(sweep).seconds)
+    run_sweep(sweep, workers=2)
+
+What a run is stands in `configuration`, what it reads in `data`, the process itself in `run`, many of them in `sweep`;
+`demo` goes the whole way from the text that `corpus` finds on this machine to a law. Nothing is imported before it is
+used. The packages that training needs come with `pip install "joint-moe-scaling-laws[train]"`.
 """
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from training.configuration.arguments import ConfigurationError, TrainingArguments
+    from training.configuration.reading import from_dict, parse_command_line
+    from training.configuration.schedule import Branch, Schedule
+    from training.data.text import TextSource
+    from training.data.tokenizer import load_tokenizer, train_tokenizer
+    from training.run.main import Run
+    from training.sweep.file import Sweep
+    from training.sweep.plan import plan_sweep
+    from training.sweep.runner import run_sweep
+
+_HOME = {
+    "Branch": "configuration.schedule",
+    "ConfigurationError": "configuration.arguments",
+    "Run": "run.main",
+    "Schedule": "configuration.schedule",
+    "Sweep": "sweep.file",
+    "TextSource": "data.text",
+    "TrainingArguments": "configuration.arguments",
+    "from_dict": "configuration.reading",
+    "load_tokenizer": "data.tokenizer",
+    "parse_command_line": "configuration.reading",
+    "plan_sweep": "sweep.plan",
+    "run_sweep": "sweep.runner",
+    "train_tokenizer": "data.tokenizer",
+}
+__all__ = [
+    "Branch",
+    "ConfigurationError",
+    "Run",
+    "Schedule",
+    "Sweep",
+    "TextSource",
+    "TrainingArguments",
+    "from_dict",
+    "load_tokenizer",
+    "parse_command_line",
+    "plan_sweep",
+    "run_sweep",
+    "train_tokenizer",
+]
+
+
+class MissingPackagesError(ModuleNotFoundError):
+    """Packages that training needs are not installed; the message says how to install them."""
+
+    exit_status = 2
+
+
+def _check_packages() -> None:
+    needed = ("accelerate", "datasets", "psutil", "pyarrow", "safetensors", "tokenizers", "torch", "transformers")
+    missing = [name for name in needed if find_spec(name) is None]
+    if not missing:
+        return
+    message = f'training needs {", ".join(missing)}: pip install "joint-moe-scaling-laws[train]"'
+    # A command (`python -m training.…` or train.py) ends with this line alone.
+    if sys.argv[:1] == ["-m"] or Path(sys.argv[0]).resolve() == Path(__file__).parents[1] / "train.py":
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(MissingPackagesError.exit_status)
+    raise MissingPackagesError(message, name=missing[0])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"training.{_HOME[name]}"), name)
+
+
+_check_packages()

@@ -1,9 +1,9 @@
-"""`python -m training.prepare --config X.yaml [--section.field value ...]`: tokenise before training, and look.
+"""`python -m training.prepare --config X.yaml [--section.field value ...]`: tokenise before training, and inspect.
 
 Takes the configuration of a run, as `train.py` does, and builds its token caches: the training tokens as far as the
-run's longest branch reads them, or all there are with `--all`, and the held-out tokens. It goes on where an
+run's longest branch reads them, or all there are with `--all`, and the held-out tokens. It resumes where an
 interrupted build stopped, and two at once (or one beside a training) share the work of one. `--verify` reads every
-shard and compares its checksum; `--status` only says what is there.
+shard and compares its checksum; `--status` builds nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Annotated
 
 import typer
 from filelock import Timeout
-from rich.console import Console
-from rich.table import Table
+from tqdm.auto import tqdm
 
 from hub.plain.commands import App, Version
-from training.configuration.arguments import ConfigurationError, TrainingArguments
-from training.configuration.reading import parse_command_line, read_yaml
+from hub.plain.tables import Table, print_table
+from training.configuration.arguments import TrainingArguments
+from training.configuration.reading import parse_command_line
 from training.data.builder import build, lock_of
 from training.data.cache import TokenCache, open_cache
 from training.data.pins import pinned
@@ -30,7 +30,7 @@ from training.data.tokenizer import load_tokenizer
 from training.run.inputs import held_out_tokens, text_sources, tokens_needed
 
 app = App(single=True)
-_SECTION_FLAGS = {"help_option_names": ["-h", "--help"], "allow_extra_args": True, "ignore_unknown_options": True}
+_FLAGS_OF_TRAIN = {"help_option_names": ["-h", "--help"], "allow_extra_args": True, "ignore_unknown_options": True}
 
 
 @dataclass(frozen=True)
@@ -46,106 +46,93 @@ class Part:
     def has_enough(self) -> bool:
         return self.cache.complete or (self.until_tokens is not None and len(self.cache) >= self.until_tokens)
 
+    @property
+    def state(self) -> str:
+        """What of the data the cache holds."""
+        if self.cache.complete:
+            return "all of it"
+        return f"enough for the run ({self.until_tokens:,})" if self.has_enough else "less than the run reads"
+
+    def fill(self, progress: bool) -> None:
+        """Build the cache as far as it is needed, or wait while another process does.
+
+        Raises:
+            ValueError: the source cannot be read, or holds no document.
+            OSError: the disk is full, the network is gone.
+        """
+        title, total = f"{self.name} tokens", self.until_tokens
+        with tqdm(desc=title, total=total, unit="tok", unit_scale=True, disable=not progress) as bar:
+            while self.cache.refresh() or not self.has_enough:
+                bar.update(len(self.cache) - bar.n)
+                try:
+                    with lock_of(self.cache.folder, timeout=0.5):
+                        build(self.source, self.cache.folder, self.until_tokens, bar.update)
+                except Timeout:
+                    continue  # another process builds this cache: watch it
+
 
 def parts(arguments: TrainingArguments, everything: bool = False) -> list[Part]:
     """The training and the held-out cache of a run, as they are now.
 
     Raises:
-        ConfigurationError: the data set or tokenizer cannot be read.
+        ConfigurationError: the dataset or tokenizer cannot be read.
     """
-    try:
-        arguments, _ = pinned(arguments, Path(arguments.run.output_dir))
-        d = arguments.data
-        tokenizer = load_tokenizer(d.tokenizer, d.tokenizer_revision)
-        text, held_out_text = text_sources(arguments)
-        training = open_cache(text, tokenizer, d.cache_dir)
-        held_out = open_cache(held_out_text, tokenizer, d.cache_dir, held_out_tokens(arguments))
-    except (ValueError, OSError) as error:
-        raise ConfigurationError(str(error)) from error
+    arguments, _ = pinned(arguments, Path(arguments.run.output_dir))
+    d = arguments.data
+    tokenizer = load_tokenizer(d.tokenizer, d.tokenizer_revision)
+    text, held_out_text = text_sources(arguments)
+    training = open_cache(text, tokenizer, d.cache_dir)
+    held_out = open_cache(held_out_text, tokenizer, d.cache_dir, held_out_tokens(arguments))
     until = None if everything else tokens_needed(arguments)[0]
     return [Part("training", training, text, until), Part("held-out", held_out, held_out_text, None)]
 
 
-def fill(part: Part, progress: bool) -> None:
-    """Build a part as far as it is needed, or wait while another process does.
-
-    Raises:
-        ValueError: the source cannot be read, or holds no document.
-        OSError: the disk is full, the network is gone.
-    """
-    from tqdm.auto import tqdm
-
-    bar = tqdm(desc=f"{part.name} tokens", total=part.until_tokens, unit="tok", unit_scale=True, disable=not progress)
-    with bar:
-        while part.cache.refresh() or not part.has_enough:
-            bar.update(len(part.cache) - bar.n)
-            try:
-                with lock_of(part.cache.folder, timeout=0.5):
-                    build(part.source, part.cache.folder, part.until_tokens, bar.update)
-            except Timeout:
-                continue  # another process builds this cache: watch it
-
-
-def report(every: list[Part]) -> Table:
+def report(found: list[Part]) -> Table:
     """What is there."""
-    table = Table(title="token caches", title_justify="left")
-    table.add_column("")
-    for part in every:
-        table.add_column(part.name, overflow="fold")
-    caches = [part.cache for part in every]
-    table.add_row("documents", *(f"{cache.documents:,}" for cache in caches))
-    table.add_row("tokens", *(f"{len(cache):,}" for cache in caches))
-    table.add_row("shards", *(f"{len(cache.shards):,}" for cache in caches))
-    table.add_row("bytes", *(f"{_size(cache):,}" for cache in caches))
-    table.add_row("there is", *map(_state, every))
-    table.add_row("fingerprint", *(cache.fingerprint if cache.shards else "" for cache in caches))
-    table.add_row("folder", *(str(cache.folder) for cache in caches))
-    return table
+    caches = [part.cache for part in found]
+    sizes = [sum((cache.folder / shard["file"]).stat().st_size for shard in cache.shards) for cache in caches]
+    rows = [
+        ("documents", *(f"{cache.documents:,}" for cache in caches)),
+        ("tokens", *(f"{len(cache):,}" for cache in caches)),
+        ("shards", *(f"{len(cache.shards):,}" for cache in caches)),
+        ("bytes", *(f"{size:,}" for size in sizes)),
+        ("holds", *(part.state for part in found)),
+        ("fingerprint", *(cache.fingerprint if cache.shards else "" for cache in caches)),
+        ("folder", *(str(cache.folder) for cache in caches)),
+    ]
+    return Table(("", *(part.name for part in found)), rows, title="token caches")
 
 
-def _size(cache: TokenCache) -> int:
-    return sum((cache.folder / shard["file"]).stat().st_size for shard in cache.shards)
-
-
-def _state(part: Part) -> str:
-    if part.cache.complete:
-        return "all of it"
-    return f"enough for the run ({part.until_tokens:,})" if part.has_enough else "less than the run reads"
-
-
-def verify(every: list[Part], progress: bool) -> int:
+def verify(found: list[Part], progress: bool) -> int:
     """Compare the sha256 of every shard; returns how many there are. Raises CorruptCacheError at one that differs."""
-    from tqdm.auto import tqdm
-
-    total = sum(len(part.cache.shards) for part in every)
-    checked = itertools.chain.from_iterable(part.cache.verify() for part in every)
+    total = sum(len(part.cache.shards) for part in found)
+    checked = itertools.chain.from_iterable(part.cache.verify() for part in found)
     return sum(1 for _ in tqdm(checked, desc="verifying", total=total, unit="shard", disable=not progress))
 
 
-@app.command(context_settings=_SECTION_FLAGS)
+@app.command(context_settings=_FLAGS_OF_TRAIN)
 def main(
     context: typer.Context,
-    config: Annotated[str | None, typer.Option(help="The run's configuration (YAML).")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of the data, not what the run reads.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Build nothing; say what is there.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All of the data, not only what the run reads.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Build nothing; report what is there.")] = False,
     check: Annotated[bool, typer.Option("--verify", help="Compare the sha256 of every shard.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Threads that tokenise; default: one per core.")] = None,
     version: Version = False,
 ) -> None:
-    """Build the token caches of a run. Further flags are those of train.py: --section.field value."""
-    console = Console()
+    """Build the token caches of a run. Further flags are those of train.py: --config, --preset, --section.field.
+
+    Exit status: 0 done, 2 the configuration or the data cannot be used, 3 the disk is full or a cache is damaged.
+    """
     if processes is not None:
         os.environ["RAYON_NUM_THREADS"] = str(processes)  # read by `tokenizers` when it first encodes
-    # This command makes no run: a folder for one need not be named. One that is there pins the data.
-    folder = ((read_yaml(config).get("run") or {}) if config else {}).get("output_dir") or "unused"
-    flags = ["--run.output_dir", folder, *(["--config", config] if config else []), *context.args]
-    arguments = parse_command_line(flags)
-    every = parts(arguments, everything)
-    for part in every if not status else ():
-        fill(part, arguments.run.progress)
-    console.print(report(every))
+    # No run is made, so a folder for one need not be named. One that is there pins the data.
+    arguments = parse_command_line(context.args, output_dir="unused")
+    found = parts(arguments, everything)
+    for part in found if not status else ():
+        part.fill(arguments.run.progress)
+    print_table(report(found))
     if check:
-        console.print(f"{verify(every, arguments.run.progress)} shards are as they were written")
+        print(f"{verify(found, arguments.run.progress)} shards are as they were written")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,16 @@ def _whole(value: int | float | str) -> int:
 Count = Annotated[int, BeforeValidator(_whole)]  # may be written as 2_000_000, 2e6, 2M or 0.5B
 PositiveCount = Annotated[Count, Field(gt=0)]
 Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
+Steps = Annotated[
+    list[int],
+    _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1])),
+]
+SweepName = Annotated[
+    str,
+    Field(max_length=32),
+    _must("be letters, digits, '.', '_' and '-', since it names repositories", re.compile(NAME_PATTERN).match),
+]
+License = Annotated[str, _must("be a licence of the Hub, such as mit, cc-by-4.0 or other", LICENSES.__contains__)]
 
 
 class _Section(BaseModel):
@@ -83,17 +93,17 @@ class _Section(BaseModel):
     @classmethod
     def _one_or_many(cls, value: Any, info: ValidationInfo) -> Any:
         """Values are words, one or a list of them: those of a flag, or as they stand in a YAML file."""
+        if value is None or isinstance(value, (dict, BaseModel)):
+            return value
+        words = [str(word) for word in (value if isinstance(value, (list, tuple)) else [value])]
         kind = cls.model_fields[info.field_name or ""].annotation
-        words = [str(word) for word in value] if isinstance(value, (list, tuple)) else value
         if get_origin(kind) is list:
-            return words if isinstance(words, list) else [str(words)]
-        if isinstance(words, list):
-            if not words and kind is bool:  # --run.compile
-                return True
-            if len(words) != 1:
-                raise ValueError("it must be one value")
-            return words[0]
-        return words if words is None else str(words)
+            return words
+        if not words and kind is bool:  # --run.compile
+            return True
+        if len(words) != 1:
+            raise ValueError("it must be one value")
+        return words[0]
 
 
 class RunArguments(_Section):
@@ -101,13 +111,7 @@ class RunArguments(_Section):
 
     output_dir: Annotated[str, _must("name a folder for this run", bool)] = ""
     """Folder of this run: trunk, branches, checkpoints, logs."""
-    sweep: Annotated[
-        str,
-        _must(
-            "be at most 32 letters, digits, '.', '_' and '-': it names repositories",
-            lambda name: re.match(NAME_PATTERN, name) and len(name) <= 32,
-        ),
-    ] = "run"
+    sweep: SweepName = "run"
     """Name of the sweep that the run belongs to."""
     seed: int = 0
     """Seed of the weights and of the data order."""
@@ -139,10 +143,7 @@ class RunArguments(_Section):
     """tensorboard, trackio, wandb or another of Accelerate's trackers."""
     progress: bool = True
     """Show a progress bar."""
-    profile_steps: Annotated[
-        list[int],
-        _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1])),
-    ] = []
+    profile_steps: Steps = []
     """`FIRST LAST`: write a profiler trace of the steps from FIRST up to, but not including, LAST."""
     dry_run: bool = False
     """Print the plan and the cost of the run, make one step, and write nothing."""
@@ -150,16 +151,7 @@ class RunArguments(_Section):
     """Push branches as they finish: hf://ORGANISATION, or a folder."""
     private: bool = False
     """Create private repositories when pushing."""
-    license: (
-        Annotated[
-            str,
-            _must(
-                "be a licence identifier of the Hub, such as apache-2.0, mit, cc-by-4.0 or other",
-                LICENSES.__contains__,
-            ),
-        ]
-        | None
-    ) = None
+    license: License | None = None
     """Licence of the models, such as apache-2.0; default: the cards name none."""
 
 
@@ -332,11 +324,6 @@ class TrainingArguments(_Section):
     data: DataArguments = DataArguments()
     schedule: ScheduleArguments = ScheduleArguments()
     optimizer: OptimizerArguments = OptimizerArguments()
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any, info: ValidationInfo) -> Any:
-        return value
 
     @model_validator(mode="after")
     def _sections_fit(self) -> TrainingArguments:

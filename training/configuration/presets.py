@@ -99,7 +99,5 @@ def _one(name: str) -> dict[str, dict]:
     width = str(name).partition("-")[0] + "-"
     near = [known for known in names() if known.startswith(width) and "/" in known]
     near = near or difflib.get_close_matches(str(name), names(), n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join([PAPER, *recipes()])}, and"
-    raise ConfigurationError(
-        f"preset: no preset is named {name!r}; {hint} `python -m training.presets` lists them all"
-    )
+    hint = f"did you mean {', '.join(near)}? " if near else ""
+    raise ConfigurationError(f"preset: no preset is named {name!r}; {hint}`python -m training.presets` lists them all")

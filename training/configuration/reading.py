@@ -23,13 +23,16 @@ from training.configuration.arguments import SECTIONS, ConfigurationError, Train
 
 ALIASES = {"--dry-run": "--run.dry_run=true", "--push-to-hub": "--run.push_to_hub"}
 _NUMBER = re.compile(r"nan|[-+]?(inf|[\d.]+(e[-+]?\d+)?)")
-FIELDS = [f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
+_KEYS = [*SECTIONS, *(f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields)]
 
 
-def parse_command_line(argv: list[str]) -> TrainingArguments:
+def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArguments:
     """`--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
 
     The file may name presets too (`preset: NAME`); `--preset` then takes their place.
+
+    Args:
+        output_dir: the default of run.output_dir, which has to be given otherwise.
 
     Raises:
         ConfigurationError: with one line per problem.
@@ -46,7 +49,7 @@ def parse_command_line(argv: list[str]) -> TrainingArguments:
         print(_help())
         raise SystemExit(0)
     values = read_yaml(known.config) if known.config else {}
-    return from_dict(values | {"preset": known.preset} if known.preset else values, rest)
+    return from_dict(values | {"preset": known.preset} if known.preset else values, rest, output_dir)
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -62,12 +65,13 @@ def read_yaml(path: str) -> dict[str, Any]:
     return values
 
 
-def from_dict(values: dict[str, Any], flags: Sequence[str] = ()) -> TrainingArguments:
+def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str = "") -> TrainingArguments:
     """Arguments from nested sections, with `--section.field value` flags winning over them.
 
     Args:
         values: sections of fields; `preset`, one name or a list, stands for sections that the others win over. A
             field that is None has its default.
+        output_dir: the default of run.output_dir, which has to be given otherwise.
 
     Raises:
         ConfigurationError: with one line per problem.
@@ -78,12 +82,11 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = ()) -> TrainingArgu
         chosen = presets.sections(values.get("preset") or [])
     except ConfigurationError as error:
         problems.append(str(error))
-    # An output folder has to be given; everything else has a default.
-    sections = presets.merged({"run": {"output_dir": ""}}, chosen, values, _sections_of(flags, problems))
+    sections = presets.merged({"run": {"output_dir": output_dir}}, chosen, values, _sections_of(flags, problems))
     try:
         arguments = TrainingArguments.model_validate(sections)
     except ValidationError as error:
-        problems += [line for problem in error.errors() for line in _explained(problem)]
+        problems += explained(error, _KEYS)
     if problems:
         raise ConfigurationError("the configuration cannot be used:\n  " + "\n  ".join(problems))
     return arguments
@@ -105,22 +108,22 @@ def _sections_of(flags: Sequence[str], problems: list[str]) -> dict[str, dict[st
     return sections
 
 
-def _explained(problem: Any) -> list[str]:
-    """pydantic's error in the house form: field, value, what is allowed."""
+def explained(error: ValidationError, known: Sequence[str]) -> list[str]:
+    """One line for each problem that pydantic found: field, value, what is allowed. `known`: the keys there are."""
+    return [line for problem in error.errors() for line in _explained(problem, known)]
+
+
+def _explained(problem: Any, known: Sequence[str]) -> list[str]:
     name, value = ".".join(part for part in problem["loc"] if isinstance(part, str)), problem["input"]
     if problem["type"] == "extra_forbidden":
-        inner = value if isinstance(value, dict) and "." not in name else [""]
-        return [_unknown(f"{name}.{field}".rstrip(".")) for field in inner]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        few = f"there are {', '.join(known)}" if len(known) < 20 else "train.py --help lists them all"
+        return [f"{name}: no such key; {f'did you mean {near[0]}?' if near else few}"]
     if problem["type"].startswith("model_"):
         return [f"{name}: {value!r}; it must be a section with fields of its own"]
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     shown = str(value) if _NUMBER.fullmatch(str(value)) else repr(value)
     return problem_lines(problem | {"loc": name.split(".")}, shown)
-
-
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.5)
-    return f"{name}: no such key; " + (f"did you mean {near[0]}?" if near else "train.py --help lists them all")
 
 
 def _help() -> str:

@@ -27,7 +27,7 @@ from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
 from training.demo import report as demo_report
 from training.sweep.file import Sweep
-from training.sweep.plan import plan_table
+from training.sweep.plan import plan_sweep
 from training.sweep.runner import run_sweep, sweep_progress
 
 # The question of step 6: an answer for one H100 that serves 16k tokens of context in bf16.
@@ -134,7 +134,7 @@ class Demo:
             "cache_dir": str(self.folder / "tokens"),
         }
         sweep = Sweep.from_dict(values, self.folder / "runs")
-        self.console.print(plan_table(sweep))
+        self.console.print(plan_sweep(sweep))
         with sweep_progress(sweep) as watch:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:

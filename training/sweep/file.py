@@ -26,13 +26,16 @@ its runs are named so too (`d512-E8-seed0-lr0.01`); `LearningRateLaw` is fitted 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Annotated, Any
 
 import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from hub import RunRecord
 from hub.plain.errors import RecordError
 from hub.record.filter import parse
 from hub.record.names import final_branch_name
@@ -41,13 +44,89 @@ from scaling_law.planning.matched import MatchedPlan
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from training.configuration import presets
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
-from training.configuration.reading import from_dict
+from training.configuration.reading import explained, from_dict
 from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run.inputs import settled
 from training.run.model import architecture
 
-_KEYS = {"sweep", "output_dir", "base", "grid", "runs", "from", "where", "overrides"}
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Sections from a mapping that may have dotted fields (model.experts), sections and `preset`."""
+    sections: dict[str, Any] = {}
+    for name, value in values.items():
+        section, dot, field = str(name).partition(".")
+        if name == "preset":
+            sections["preset"] = value
+        elif dot or isinstance(value, dict):
+            sections.setdefault(section, {}).update({field: value} if dot else value)
+        else:
+            raise ValueError(f"it must hold sections with fields, not {name}: {value!r}")
+    return sections
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+_KEYS = [
+    "sweep",
+    "output_dir",
+    "base",
+    "grid",
+    "runs",
+    "from",
+    "where",
+    "overrides",
+    "overrides.where",
+    "overrides.set",
+]
+Sections = Annotated[dict[str, Any], AfterValidator(_nested)]
+
+
+class Override(BaseModel):
+    """Fields for the runs where all of `where` holds."""
+
+    model_config = ConfigDict(extra="forbid")
+    where: dict[str, Any] = {}
+    set: Sections
+
+
+class SweepFile(BaseModel):
+    """The keys of a sweep file, as the module describes them."""
+
+    model_config = ConfigDict(extra="forbid")
+    sweep: str = "sweep"
+    output_dir: Path = Path()
+    base: Sections = {}
+    grid: dict[str, list[Any]] = {}
+    runs: list[Sections] = [{}]
+    source: Annotated[list[str], BeforeValidator(_listed)] = Field([], alias="from")
+    where: str = ""
+    overrides: list[Override] = []
+
+    @model_validator(mode="after")
+    def _fits(self) -> SweepFile:
+        if {"runs", "source"} <= self.model_fields_set:
+            raise ValueError("give either runs or from")
+        if self.where and self.source != [presets.PAPER]:
+            raise ValueError("where goes with `from: paper`; a grid has overrides")
+        return self
+
+    def listed(self, folder: Path) -> list[dict[str, Any]]:
+        """The runs of `runs` or `from` as sections; one without fields where a grid alone makes the runs.
+
+        Args:
+            folder: where relative paths start.
+        """
+        if self.source == [presets.PAPER]:
+            return _of_the_paper(self.where)
+        return [run for path in self.source for run in _planned(folder / path)] if self.source else self.runs
+
+    def points(self) -> list[dict[str, Any]]:
+        """Every combination of the grid's values, as sections."""
+        combinations = itertools.product(*self.grid.values())
+        return [_nested(dict(zip(self.grid, combination, strict=True))) for combination in combinations]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,33 +152,33 @@ class SweepRun:
         return self.folder / final_branch_name(branch.tokens, self.arguments.run.seed)
 
     def finished(self) -> list[Path]:
-        """Folders of the models of the branches that are through, each with its run.json."""
+        """Model folders of the branches that have ended, each with its run.json."""
         folders = [self.folder_of(branch) / "model" for branch in self.branches]
         return [folder for folder in folders if (folder / "run.json").exists()]
 
+    def records(self) -> list[RunRecord]:
+        """The records of the branches that have ended, final or diverged."""
+        return [RunRecord.load(folder) for folder in self.finished()]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every branch has its record, so that starting the run again would do nothing."""
+        return len(self.finished()) == len(self.branches)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Of the tokenizer; None if that is not on this machine."""
+        return _vocab_size(self.arguments.data.tokenizer, self.arguments.data.tokenizer_revision)
+
     @cached_property
     def architecture(self) -> Architecture:
-        """Sizes of the model. A tokenizer that is not at hand is taken to have GPT-2's 50257 tokens."""
-        return architecture(self.arguments.model, self._known_vocab_size or VOCAB_SIZE)
-
-    @property
-    def assumes_vocabulary(self) -> bool:
-        """Whether the tokenizer is not at hand, so that sizes are those with GPT-2's."""
-        return self._known_vocab_size is None
-
-    @property
-    def _known_vocab_size(self) -> int | None:
-        return _vocab_size(self.arguments.data.tokenizer, self.arguments.data.tokenizer_revision)
+        """Sizes of the model; with GPT-2's vocabulary where the tokenizer is not on this machine."""
+        return architecture(self.arguments.model, self.vocab_size or VOCAB_SIZE)
 
     @property
     def target_tokens(self) -> int:
         """Tokens that this run trains: the trunk to its last branch point, and every branch's decay."""
         return total_tokens(self.branches)
-
-    @property
-    def separate_tokens(self) -> int:
-        """Tokens that the same branches would take as runs of their own."""
-        return sum(branch.tokens for branch in self.branches)
 
     @property
     def cost(self) -> float:
@@ -115,7 +194,7 @@ class Sweep:
     runs: tuple[SweepRun, ...]
 
     @classmethod
-    def from_dict(cls, values: dict, output_dir: Path | None = None, folder: Path = Path()) -> Sweep:
+    def from_dict(cls, values: dict[str, Any], output_dir: Path | None = None, folder: Path = Path()) -> Sweep:
         """The sweep of a file's values.
 
         Args:
@@ -125,18 +204,18 @@ class Sweep:
         Raises:
             ConfigurationError: an unknown key, an empty sweep, or a run whose configuration cannot be used.
         """
-        if unknown := set(values) - _KEYS:
-            raise ConfigurationError(f"sweep file: no such keys {sorted(unknown)}; there are {sorted(_KEYS)}")
-        name = values.get("sweep") or "sweep"
-        runs_folder = Path(output_dir or values.get("output_dir") or ".")
-        points = itertools.product(_listed(values, folder), _grid(values.get("grid") or {}))
-        runs = [_run(name, runs_folder, values, listed, point) for listed, point in points]
+        try:
+            file = SweepFile.model_validate({name: value for name, value in values.items() if value is not None})
+        except ValidationError as error:
+            raise ConfigurationError("sweep file: " + "\n  ".join(explained(error, _KEYS))) from None
+        points = itertools.product(file.listed(folder), file.points())
+        runs = [_run(file, Path(output_dir or file.output_dir), listed, point) for listed, point in points]
         if not runs:
             raise ConfigurationError("sweep file: there are no runs; give each field of the grid at least one value")
         names = [run.name for run in runs]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigurationError(f"sweep file: two runs have the same name: {', '.join(twice)}")
-        return cls(name, tuple(runs))
+        return cls(file.sweep, tuple(runs))
 
     @classmethod
     def load(cls, path: str | Path, output_dir: Path | None = None) -> Sweep:
@@ -146,7 +225,7 @@ class Sweep:
         except (OSError, yaml.YAMLError) as error:
             raise ConfigurationError(f"sweep file {str(path)!r}: {error}") from error
         if not isinstance(values, dict):
-            raise ConfigurationError(f"sweep file {str(path)!r}: holds no mapping")
+            raise ConfigurationError(f"sweep file {str(path)!r}: it must be a mapping, not {values!r}")
         return cls.from_dict(values, output_dir, Path(path).parent)
 
     def only(self, names: list[str]) -> Sweep:
@@ -157,28 +236,7 @@ class Sweep:
         return Sweep(self.name, tuple(run for run in self.runs if not names or run.name in names))
 
 
-# -- where the runs come from
-
-
-def _listed(values: dict, folder: Path) -> list[dict]:
-    """The runs of `runs` or `from` as sections; one without fields where a grid alone makes the runs."""
-    if "runs" in values and "from" in values:
-        raise ConfigurationError("sweep file: give either runs or from")
-    if "where" in values and values.get("from") != presets.PAPER:
-        raise ConfigurationError("sweep file: where goes with `from: paper`; a grid has overrides")
-    if "runs" in values:
-        if not isinstance(values["runs"], list) or not all(isinstance(run, dict) for run in values["runs"]):
-            raise ConfigurationError(f"sweep file: runs is {values['runs']!r}; give a list of mappings")
-        return [_nested(run, "runs") for run in values["runs"]]
-    if values.get("from") == presets.PAPER:
-        return _of_the_paper(str(values.get("where") or ""))
-    if "from" in values:
-        paths = values["from"] if isinstance(values["from"], list) else [values["from"]]
-        return [run for path in paths for run in _planned(folder / str(path))]
-    return [{}]
-
-
-def _of_the_paper(where: str) -> list[dict]:
+def _of_the_paper(where: str) -> list[dict[str, Any]]:
     """The configurations of the paper's listing that a filter keeps, each with the tokens for which it holds."""
     shape = ("d_model", "experts", "n_blocks", "n_heads", "n_active", "n_total")
     try:
@@ -195,89 +253,42 @@ def _of_the_paper(where: str) -> list[dict]:
     return found
 
 
-def _planned(path: Path) -> list[dict]:
+def _planned(path: Path) -> list[dict[str, Any]]:
     """The run of `scaling-law plan` (`--json` or `--output`), or the runs of `scaling-law match`."""
     try:
         plan = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"sweep file: from: {error}") from error
-    if isinstance(plan, dict) and plan.get("format") == matched.FORMAT:
-        try:
+        if isinstance(plan, dict) and plan.get("format") == matched.FORMAT:
             return MatchedPlan.load(path).configurations()
-        except ValueError as error:
-            raise ConfigurationError(f"sweep file: from: {error}") from error
-    sections = plan.get("configuration", plan) if isinstance(plan, dict) else None
-    if not isinstance(sections, dict) or not set(sections) <= {*SECTIONS, "preset"}:
-        raise ConfigurationError(
-            f"sweep file: from: {str(path)!r} is neither 'paper' nor a plan of scaling-law plan or match"
-        )
-    sections = _nested(sections, str(path))
-    for decided_here in ("output_dir", "sweep"):
-        sections.get("run", {}).pop(decided_here, None)
-    return [sections]
+        sections = plan.get("configuration", plan) if isinstance(plan, dict) else None
+        if not isinstance(sections, dict) or not set(sections) <= {*SECTIONS, "preset"}:
+            raise ValueError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan or match")
+        sections = _nested(sections)
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        raise ConfigurationError(f"sweep file: from: {error}") from error
+    own = {name: value for name, value in sections.get("run", {}).items() if name not in ("output_dir", "sweep")}
+    return [{**sections, "run": own}]
 
 
-def _grid(grid: dict[str, list]) -> Iterator[dict]:
-    for field_name, choices in grid.items():
-        if not isinstance(choices, list):
-            raise ConfigurationError(f"sweep file: grid.{field_name} is {choices!r}; give a list of values")
-    for combination in itertools.product(*grid.values()):
-        yield _nested(dict(zip(grid, combination, strict=True)), "grid")
-
-
-def _run(sweep: str, folder: Path, values: dict, listed: dict, point: dict) -> SweepRun:
-    layers = [_nested(values.get("base") or {}, "base"), listed, point]
+def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str, Any]) -> SweepRun:
+    layers = [file.base, listed, point]
     chosen = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
-    sections: dict[str, dict] = {}
-    for layer in (presets.sections(chosen), *layers):
-        _update(sections, layer)
-    for override in values.get("overrides") or []:
-        if all(_get(sections, name) == value for name, value in override.get("where", {}).items()):
-            _update(sections, _nested(override["set"], "overrides"))
-    rate = f"-lr{_rate(point):g}" if "learning_rate" in point.get("optimizer", {}) else ""
-    _update(sections, {"run": {"sweep": f"{sweep}{rate}", "output_dir": str(folder)}})
+    sections = presets.merged(presets.sections(chosen), *layers)
+    for override in file.overrides:
+        fields = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
+        if all(fields.get(name) == value for name, value in override.where.items()):
+            sections = presets.merged(sections, override.set)
+    rate = ""
+    with suppress(KeyError, TypeError, ValueError):  # what is no rate is refused below
+        rate = f"-lr{float(point['optimizer']['learning_rate']):g}"
     try:
-        arguments = from_dict(sections)
+        arguments = from_dict(
+            presets.merged(sections, {"run": {"sweep": file.sweep + rate, "output_dir": str(folder)}})
+        )
         name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
         return SweepRun(name, folder / name, settled(arguments.replaced(run={"output_dir": str(folder / name)})))
     except ConfigurationError as error:
         size = {name: value for name, value in sections.get("model", {}).items() if name in ("d_model", "experts")}
         raise ConfigurationError(f"run {size or 'of the sweep'}: {error}") from error
-
-
-def _rate(point: dict) -> float:
-    value = point["optimizer"]["learning_rate"]
-    try:
-        return float(value)  # YAML reads 1e-3, without a point, as text
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"sweep file: grid.optimizer.learning_rate has {value!r}; give numbers") from None
-
-
-def _nested(values: dict, where: str) -> dict:
-    """Sections from a mapping that may have dotted fields (model.experts), sections and `preset`."""
-    sections: dict = {}
-    for name, value in values.items():
-        section, dot, field_name = str(name).partition(".")
-        if dot:
-            sections.setdefault(section, {})[field_name] = value
-        elif name == "preset":
-            sections["preset"] = value
-        elif isinstance(value, dict):
-            sections.setdefault(name, {}).update(value)
-        else:
-            raise ConfigurationError(f"sweep file: {where}.{name} is {value!r}; it is a section with fields")
-    return sections
-
-
-def _update(sections: dict, layer: dict) -> None:
-    for section, fields in layer.items():
-        if section != "preset":
-            sections.setdefault(section, {}).update(fields)
-
-
-def _get(sections: dict, name: str):
-    section, _, field_name = name.partition(".")
-    return sections.get(section, {}).get(field_name)
 
 
 @cache

@@ -12,18 +12,17 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from training.configuration.arguments import ConfigurationError
 
-STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and goes on from the one before
+STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and resumes from the one before
 
 
 def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | None = None) -> list[str]:
-    """`accelerate launch train.py` on this machine; as a module where train.py is not at hand.
+    """`accelerate launch train.py` on this machine; as a module where there is no train.py.
 
     Args:
         processes: of the run; with a configuration file, 1 leaves the number to the file.
@@ -44,79 +43,54 @@ def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | N
     return [*launch, str(script)] if script.exists() else [*launch, "-m", "training.run"]
 
 
-@dataclass
-class Worker:
-    """One place where a run can be trained: some GPUs, or a share of the CPU cores."""
-
-    environment: dict[str, str]
-    on_cpu: bool
-    processes: int = 1
-    accelerate_config: Path | None = None
-    process: subprocess.Popen | None = None
-
-    def start(self, config: Path, log: Path) -> None:
-        """Launch the run of a configuration file; its output is appended to `log`."""
-        command = launch_command(self.on_cpu, self.processes, self.accelerate_config)
-        command += ["--config", str(config), "--run.progress", "false"]
-        with open(log, "a", encoding="utf-8") as output:
-            # A session of its own, so that a stop reaches the launcher's children and Ctrl-C does not, past us.
-            self.process = subprocess.Popen(
-                command,
-                env={**os.environ, **self.environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def exit_status(self) -> int | None:
-        """Of the run that was started; None while it goes on."""
-        return self.process.poll()
-
-    def interrupt(self) -> None:
-        """Ask the run to save a checkpoint and stop."""
-        if self.process is None:
-            return
-        # Only the training processes are asked. The launcher of several processes would otherwise pass the signal on a
-        # second time, and kill them 30 seconds later.
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            children = psutil.Process(self.process.pid).children()
-            for child in children:
-                with suppress(psutil.NoSuchProcess):
-                    child.send_signal(signal.SIGTERM)
-            if not children:  # not started yet, or ending
-                os.killpg(self.process.pid, signal.SIGTERM)
-
-    def join(self) -> None:
-        """Wait until the launcher and its children are gone; kill what is still there after `STOP_SECONDS`."""
-        if self.process is None:
-            return
-        with suppress(ProcessLookupError):
-            for _ in range(STOP_SECONDS * 10):
-                self.process.poll()
-                os.killpg(self.process.pid, 0)  # raises once the last of them is gone
-                time.sleep(0.1)
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+def start(command: list[str], environment: dict[str, str], log: Path) -> psutil.Popen:
+    """Start `command` with more variables in its environment; its output is appended to `log`."""
+    with open(log, "a", encoding="utf-8") as output:
+        return psutil.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that a stop reaches the launcher's children, and Ctrl-C only us
+        )
 
 
-def workers(count: int, processes: int = 1, accelerate_config: Path | None = None) -> list[Worker]:
-    """`count` workers of `processes` processes: GPUs in turn where there are any, else the cores shared out evenly.
+def interrupt(launcher: psutil.Popen) -> None:
+    """Ask a run to save a checkpoint and stop."""
+    # Only the training processes are asked. The launcher of several processes would otherwise pass the signal on a
+    # second time, and kill them 30 seconds later.
+    with suppress(psutil.NoSuchProcess):
+        for process in launcher.children() or [launcher]:  # without children it is starting, or ending
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+
+
+def join(launcher: psutil.Popen) -> None:
+    """Wait until a launcher and its children are gone; kill what is still there after `STOP_SECONDS`."""
+    with suppress(ProcessLookupError):
+        for _ in range(STOP_SECONDS * 10):
+            launcher.poll()
+            os.killpg(launcher.pid, 0)  # raises once the last of them is gone
+            time.sleep(0.1)
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+
+
+def environments(count: int, processes: int = 1, accelerate_config: Path | None = None) -> list[dict[str, str]]:
+    """What gives each of `count` runs its devices: GPUs in turn if there are any, else an equal share of the cores.
 
     Raises:
         ConfigurationError: a run needs more GPUs than there are, or the configuration file cannot be used.
     """
-    per_run = processes
     if accelerate_config is not None and processes == 1:
-        per_run = _processes_of(accelerate_config)
+        processes = _processes_of(accelerate_config)
     if devices := _cuda_devices():
-        groups = [devices[i : i + per_run] for i in range(0, len(devices) - per_run + 1, per_run)]
+        groups = [devices[i : i + processes] for i in range(0, len(devices) - processes + 1, processes)]
         if not groups:
-            raise ConfigurationError(f"--processes-per-run: {per_run}; there are {len(devices)} GPUs")
-        places = [{"CUDA_VISIBLE_DEVICES": ",".join(groups[i % len(groups)])} for i in range(count)]
-        return [Worker(place, False, processes, accelerate_config) for place in places]
-    threads = max(1, (os.cpu_count() or 1) // (count * per_run))
-    place = {"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
-    return [Worker(dict(place), True, processes, accelerate_config) for _ in range(count)]
+            raise ConfigurationError(f"--processes-per-run: {processes}; it must be at most {len(devices)}, the GPUs")
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(groups[i % len(groups)])} for i in range(count)]
+    threads = max(1, (os.cpu_count() or 1) // (count * processes))
+    return [{"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"} for _ in range(count)]
 
 
 def _processes_of(accelerate_config: Path) -> int:

@@ -1,17 +1,20 @@
-"""Working off a sweep: several runs at a time, each `accelerate launch train.py`, which goes on from what is there."""
+"""Executing a sweep: several runs at a time, each `accelerate launch train.py`, which resumes from what is there."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
 
 from training.data.pins import pinned_with_sweep
 from training.sweep import launch
 from training.sweep.file import Sweep, SweepRun
-from training.sweep.state import Attempt, held, is_through, records, state, trained_tokens
+from training.sweep.state import Attempt, lock_of, state, trained_tokens
 
 
 @dataclass
@@ -28,18 +31,30 @@ class Outcome:
     failed: dict[str, tuple[int, Path]] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
 
+    def add(self, run: SweepRun, exit_status: int) -> None:
+        """Note a run that has ended."""
+        if run.complete and all(record.status == "final" for record in run.records()):
+            self.finished.append(run.name)
+        else:
+            self.failed[run.name] = exit_status or 1, run.folder / "output.log"
+
 
 @dataclass
-class _Started:
-    run: SweepRun
-    worker: launch.Worker
-    holding: ExitStack
-    attempt: int
+class _Running:
+    """A run that is being trained, in the environment that gives it its devices."""
 
-    def ended(self, *, stopped: bool) -> None:
-        if self.worker.process is not None:
-            Attempt(self.worker.exit_status(), stopped).save(self.run.folder)
-        self.holding.close()
+    run: SweepRun
+    retries: int
+    environment: dict[str, str]
+    lock: FileLock
+    launcher: psutil.Popen
+
+    def ended(self, *, stopped: bool) -> int:
+        """Note how the launcher ended, and let other sweeps have the run."""
+        exit_status = self.launcher.wait()
+        Attempt(exit_status, stopped).save(self.run.folder)
+        self.lock.release()
+        return exit_status
 
 
 def run_sweep(
@@ -51,7 +66,7 @@ def run_sweep(
     accelerate_config: Path | None = None,
     retries: int = 0,
 ) -> Outcome:
-    """Work off the sweep, `workers` runs at a time, the dearest first; what is through already is not run again.
+    """Execute the sweep, `workers` runs at a time, most expensive runs first; finished runs are not run again.
 
     A run that fails does not stop the others. When this is interrupted by an exception (SystemExit,
     KeyboardInterrupt), the runs save a checkpoint and stop first.
@@ -64,54 +79,49 @@ def run_sweep(
         ConfigurationError: there are too few devices for the processes of a run, or they cannot share its batches; or
             the commit of its dataset cannot be told.
     """
-    waiting = [(run, 0) for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True) if not is_through(run)]
     outcome = Outcome()
-    for run in sweep.runs:
-        if is_through(run):
-            _judge(run, 0, outcome)
-    for run, _ in waiting:
+    for run in (run for run in sweep.runs if run.complete):
+        outcome.add(run, 0)
+    runs = sorted((run for run in sweep.runs if not run.complete), key=lambda run: run.cost, reverse=True)
+    waiting = [(run, retries) for run in runs]
+    for run in runs:
         run.arguments.check_processes(processes_per_run)
         pinned_with_sweep(run.arguments, run.folder)  # all of them before the first is started
-    free = launch.workers(workers, processes_per_run, accelerate_config)
-    busy: list[_Started] = []
+    free = launch.environments(workers, processes_per_run, accelerate_config)
+    busy: list[_Running] = []
     try:
         while waiting or busy:
             while waiting and free:
-                run, attempt = waiting.pop(0)
-                if (holding := _hold(run)) is None:
+                run, left = waiting.pop(0)
+                run.folder.mkdir(parents=True, exist_ok=True)
+                lock = lock_of(run)
+                try:
+                    lock.acquire(timeout=1)  # long enough for `status`, which tries the lock
+                except Timeout:
                     outcome.elsewhere.append(run.name)
                     continue
-                busy.append(_Started(run, free.pop(), holding, attempt))
-                _start(busy[-1])
+                where = free.pop()
+                command = launch.launch_command("ACCELERATE_USE_CPU" in where, processes_per_run, accelerate_config)
+                command += ["--config", str(write_configuration(run)), "--run.progress", "false"]
+                launcher = launch.start(command, where, run.folder / "output.log")
+                busy.append(_Running(run, left, where, lock, launcher))
             time.sleep(0.5)
-            watch([started.run for started in busy])
-            for started in [started for started in busy if started.worker.exit_status() is not None]:
-                busy.remove(started)
-                free.append(started.worker)
-                started.ended(stopped=False)
-                if state(started.run) == "failed" and started.attempt < retries:
-                    waiting.append((started.run, started.attempt + 1))
+            watch([running.run for running in busy])
+            for ended in [running for running in busy if running.launcher.poll() is not None]:
+                busy.remove(ended)
+                free.append(ended.environment)
+                exit_status = ended.ended(stopped=False)
+                if ended.retries and state(ended.run) == "failed":
+                    waiting.append((ended.run, ended.retries - 1))
                 else:
-                    _judge(started.run, started.worker.exit_status(), outcome)
+                    outcome.add(ended.run, exit_status)
     finally:
-        for started in busy:
-            started.worker.interrupt()
-        for started in busy:
-            started.worker.join()
-            started.ended(stopped=True)
+        for running in busy:
+            launch.interrupt(running.launcher)
+        for running in busy:
+            launch.join(running.launcher)
+            running.ended(stopped=True)
     return outcome
-
-
-def _hold(run: SweepRun) -> ExitStack | None:
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        # A second: long enough for a look at the lock by `status` to pass.
-        return stack.pop_all() if stack.enter_context(held(run, timeout=1)) else None
-
-
-def _start(started: _Started) -> None:
-    config = write_configuration(started.run)
-    started.worker.start(config, started.run.folder / "output.log")
 
 
 def write_configuration(run: SweepRun) -> Path:
@@ -125,13 +135,6 @@ def write_configuration(run: SweepRun) -> Path:
     path = run.folder / "launch.yaml"
     arguments.save(path)
     return path
-
-
-def _judge(run: SweepRun, exit_status: int, outcome: Outcome) -> None:
-    if is_through(run) and all(record.status == "final" for record in records(run)):
-        outcome.finished.append(run.name)
-    else:
-        outcome.failed[run.name] = exit_status or 1, run.folder / "output.log"
 
 
 @contextmanager
@@ -151,11 +154,11 @@ def sweep_progress(sweep: Sweep) -> Iterator[Callable[[list[SweepRun]], None]]:
         tasks = {run.name: display.add_task(run.name, total=run.target_tokens, visible=False) for run in sweep.runs}
 
         def watch(running: list[SweepRun]) -> None:
-            names = {run.name for run in running}
-            trained = {run.name: trained_tokens(run) for run in sweep.runs}
-            for name, task in tasks.items():
-                display.update(task, completed=trained[name], visible=name in names)
-            done = sum(run.cost * trained[run.name] / run.target_tokens for run in sweep.runs)
+            done = 0.0
+            for run in sweep.runs:
+                tokens = trained_tokens(run)
+                display.update(tasks[run.name], completed=tokens, visible=run in running)
+                done += run.cost * tokens / run.target_tokens
             display.update(whole, completed=done)
 
         yield watch

@@ -71,7 +71,7 @@ def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(n
     ("flags", "message"),
     [
         (["--model.expert", "8"], "model.expert: no such key; did you mean model.experts"),
-        (["--modle.experts", "8"], "modle.experts: no such key; did you mean model.experts"),
+        (["--modle.experts", "8"], "modle: no such key; did you mean model?"),
         (["--seed", "8"], "seed: no such key; did you mean run.seed"),
         (["--xyz"], "xyz: no such key; train.py --help"),
         (["stray"], "run.output_dir: ['out', 'stray']; it must be one value"),
@@ -84,7 +84,8 @@ def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(n
         (["--model.d_model", "6", "--model.n_heads", "2", "--model.n_blocks", "1"], "an even number of dimensions"),
         (["--run.output_dir", ""], "run.output_dir: ''; it must name a folder"),
         (["--run.precision", "fp8"], "run.precision: 'fp8'; it must be 'fp32' or 'bf16'"),
-        (["--run.sweep", "a/b"], "run.sweep: 'a/b'; it must be at most 32 letters"),
+        (["--run.sweep", "a/b"], "run.sweep: 'a/b'; it must be letters"),
+        (["--run.sweep", "a" * 33], "it must have at most 32 characters"),
         (["--run.compile", "perhaps"], "run.compile: 'perhaps'; it must be a valid boolean"),
         (["--run.profile_steps", "5", "3"], "run.profile_steps: ['5', '3']; it must be two steps"),
         (["--schedule.tokens", "1Q"], "schedule.tokens: '1Q'; it must be a whole number"),
@@ -115,7 +116,7 @@ def test_all_problems_are_reported_at_once():
 
 
 def test_yaml_that_is_no_configuration_is_refused(tmp_path):
-    for text, message in [("[1, 2]", "holds list"), ("a: [", "is not YAML"), ("model: 3", "model: 3; it must be a")]:
+    for text, message in [("[1, 2]", "holds list"), ("a: [", "is not YAML"), ("model: 3", "model: '3'; it must be a")]:
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(ConfigurationError, match=message):
             parse_command_line(["--config", str(tmp_path / "bad.yaml")])

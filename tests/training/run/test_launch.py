@@ -16,7 +16,7 @@ from training.configuration.arguments import ConfigurationError
 from training.sweep import launch
 from training.sweep.file import Sweep
 from training.sweep.runner import run_sweep
-from training.sweep.state import Attempt, state
+from training.sweep.state import Attempt, lock_of, state
 
 FOLDER = Path(training.__file__).parent / "configs" / "accelerate"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -68,19 +68,19 @@ def test_sharding_is_fsdp2_over_our_blocks(name, monkeypatch):
 
 def test_processes_of_a_run_get_gpus_of_their_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
-    places = [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in launch.workers(3, processes=2)]
-    assert places == ["0,1", "2,3", "0,1"]
-    with pytest.raises(ConfigurationError, match="--processes-per-run: 8; there are 5 GPUs"):
-        launch.workers(1, processes=8)
-    with pytest.raises(ConfigurationError, match="--processes-per-run: 8; there are 5 GPUs"):
-        launch.workers(1, accelerate_config=FOLDER / "one_node_ddp.yaml")
+    places = launch.environments(3, processes=2)
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places] == ["0,1", "2,3", "0,1"]
+    with pytest.raises(ConfigurationError, match="--processes-per-run: 8; it must be at most 5"):
+        launch.environments(1, processes=8)
+    with pytest.raises(ConfigurationError, match="--processes-per-run: 8; it must be at most 5"):
+        launch.environments(1, accelerate_config=FOLDER / "one_node_ddp.yaml")
 
 
 def test_a_file_that_accelerate_cannot_read_is_refused(tmp_path):
     (tmp_path / "bad.yaml").write_text("distributed_type: MULTI_GPU\nnonsense: 1\n")
     for name in ("bad.yaml", "missing.yaml"):
         with pytest.raises(ConfigurationError, match=f"--accelerate-config: .*{name}"):
-            launch.workers(1, accelerate_config=tmp_path / name)
+            launch.environments(1, accelerate_config=tmp_path / name)
 
 
 def test_several_processes_are_never_started_with_the_flag_that_starts_one():
@@ -118,12 +118,9 @@ def test_a_failed_run_is_tried_again_as_often_as_asked(tiny, tmp_path):
 
 
 def test_a_run_that_another_sweep_works_on_is_left_alone(tiny, tmp_path):
-    from training.sweep.state import held
-
     sweep = Sweep.from_dict({"base": tiny().to_dict()}, tmp_path / "sweep")
     sweep.runs[0].folder.mkdir(parents=True)
-    with held(sweep.runs[0], timeout=0) as is_free:
-        assert is_free
+    with lock_of(sweep.runs[0]):
         outcome = run_sweep(sweep, 1)
     assert outcome.elsewhere == ["d64-E4-seed0"]
     assert not (sweep.runs[0].folder / "output.log").exists()

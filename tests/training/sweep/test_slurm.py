@@ -15,8 +15,8 @@ from hub import RunRecord
 from training.configuration.arguments import ConfigurationError
 from training.sweep import cli as sweep_module
 from training.sweep.file import Sweep
-from training.sweep.slurm import Job, script
-from training.sweep.state import Attempt, is_through, state
+from training.sweep.slurm import script
+from training.sweep.state import Attempt, state
 
 CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
 
@@ -103,15 +103,15 @@ def test_the_script_is_bash_and_asks_for_what_was_given(sweep_file):
 def test_jobs_that_make_no_sense_are_refused(sweep_file):
     sweep = Sweep.load(sweep_file)
     with pytest.raises(ConfigurationError, match="--nodes: 2 nodes need --gpus"):
-        script(sweep, sweep_file, Job(gpus=0, nodes=2))
+        script(sweep, sweep_file, gpus=0, nodes=2)
     with pytest.raises(ConfigurationError, match="--sbatch: 'mem=1G'"):
-        script(sweep, sweep_file, Job(sbatch=("mem=1G",)))
+        script(sweep, sweep_file, sbatch=("mem=1G",))
 
 
 @pytest.mark.slow
 def test_a_task_trains_its_trunk(sweep_file, cluster, tmp_path):
     sweep = Sweep.load(sweep_file)
-    job = start(script(sweep, sweep_file, Job(gpus=0)), cluster, tmp_path, task=1)
+    job = start(script(sweep, sweep_file, gpus=0), cluster, tmp_path, task=1)
     assert job.wait(timeout=300) == 0
     assert [state(run) for run in sweep.runs] == ["waiting", "finished"]
     assert not (tmp_path / "scontrol.log").exists()
@@ -123,7 +123,7 @@ def test_a_stopped_task_saves_goes_back_into_the_queue_and_goes_on(sweep_file, c
     values["base"]["schedule"]["tokens"] = [60_000]  # long enough to be stopped in between
     sweep_file.write_text(yaml.safe_dump(values))
     run = Sweep.load(sweep_file).runs[0]
-    text = script(Sweep.load(sweep_file), sweep_file, Job(gpus=0))
+    text = script(Sweep.load(sweep_file), sweep_file, gpus=0)
     job = start(text, cluster, tmp_path, task=0)
     log = run.folder / "trunk" / "log.jsonl"
     deadline = time.monotonic() + 200
@@ -145,8 +145,8 @@ def test_a_stopped_task_saves_goes_back_into_the_queue_and_goes_on(sweep_file, c
 @pytest.mark.slow
 def test_several_nodes_train_one_run(sweep_file, cluster, tmp_path):
     sweep = Sweep.load(sweep_file)
-    job = Job(gpus=1, nodes=2, accelerate_config=CONFIGS / "cpu_two_processes.yaml")
-    assert start(script(sweep, sweep_file, job), cluster, tmp_path, task=0, nodes=2).wait(timeout=300) == 0
-    assert is_through(sweep.runs[0])
+    text = script(sweep, sweep_file, gpus=1, nodes=2, accelerate_config=CONFIGS / "cpu_two_processes.yaml")
+    assert start(text, cluster, tmp_path, task=0, nodes=2).wait(timeout=300) == 0
+    assert sweep.runs[0].complete
     record = RunRecord.load(sweep.runs[0].finished()[0])
     assert record.hardware.startswith("2 x ")

@@ -48,20 +48,23 @@ def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(values, tmp_path):
 
 def test_the_plan_counts_what_sharing_a_trunk_saves(values, tmp_path):
     run = Sweep.from_dict(values, tmp_path).runs[0]
-    assert run.separate_tokens == 1280 + 2560
     assert run.target_tokens == 2048 + (1280 - 1024) + (2560 - 2048)  # trunk to 0.8 of the longest, and both decays
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gird": {}}, r"no such keys \['gird'\]"),
+        ({"gird": {}}, "sweep file: gird: no such key; did you mean grid"),
         ({"grid": {"model.d_model": []}}, "there are no runs"),
-        ({"grid": {"model.d_model": 64}}, "give a list of values"),
+        ({"grid": {"model.d_model": 64}}, "grid.model.d_model: 64; it must be a valid list"),
         ({"grid": {"model.experts": [0]}}, "model.experts: 0; it must be greater than 0"),
         ({"grid": {"model.expert": [1]}}, "did you mean model.experts"),
+        ({"overrides": [{"sett": {}}]}, "overrides.sett: no such key; did you mean overrides.set"),
         ({"grid": {"optimizer.weight_decay": [0.1, 0.2]}}, "two runs have the same name"),
-        ({"grid": {"optimizer.learning_rate": ["high"]}}, "grid.optimizer.learning_rate has 'high'"),
+        (
+            {"grid": {"optimizer.learning_rate": ["high"]}},
+            "learning_rate: 'high'; it must be a valid number",
+        ),
     ],
 )
 def test_a_sweep_that_cannot_be_run_is_refused(values, tmp_path, change, message):

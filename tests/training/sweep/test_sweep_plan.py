@@ -15,7 +15,7 @@ from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import ConfigurationError
 from training.sweep import cli as sweep_module
 from training.sweep.file import Sweep
-from training.sweep.plan import _caption, plan_sweep
+from training.sweep.plan import plan_sweep
 from training.sweep.state import Attempt, measured_flops_per_second, state, status, trained_tokens
 
 
@@ -107,8 +107,8 @@ def test_plans_of_the_law_are_runs(tmp_path):
     ("values", "message"),
     [
         ({"runs": [{}], "from": "paper"}, "give either runs or from"),
-        ({"runs": {"model.d_model": 64}}, "give a list of mappings"),
-        ({"runs": [{"model": 3}]}, "runs.model is 3"),
+        ({"runs": {"model.d_model": 64}}, "runs: .*; it must be a valid list"),
+        ({"runs": [{"model": 3}]}, "runs: .*; it must hold sections with fields, not model: 3"),
         ({"from": "missing.json"}, "from: .*missing.json"),
         ({"from": "no-plan.json"}, "neither 'paper' nor a plan"),
         ({"where": "d < 3"}, "where goes with `from: paper`"),
@@ -156,14 +156,14 @@ def test_time_is_unknown_without_a_speed(tiny, tmp_path):
 def test_runs_that_count_capacity_over_different_groups_are_pointed_out(tiny, tmp_path):
     base = {**tiny(schedule__batch_ramp=["0:4"]).to_dict(), "run": {"precision": "fp32"}}
 
-    def caption(**more):
+    def notes(**more):
         runs = [{"run.seed": seed, "run.micro_batch_sequences": micro, **more} for seed, micro in ((0, 1), (1, 4))]
-        return _caption(plan_sweep(Sweep.from_dict({"base": base, "runs": runs}, tmp_path)))
+        return "\n".join(plan_sweep(Sweep.from_dict({"base": base, "runs": runs}, tmp_path)).notes())
 
-    assert "capacity groups: 32, 128 tokens; set model.capacity_group_tokens" in caption()
-    assert "capacity groups" not in caption(**{"model.capacity_group_tokens": 32})
+    assert "capacity groups: 32, 128 tokens; set model.capacity_group_tokens" in notes()
+    assert "capacity groups" not in notes(**{"model.capacity_group_tokens": 32})
     with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 128; a micro-batch"):
-        caption(**{"model.capacity_group_tokens": 128})
+        notes(**{"model.capacity_group_tokens": 128})
 
 
 def test_a_missing_tokenizer_is_said(tiny, tmp_path):
@@ -177,7 +177,7 @@ def test_a_missing_tokenizer_is_said(tiny, tmp_path):
 def test_one_run_of_one_branch_saves_nothing(tiny, tmp_path):
     plan = plan_sweep(tiny_sweep(tiny, tmp_path, grid={"schedule.tokens": [[1280]]}))
     assert plan.saved == 0
-    assert plan.tokens == plan.separate_tokens == 1280
+    assert plan.total("tokens") == plan.total("separate_tokens") == 1280
 
 
 # -- states

@@ -1,0 +1,41 @@
+"""What `training` offers to who imports it, and what it says where the packages that training needs are missing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import training
+
+ROOT = Path(training.__file__).parents[1]
+MESSAGE = 'training needs datasets, torch: pip install "joint-moe-scaling-laws[train]"'
+
+
+def test_every_name_is_there():
+    assert all(getattr(training, name).__name__ == name for name in training.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'swep'"):
+        _ = training.swep
+
+
+@pytest.fixture
+def without_packages(tmp_path):
+    """A function: run Python with these words where torch and datasets are not installed."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = sys.modules['datasets'] = None\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+    def run(*words):
+        return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["-m", "training.run.main"], ["-m", "training.sweep", "--help"]])
+def test_a_command_without_its_packages_ends_with_one_line(without_packages, words):
+    done = without_packages(*words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {MESSAGE}\n")
+
+
+def test_an_import_without_its_packages_says_what_to_install(without_packages):
+    assert without_packages("-c", "import training").stderr.endswith(f"MissingPackagesError: {MESSAGE}\n")
