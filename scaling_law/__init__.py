@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from scaling_law.fitting.uncertainty import Bootstrap
     from scaling_law.planning.design import log_optimal_parameters, next_runs
     from scaling_law.planning.inverse import cheapest_budget, flop_savings
+    from scaling_law.planning.matched import matched_memory
     from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
     from scaling_law.runs.table import Runs, load_runs
     from scaling_law.size.architecture import Architecture
@@ -63,6 +64,7 @@ _HOME = {
     "flop_savings": "planning.inverse",
     "load_runs": "runs.table",
     "log_optimal_parameters": "planning.design",
+    "matched_memory": "planning.matched",
     "memory_optimal": "figures.law_figures",
     "next_runs": "planning.design",
     "profile_interval": "fitting.profiles",
@@ -92,6 +94,7 @@ __all__ = [
     "flop_savings",
     "load_runs",
     "log_optimal_parameters",
+    "matched_memory",
     "memory_optimal",
     "next_runs",
     "profile_interval",

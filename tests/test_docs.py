@@ -16,11 +16,11 @@ from training.configuration.arguments import SECTIONS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+OURS = ("hub", "modeling_switch_moe", "scaling_law", "training")
 APPS = {
     "scaling-law": "scaling_law.commands.cli",
-    "python -m scaling_law.paper.published_draws": "scaling_law.paper.published_draws",
     "python -m hub": "hub.cli",
     "python -m training.sweep": "training.sweep.cli",
     "python -m training.prepare": "training.prepare",
@@ -92,6 +92,15 @@ def test_python_blocks_run(guide, tmp_path, monkeypatch):
     assert namespace
 
 
+@every_page
+def test_python_imports_the_packages_themselves(page):
+    """Not their rooms, which may be rearranged."""
+    for code in blocks(page, "python"):
+        imported = re.findall(r"^\s*(?:from|import) ([\w.]+)", code, flags=re.MULTILINE)
+        ours = [name for name in imported if name.partition(".")[0] in OURS]
+        assert set(ours) <= set(OURS), page.name
+
+
 @pytest.mark.parametrize(
     "command", [line for line in command_lines(DOCS / "planning.md") if re.match("scaling-law (?!fit)", line)]
 )
@@ -116,6 +125,8 @@ def test_command_lines_are_those_of_the_programs(page):
             assert script in ("train.py", "-m training.run.main"), line
             assert words_with_dashes(before) <= launch_options(), line
             assert words_with_dashes(after) <= train_options(), line
+        elif line.startswith("python -m "):
+            assert importlib.util.find_spec(line.split()[2]), f"{page.name}: {line}"
         else:
             assert line.split()[0] in ("make", "sbatch", "pip", "lm_eval"), f"{page.name}: no test knows {line!r}"
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hub import load_index, open_store, pull_runs, push_index, push_run
-from scaling_law import JointLaw, fit, load_runs
+from scaling_law import JointLaw, fit, load_runs, memory_optimal
+from scaling_law.report.isoflop import isoflop_profiles, repeat_scatter
 from tests.hub.samples import make_record, write_safetensors
 
 pytestmark = pytest.mark.light
@@ -32,11 +33,14 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def scaling_law(*words: str, status: int = 0) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "scaling_law.commands.cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def python(*words: str, status: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=cwd)
     assert done.returncode == status, done.stderr
     return done
+
+
+def scaling_law(*words: str, status: int = 0) -> subprocess.CompletedProcess:
+    return python("-m", "scaling_law.commands.cli", *words, status=status)
 
 
 @needs_light
@@ -64,8 +68,8 @@ def test_csv_is_read(tmp_path):
 
 
 def test_figures_are_drawn(tmp_path):
-    scaling_law("figures", str(tmp_path))
-    assert len(list(tmp_path.glob("*.png"))) > 3
+    memory_optimal(JointLaw.published()).figure.savefig(tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").stat().st_size > 10_000
 
 
 def test_commands_answer_in_json():
@@ -74,6 +78,13 @@ def test_commands_answer_in_json():
     (row,) = json.loads(scaling_law("loss", "--n-active", "1B", "--tokens", "20B", "--json").stdout)["rows"]
     assert 2 < row["loss"] < 3
     assert "d_model" in scaling_law("optimal", "--help").stdout
+    assert scaling_law("--version").stdout == python("-m", "hub", "--version").stdout
+
+
+def test_isoflop_profiles_and_the_scatter_of_seeds():
+    runs = load_runs(RUNS)
+    assert {profile.experts for profile in isoflop_profiles(runs, 1e13)} >= {1, 4}
+    assert repeat_scatter(runs)[1] > 0
 
 
 def test_runs_are_pushed_and_pulled_through_a_folder(tmp_path):
@@ -97,8 +108,7 @@ def test_a_file_that_hides_the_package_hub_is_named(name, tmp_path):
     """In the folder of the user's script, which Python searches first."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("import scaling_law\n")
-    command = [sys.executable, "-c", "import scaling_law"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python("-c", "import scaling_law", status=1, cwd=tmp_path)
     assert done.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / name} hides the package `hub`")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hub import RunRecord, open_store, push_index, push_run
-from scaling_law import Architecture, JointLaw
+from scaling_law import Architecture, JointLaw, cheapest_budget
 from training.configuration.reading import parse_command_line
 from training.run.main import Run
 
@@ -97,6 +97,23 @@ def test_the_shell_commands_answer(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = scaling_law(*words[1:])
     assert result.returncode in (0, 3), result.stderr  # 3: answered, outside the fitted range
+
+
+def test_the_first_paragraph_is_what_the_law_answers():
+    law = JointLaw.published()
+    table = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True)
+    best, dense = table.best, next(row for row in table if row.experts == 1)
+    compute = float(cheapest_budget(law, best.loss, 1).flops) / 1e22
+    first = README.split("\n\n")[1]
+    for fact in (
+        f"{best.experts:g} experts",
+        f"{dense.loss - best.loss:.3f} nats",
+        f"{compute:.1f} times the compute",
+        f"{best.n_active / 1e9:.1f}B of {best.n_total / 1e9:.1f}B parameters",
+        f"{best.tokens / 1e9:.0f}B tokens",
+    ):
+        assert fact in " ".join(first.split()), fact
+    assert sorted(table.comparison.tied) == [8, 16, 32]  # within error of each other
 
 
 def test_links_and_make_targets_exist():

@@ -7,16 +7,12 @@ at the tokens that the budget buys, D = F / (6 N_act); the best size is the lowe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import affordable_tokens
-
-if TYPE_CHECKING:
-    import pandas
 
 FloatArray = NDArray[np.float64]
 
@@ -50,13 +46,12 @@ def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
 
     Losses of several runs with the same N, D and E (seeds) are averaged first.
     """
-    found, frame = [], runs.to_pandas()
+    found = []
     for experts in np.unique(runs.experts):
-        own = frame[frame.experts == experts]
-        sizes = np.unique(own.n_active)
-        curves = [own[own.n_active == n].groupby("tokens").loss.mean() for n in sizes]
+        sizes = np.unique(runs.n_active[runs.experts == experts])
+        curves = [_mean_losses(runs, (runs.experts == experts) & (runs.n_active == n)) for n in sizes]
         tokens = affordable_tokens(flops, sizes)
-        losses = np.array([_between(curve, at) for curve, at in zip(curves, tokens, strict=True)])
+        losses = np.array([_between(*curve, at) for curve, at in zip(curves, tokens, strict=True)])
         if (known := np.isfinite(losses)).any():
             sizes, tokens, losses = sizes[known], tokens[known], losses[known]
             found.append(Profile(float(experts), float(flops), sizes, tokens, losses, *_lowest(sizes, losses)))
@@ -69,22 +64,28 @@ def repeat_scatter(runs: Runs) -> tuple[float, int]:
     Runs that differ in their seed only show how far a single loss may be from the mean of its kind. (nan, 0) without
     repeats.
     """
-    repeats = runs.to_pandas().groupby(["experts", "n_active", "tokens"]).loss
-    freedom = len(runs) - repeats.ngroups
-    squares = float(((runs.loss - repeats.transform("mean")) ** 2).sum())
+    kinds, kind = np.unique([runs.experts, runs.n_active, runs.tokens], axis=1, return_inverse=True)
+    freedom = len(runs) - kinds.shape[1]
+    means = np.bincount(kind, runs.loss) / np.bincount(kind)
+    squares = float(np.sum((runs.loss - means[kind]) ** 2))
     return (float(np.sqrt(squares / freedom)), freedom) if freedom else (float("nan"), 0)
 
 
-def _between(losses: pandas.Series, at: float) -> float:
-    """Loss at a token count by a monotone cubic in ln D, from losses indexed by tokens; NaN outside the runs."""
-    tokens = losses.index.to_numpy()
+def _mean_losses(runs: Runs, chosen: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+    """(token counts, ascending; the mean loss at each) of the chosen runs."""
+    tokens, which = np.unique(runs.tokens[chosen], return_inverse=True)
+    return tokens, np.bincount(which, runs.loss[chosen]) / np.bincount(which)
+
+
+def _between(tokens: FloatArray, losses: FloatArray, at: float) -> float:
+    """Loss at a token count by a monotone cubic in ln D; NaN outside the runs."""
     if not tokens[0] <= at <= tokens[-1]:
         return float("nan")
     if len(tokens) == 1:
-        return float(losses.iloc[0])
+        return float(losses[0])
     from scipy.interpolate import PchipInterpolator
 
-    return float(PchipInterpolator(np.log(tokens), losses.to_numpy())(np.log(at)))
+    return float(PchipInterpolator(np.log(tokens), losses)(np.log(at)))
 
 
 def _lowest(n_active: FloatArray, losses: FloatArray) -> tuple[float, float, bool]:
