@@ -159,7 +159,7 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
     theta, best = final.theta[chosen], float(final.cost[chosen])
     objective, free = problem.objective, problem.free(theta)
     at_bound = ~free & (problem.lower < problem.upper)
-    seen = examine(objective, theta, free)
+    condition_number, standard_errors, undetermined = examine(objective, theta, free)
     used = runs.subset(problem.used)
     law = objective.make_law(theta)
     rmse = float(np.sqrt(np.mean(errors_of(law, used) ** 2)))
@@ -168,10 +168,10 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
         n_released=len(final.cost),
         n_agree=int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor)),
         bounds_hit=tuple(name for name, hit in zip(objective.names, at_bound, strict=True) if hit),
-        condition_number=seen.condition_number,
-        standard_errors=seen.standard_errors,
+        condition_number=condition_number,
+        standard_errors=standard_errors,
         logarithmic=tuple(name for name in objective.names if name in objective.positive),
-        undetermined=seen.undetermined,
+        undetermined=undetermined,
         n_trunks=used.n_trunks,
         trunk_source=used.trunk_source,
         **search,

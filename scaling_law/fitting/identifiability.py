@@ -1,6 +1,6 @@
 """What the data determine: standard errors, conditioning, and the coefficients that could as well be others.
 
-Two looks at a fit. Before it, the design of the runs (`design_problems`): one number of experts cannot tell how E
+Before a fit, the design of the runs (`design_problems`): one number of experts cannot tell how E
 acts, one ratio D/N cannot tell the two powers apart. After it, the Jacobian at the optimum (`examine`): directions
 that the runs do not see at all, and coefficients whose standard error exceeds what anyone could use (`RESOLUTION`).
 """
@@ -8,7 +8,6 @@ that the runs do not see at all, and coefficients whose standard error exceeds w
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +25,15 @@ TRANSFORM_RESOLUTION = 0.7
 RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
 
 
-@dataclass(frozen=True)
-class Identifiability:
-    """Condition number of the centred, column-scaled Jacobian; standard errors; what is not determined.
+def examine(
+    objective: Objective, theta: FloatArray, free: NDArray[np.bool_]
+) -> tuple[float, dict[str, float], tuple[str, ...]]:
+    """From the Jacobian at θ [p] over the `free` parameters: condition number, standard errors, what is undetermined.
 
-    Standard errors are those of the logarithm for a, b, c, of ln(E_start − 1) and ln(E_max − E_start) (ln(E_max − 1)
-    where E_max is bounded), else absolute; infinite for directions that the runs do not see.
+    The Jacobian is centred and its columns are scaled. Standard errors are those of the logarithm for a, b, c, of
+    ln(E_start − 1) and ln(E_max − E_start) (ln(E_max − 1) where E_max is bounded), else absolute; infinite for
+    directions that the runs do not see.
     """
-
-    condition_number: float
-    standard_errors: Mapping[str, float]
-    undetermined: tuple[str, ...]
-
-
-def examine(objective: Objective, theta: FloatArray, free: NDArray[np.bool_]) -> Identifiability:
-    """Look at the Jacobian at θ [p] over the parameters that were free and not at a bound."""
     names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
     residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
     size = np.maximum(np.abs(residual), 1e-300)
@@ -63,7 +56,7 @@ def examine(objective: Objective, theta: FloatArray, free: NDArray[np.bool_]) ->
     table = {name: float(error) for name, error in zip(names, errors, strict=True)}
     limits = {name: RESOLUTION[role] for name, role in roles(objective.terms).items()}
     vague = tuple(name for name, error in table.items() if not error <= limits.get(name, TRANSFORM_RESOLUTION))
-    return Identifiability(condition, table, vague)
+    return condition, table, vague
 
 
 def describe_error(name: str, error: float, positive: Collection[str]) -> str:

@@ -178,19 +178,12 @@ class LearningRateGrid:
 
     def to_dicts(self, law: LearningRateLaw) -> list[dict[str, Any]]:
         """A plain row for each model: its sizes, its grid, the best rate and the law's."""
+        sizes, grid = ("d_model", "blocks", "experts", "n_active"), ("tokens", "learning_rates", "losses")
         return [
-            {
-                "d_model": model.architecture.d_model,
-                "n_blocks": model.architecture.blocks,
-                "experts": model.architecture.experts,
-                "n_active": model.architecture.n_active,
-                "tokens": model.tokens,
-                "learning_rates": model.learning_rates,
-                "losses": model.losses,
-                "best_learning_rate": model.best,
-                "at_edge": model.at_edge,
-                "law_learning_rate": law.learning_rate(model.architecture),
-            }
+            {name.replace("blocks", "n_blocks"): getattr(model.architecture, name) for name in sizes}
+            | {name: getattr(model, name) for name in grid}
+            | {"best_learning_rate": model.best, "at_edge": model.at_edge}
+            | {"law_learning_rate": law.learning_rate(model.architecture)}
             for model in self.models
         ]
 

@@ -47,18 +47,10 @@ class FitSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a law stores them."""
-        return {
-            "loss": "huber",
-            "delta": self.huber_delta,
-            "on": "ln L",
-            "aggregation": "sum",
-            "weights": self.weights,
-            "l2": self.l2,
-            "fixed": dict(self.fixed),
-            "bounds": {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()},
-            "starts": self.starts,
-            "outliers": self.outliers,
-        }
+        named = {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
+        bounds = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
+        objective = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
+        return objective | named | {"bounds": bounds}
 
 
 @dataclass(frozen=True)
@@ -70,24 +62,6 @@ class Problem:
     upper: FloatArray
     settings: FitSettings
     columns: Mapping[str, FloatArray]
-
-    @classmethod
-    def of(cls, runs: Runs, weight: FloatArray, settings: FitSettings) -> Problem:
-        """The problem of these settings, which have been checked. ValueError for limits that contradict the losses."""
-        columns = {name: getattr(runs, name) for name in ("n_active", "tokens", "experts", "loss")}
-        columns["weight"] = weight
-        touched = {*settings.fixed, *settings.bounds}
-        centred = [term.coefficients[0] for term in LAWS[settings.law].terms if not touched & set(term.coefficients)]
-        objective = Objective(
-            settings.law,
-            columns,
-            settings.huber_delta,
-            settings.l2,
-            centred,
-            settings.fixed.get("e_max"),
-            e_max_alone="e_max" in settings.bounds,
-        )
-        return cls(objective, *_box(objective, settings, runs.loss), settings, columns)
 
     @property
     def used(self) -> NDArray[np.bool_]:
@@ -161,7 +135,12 @@ def make_problem(
         raise ValueError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
     weight, weights_name = _weights(runs, weights)
     settings = FitSettings(law, huber_delta, l2, weights_name, *_checked_limits(law, fixed, bounds), name)
-    return Problem.of(runs, weight, settings)
+    columns = {name: getattr(runs, name) for name in ("n_active", "tokens", "experts", "loss")} | {"weight": weight}
+    touched = {*settings.fixed, *settings.bounds}
+    centred = [term.coefficients[0] for term in LAWS[law].terms if not touched & set(term.coefficients)]
+    e_max, e_max_alone = settings.fixed.get("e_max"), "e_max" in settings.bounds
+    objective = Objective(law, columns, huber_delta, l2, centred, e_max, e_max_alone)
+    return Problem(objective, *_box(objective, settings, runs.loss), settings, columns)
 
 
 def _number(name: str, value: Any, missing: float | None = None) -> float:

@@ -83,11 +83,8 @@ def minimise(
         stuck = ~accepted & ((small & (now.damping < 1e-2)) | (now.damping > 1e12))
         now.accept(accepted, trial_theta, trial, np.clip(gain, -promised, 2 * promised) / np.maximum(promised, 1e-300))
         done = (now.calm >= patience) | stuck
-        if iteration == max_iterations:
-            result.converged[active] = done
-            done = np.ones_like(done)
-        else:
-            result.converged[active[done]] = True
+        result.converged[active] = done
+        done |= iteration == max_iterations
         if done.any():
             finished = active[done]
             result.theta[finished], result.cost[finished] = now.theta[done], now.cost[done]

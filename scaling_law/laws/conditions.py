@@ -118,10 +118,11 @@ class Conditions:
         False where the ranges are unknown.
         """
         beyond: Any = False
-        for name, values in _quantities(n_active, tokens, experts).items():
-            if name in (limits := self.fitted_limits()):
-                low, high = _guarded(name, limits[name])
-                beyond = beyond | (values < low) | (values > high)
+        quantities = _quantities(n_active, tokens, experts)
+        for name, (low, high) in self.fitted_limits().items():
+            if name in quantities:
+                guard = GUARD[name] * (1 + ROUNDING)
+                beyond = beyond | (quantities[name] < low / guard) | (quantities[name] > high * guard)
         return np.asarray(beyond)
 
     def excesses(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[Excess]:
@@ -202,10 +203,6 @@ def _quantities(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | Non
     return found | ({} if experts is None else {"E": np.asarray(experts, float)})
 
 
-def _guarded(name: str, limits: tuple[float, float]) -> tuple[float, float]:
-    return limits[0] / GUARD[name] * (1 - ROUNDING), limits[1] * GUARD[name] * (1 + ROUNDING)
-
-
 def excesses(
     quantities: Mapping[str, ArrayLike],
     limits: Mapping[str, tuple[Any, Any]],
@@ -241,21 +238,11 @@ def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
 def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> tuple[FittedRange, ...]:
     """The ranges of runs given as columns: all together first, then one for each number of experts."""
     n, d, e = (np.asarray(v, float) for v in (n_active, tokens, experts))
-    groups: Iterable[tuple[float | None, NDArray[np.bool_]]] = [(None, np.ones(len(n), bool))]
-    groups = [*groups, *((float(value), e == value) for value in np.unique(e))]
 
-    def span(values: NDArray[Any]) -> tuple[float, float]:
-        return float(values.min()), float(values.max())
+    def of(value: float | None, mask: NDArray[np.bool_]) -> FittedRange:
+        columns = (n[mask], d[mask], d[mask] / n[mask], training_flops(n[mask], d[mask]))
+        spans = ((float(column.min()), float(column.max())) for column in columns)
+        return FittedRange(value, int(mask.sum()), *spans)
 
-    return tuple(
-        FittedRange(
-            value,
-            int(mask.sum()),
-            span(n[mask]),
-            span(d[mask]),
-            span(d[mask] / n[mask]),
-            span(training_flops(n[mask], d[mask])),
-        )
-        for value, mask in groups
-        if mask.any()
-    )
+    whole = [of(None, np.ones(len(n), bool))] if len(n) else []
+    return (*whole, *(of(float(value), e == value) for value in np.unique(e)))
