@@ -16,7 +16,7 @@ from training.configuration.arguments import SECTIONS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 OURS = ("hub", "modeling_switch_moe", "scaling_law", "training")
 APPS = {
