@@ -65,9 +65,9 @@ SECTIONS = {
     ),
     "data_pipeline": (
         "From text to batches",
-        "The encoder looks words up that it has seen before; for building a cache start-up counts too, which a "
-        "small corpus shows more of than a large one. Reading draws shuffled sequences without a process of its "
-        "own.",
+        "`tokenizers` encodes a batch on all cores while the one before it is written. For building a cache start-up "
+        "counts too, more for a small corpus than for a large one. Reading shuffled sequences takes no process of "
+        "its own.",
     ),
     "hub_releases": (
         "Releasing and loading a sweep",

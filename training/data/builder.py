@@ -35,6 +35,7 @@ from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
 from hub.plain.atomic import sync
+from hub.plain.commands import BAD_INPUT, report
 from training.configuration.arguments import ConfigurationError
 from training.data.cache import CorruptCacheError, TokenCache
 from training.data.text import Place, TextSource
@@ -46,7 +47,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])  # for a process started in ano
 _BATCH_DOCUMENTS = 256  # encoded at a time, on all cores
 _BUSY = 75  # exit status (EX_TEMPFAIL): another process builds this cache
 _POLL_SECONDS = 0.05
-_LOCK_SECONDS = 0.5  # between two looks at the lock
+_LOCK_SECONDS = 0.5  # between two attempts on the lock
 _REPORT_SECONDS = 10  # of waiting before it is reported, and again every time it has doubled
 _CHECK_SECONDS = 1.0  # that a start waits for checksums; the rest are compared beside it
 _MAX_DEATHS = 3  # of builders that made no shard, before the error is raised
@@ -81,7 +82,7 @@ def build(
 
     Raises:
         ValueError: the source cannot be read, has changed, or has no document.
-        CorruptCacheError: what is there is not what was written.
+        CorruptCacheError: a file is not what was written.
         OSError: the disk is full, the network is gone, …; what was finished stays, and the next build resumes there.
     """
     log = folder / "shards.jsonl"
@@ -201,7 +202,7 @@ class GrowingCache:
         cache: the cache as far as it is there.
         source: what it is built from.
         until_tokens: as far as this run can need it; None to the end of the data.
-        patience: seconds to leave the building to others, so that the first rank of each node builds.
+        patience: seconds to wait for other processes to build, so that the first rank of each node builds.
     """
 
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None, patience: float = 0.0):
@@ -236,7 +237,7 @@ class GrowingCache:
         """Return once there are this many tokens (None: all), or the data is known to end before.
 
         Raises:
-            ConfigurationError: the data cannot be read as configured, or there is none.
+            ConfigurationError: the data cannot be read as configured, or is empty.
             TokenBuildError: the builder failed for another reason; what it had finished is kept.
             CorruptCacheError: a shard is not what it should be.
         """
@@ -297,12 +298,12 @@ class GrowingCache:
         if status in (0, _BUSY):
             return
         self.cache.refresh()
-        kind, message = builder.error(status)
+        error = builder.error(status)
         self._deaths += status < 0
         made_shards = len(self.cache.shards) > builder.shards_before  # so a fresh start may do: a lost connection, say
         if not made_shards and (status > 0 or self._deaths >= _MAX_DEATHS):
-            raise ConfigurationError(message) if kind == "ValueError" else TokenBuildError(message)
-        logger.warning("%s; restarting it", message)
+            raise error
+        logger.warning("%s; restarting it", error)
 
 
 class _Builder:
@@ -310,7 +311,7 @@ class _Builder:
 
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None):
         task = {"source": asdict(source), "folder": str(cache.folder), "until_tokens": until_tokens}
-        self.shards_before = len(cache.shards)
+        self.folder, self.shards_before = cache.folder, len(cache.shards)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         # Found from any folder, and no other `training` that lies in the working directory.
         path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
@@ -326,16 +327,17 @@ class _Builder:
             self.process.stdin.write(json.dumps(task).encode() + b"\n")
             self.process.stdin.flush()
 
-    def error(self, status: int) -> tuple[str, str]:
-        """(kind, message) of a builder that failed."""
+    def error(self, status: int) -> ConfigurationError | TokenBuildError:
+        """What a builder that failed said, or how it ended."""
         self._output.seek(0)
-        lines = self._output.read().decode(errors="replace").splitlines()
-        try:
-            last = json.loads(lines[-1])
-            return last["kind"], last["message"]
-        except (IndexError, ValueError, KeyError, TypeError):
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            return "", "\n".join([f"the tokenising process {how}", *lines[-20:]])
+        output = self._output.read().decode(errors="replace")
+        _, is_error, message = f"\n{output}".rpartition("\nerror: ")
+        if is_error and status == BAD_INPUT:
+            return ConfigurationError(message.strip())
+        if is_error:
+            return TokenBuildError(f"tokenising into {self.folder} failed: {message.strip()}")
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return TokenBuildError("\n".join([f"the tokenising process {how}", *output.splitlines()[-20:]]))
 
     def end(self) -> None:
         with suppress(BrokenPipeError):
@@ -356,10 +358,7 @@ def main() -> int:
     except Timeout:
         return _BUSY
     except Exception as error:
-        kind = "ValueError" if isinstance(error, (ValueError, FileNotFoundError)) else type(error).__name__
-        message = str(error) if kind == "ValueError" else f"tokenising into {folder} failed: {kind}: {error}"
-        print("\n" + json.dumps({"kind": kind, "message": message}), flush=True)
-        return 1
+        return report(error)
     return 0
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_flops
 from scaling_law.size.architecture import Architecture
 from training.configuration.arguments import TrainingArguments
@@ -105,13 +105,6 @@ def saved_for_backward(session: Session) -> int:
     return sum(kept.values())
 
 
-def _table(title: str, *rows: tuple[str, str]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def _model_table(a: TrainingArguments, arch: Architecture) -> Table:
     branches = _branches(a)
     trunk, total = max(b.branch_point_tokens for b in branches), total_tokens(branches)
@@ -122,14 +115,13 @@ def _model_table(a: TrainingArguments, arch: Architecture) -> Table:
     if arch.experts > 1:  # a dense model routes nothing
         factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
         rows.append(("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens"))
-    return _table(
-        "Model",
-        *rows,
+    rows += [
         ("FLOPs per token", format_flops(arch.training_flops(1))),
         ("FLOPs of trunk", format_flops(arch.training_flops(trunk))),
         ("FLOPs of branches", format_flops(arch.training_flops(total - trunk))),
         ("FLOPs in all", f"{format_flops(arch.training_flops(total))} ({total:,} tokens)"),
-    )
+    ]
+    return Table((), rows, title="Model")
 
 
 def _branches(a: TrainingArguments) -> list[Branch]:
@@ -147,7 +139,7 @@ def _schedule_table(a: TrainingArguments, peak: float, law: str) -> Table:
     for b in _branches(a):
         decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens)"
         rows.append((f"run of {b.tokens:,} tokens", f"{decay} to step {b.end_step:,}"))
-    return _table("Schedule", *rows)
+    return Table((), rows, title="Schedule")
 
 
 def _disk_table(a: TrainingArguments, parameters: int) -> Table:
@@ -158,12 +150,12 @@ def _disk_table(a: TrainingArguments, parameters: int) -> Table:
     folder = Path(a.run.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
     needed = checkpoints * checkpoint + models * model
-    return _table(
-        "Disk",
+    rows = [
         ("checkpoints", f"at most {checkpoints} of {format_bytes(checkpoint)}"),
         ("models", f"{models} of {format_bytes(model)}"),
         ("in all", f"{format_bytes(needed)}; free: {format_bytes(free)}" + (" - NOT ENOUGH" if needed > free else "")),
-    )
+    ]
+    return Table((), rows, title="Disk")
 
 
 def _memory_table(session: Session, activations: int) -> Table:
@@ -172,14 +164,14 @@ def _memory_table(session: Session, activations: int) -> Table:
     weights = _WEIGHT * sum(p.numel() for p in session.model.parameters()) / shards
     kind = "peak of tensors" if device.type == "cuda" else "peak of the process"
     peak, total = devices.peak_memory(device), devices.total_memory(device)
-    return _table(
-        "Memory per device",
+    rows = [
         ("weights", format_bytes(weights)),
         ("gradients", format_bytes(weights)),
         ("Adam's moments", format_bytes(2 * weights)),
         ("activations", f"{format_bytes(activations)} (estimate: measured for one sequence, times the micro-batch)"),
         (f"measured, {kind}", f"{format_bytes(peak)} of {format_bytes(total)}"),
-    )
+    ]
+    return Table((), rows, title="Memory per device")
 
 
 def _step_table(session: Session, result: StepResult, seconds: float) -> Table:
@@ -187,10 +179,11 @@ def _step_table(session: Session, result: StepResult, seconds: float) -> Table:
     tokens = ramp.sequences(0) * ramp.sequence_length
     speed, peak = tokens / seconds, session.peak_flops
     hours = total_tokens(_branches(session.arguments)) / speed / 3600
-    return _table(
-        f"One step, measured on {devices.describe(accelerator.device, accelerator.num_processes)}",
+    rows = [
         ("loss", f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}"),
         ("time", f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s"),
         *([("MFU", f"{utilisation_flops(session.architecture) * speed / peak:.1%}")] if peak else []),
         ("estimated for the whole run", f"{hours:.3g} hours (from this one step)"),
-    )
+    ]
+    hardware = devices.describe(accelerator.device, accelerator.num_processes)
+    return Table((), rows, title=f"One step, measured on {hardware}")

@@ -21,13 +21,12 @@ class HeldOut:
 
     Attributes:
         sequences: int64 array (n, sequence_length + 1).
-        documents: int64 array (n, sequence_length): the document, numbered from 0, that each target is a token of;
-            None where that is not known, and then each sequence counts as one.
+        documents: int64 array (n, sequence_length): the document, numbered from 0, that each target is a token of.
         origin: which text this is, as a run record states it.
     """
 
     sequences: np.ndarray
-    documents: np.ndarray | None = None
+    documents: np.ndarray
     origin: str = ""
 
     @classmethod
@@ -54,17 +53,9 @@ class HeldOut:
         return self.sequences.shape[0] * (self.sequences.shape[1] - 1)
 
     @property
-    def clusters(self) -> np.ndarray:
-        """The document of each target, or its sequence: int64 (n, sequence_length)."""
-        if self.documents is not None:
-            return self.documents
-        n, length = self.sequences.shape
-        return np.repeat(np.arange(n), length - 1).reshape(n, length - 1)
-
-    @property
-    def n_documents(self) -> int | None:
-        """Documents that the targets come from; None where that is not known."""
-        return None if self.documents is None else int(self.documents.max()) + 1
+    def n_documents(self) -> int:
+        """Documents that the targets come from."""
+        return int(self.documents.max()) + 1
 
 
 @dataclass(frozen=True)
@@ -113,8 +104,8 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    clusters = torch.from_numpy(held_out.clusters)
-    nats = torch.zeros(int(clusters.max()) + 1, dtype=torch.float64, device=device)
+    documents = torch.from_numpy(held_out.documents).to(device)
+    nats = torch.zeros(held_out.n_documents, dtype=torch.float64, device=device)
     n_sequences = len(held_out.sequences)
     # Every process makes the same number of forward passes, as sharded models demand: one that has no batch left
     # repeats the first, and does not count it.
@@ -127,8 +118,8 @@ def evaluate(
             input_ids=inputs, shift_labels=targets, use_cache=False, output_logits=False, output_token_losses=True
         )
         if counts:
-            nats.index_add_(0, clusters[batch].flatten().to(device), out.token_losses.double().flatten())
+            nats.index_add_(0, documents[batch].flatten(), out.token_losses.double().flatten())
     model.train(was_training)
     if reduce is not None:
         nats = reduce(nats)
-    return HeldOutLoss.of(nats.cpu().numpy(), np.bincount(held_out.clusters.ravel()).astype(float))
+    return HeldOutLoss.of(nats.cpu().numpy(), np.bincount(held_out.documents.ravel()).astype(float))

@@ -147,10 +147,10 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
 
 
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
-    """The training sequences. Tokenising what is missing begins now and goes on beside the training.
+    """The training sequences. Tokenising what is missing begins now and continues beside the training.
 
     Args:
-        patience: seconds to leave the tokenising to other processes; see `GrowingCache`.
+        patience: seconds to wait for other processes to tokenise; see `GrowingCache`.
 
     Raises:
         ConfigurationError: a split or column that is not there, or too little text.
@@ -205,7 +205,7 @@ class PendingHeldOut:
         return f"{text}; sequences from the first {len(cache):,} tokens {drawn}"
 
     def check(self) -> None:
-        """Raise what went wrong with the tokenising so far, without waiting: better now than after the training."""
+        """Raise an error of the tokenising so far, without waiting: better now than after the training."""
         self._tokens.check()
 
     def close(self) -> None:

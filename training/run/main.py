@@ -220,7 +220,7 @@ class Run:
             reached = on_main(self.accelerator, lambda: {b.decay_step for b in pending if self._intact(b.decay_step)})
             for branch in pending:
                 if branch.decay_step not in reached:
-                    self._leave(self.folder / self._name(branch), branch, progress, "diverged")
+                    self._save_model(self.folder / self._name(branch), branch, progress, "diverged")
             for branch in pending:
                 if branch.decay_step in reached:
                     self._train_branch(branch)
@@ -242,7 +242,7 @@ class Run:
         if start:
             vars(progress).update(vars(checkpoint.load(start, self.session)))
         elif 0 in self.branch_points:
-            self._save(self.trunk, progress)
+            self._save_checkpoint(self.trunk, progress)
         with StepLog(self.session, self.trunk, progress.step, max(missing)) as log:
             self._steps(progress, max(missing), None, self.trunk, log)
         self.writer.wait()
@@ -265,7 +265,7 @@ class Run:
             logger.error("%s diverged: %s", folder.name, error)
             status = "diverged"
         self.writer.wait()  # before its folder is cleared of checkpoints
-        self._leave(folder, branch, progress, status)
+        self._save_model(folder, branch, progress, status)
         return status == "final"
 
     def _steps(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path, log: StepLog) -> None:
@@ -291,7 +291,7 @@ class Run:
 
             log(progress, result, rate)
             if branch is None and progress.step in self.release_steps:
-                self._leave_intermediate(progress)
+                self._save_intermediate(progress)
             if progress.step in self.evaluation_steps:
                 log.evaluation(progress, self._evaluate())
             if progress.skipped_in_a_row >= run.max_skipped_steps:
@@ -303,7 +303,7 @@ class Run:
             stop, due = any_process(self.accelerator, self.stop.requested(), due)
             is_end, is_branch_point = progress.step == end_step, branch is None and progress.step in self.branch_points
             if is_branch_point or (not is_end and (stop or due)):
-                self._save(folder, progress)
+                self._save_checkpoint(folder, progress)
                 saved_at = time.monotonic()
             if stop and not is_end:
                 raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
@@ -322,7 +322,7 @@ class Run:
 
     # -- what it saves
 
-    def _save(self, folder: Path, progress: Progress) -> None:
+    def _save_checkpoint(self, folder: Path, progress: Progress) -> None:
         self.writer.save(folder, progress, pinned=self.branch_points if folder == self.trunk else ())
 
     def _evaluate(self) -> HeldOutLoss:
@@ -339,13 +339,13 @@ class Run:
                 lambda value: sum_over_processes(accelerator, value),
             )
 
-    def _leave_intermediate(self, progress: Progress) -> None:
+    def _save_intermediate(self, progress: Progress) -> None:
         base = final_branch_name(self.schedule.ramp.tokens(progress.step), self.arguments.run.seed)
         folder = self.intermediate / f"step{progress.step:07d}-{base}"
         if not on_main(self.accelerator, (folder / "model").exists):
-            self._leave(folder, self.branches[-1], progress, "intermediate")
+            self._save_model(folder, self.branches[-1], progress, "intermediate")
 
-    def _leave(self, folder: Path, branch: Branch, progress: Progress, status: str) -> None:
+    def _save_model(self, folder: Path, branch: Branch, progress: Progress, status: str) -> None:
         """Write <folder>/model with its record, whole or not at all; then the folder's checkpoints go. Collective.
 
         Args:

@@ -95,7 +95,7 @@ def _largest_that_fits(session: Session, choices: list[int]) -> int | None:
 
 
 def _what_forbids_smaller(arguments: TrainingArguments) -> str:
-    """Why there is none to try: a smaller one is no advice where the run would be refused with it."""
+    """Why no smaller micro-batch is advised: the run would be refused with it."""
     group = arguments.model.capacity_group_tokens
     if any(not arguments.holds_whole_groups(micro) for micro in range(1, arguments.run.micro_batch_sequences)):
         return f"holds whole capacity groups of {group} tokens (a new run can have smaller ones)"

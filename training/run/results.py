@@ -1,4 +1,4 @@
-"""What a finished run leaves: a model folder for `from_pretrained` with its run record beside the weights."""
+"""The results of a run: a model folder for `from_pretrained`, with its run record beside the weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_record(
     a, arch, ramp, accelerator = session.arguments, session.architecture, session.schedule.ramp, session.accelerator
     tokens = ramp.tokens(progress.step)
     speed = tokens / progress.wall_seconds
-    unique = session.data.unique_among(tokens)  # how much more data there is may be unknown, and does not matter here
+    unique = session.data.unique_among(tokens)  # the rest of the data may be of unknown size
     held_out, held_out_loss = measured or (None, None)
     losses = {
         "final": (progress.window_loss, progress.window_steps),

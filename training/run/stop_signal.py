@@ -19,7 +19,7 @@ class StopSignal:
     """Remembers the first SIGINT or SIGTERM, for the loop to stop between two steps.
 
     The end of the launcher counts as a SIGTERM: `accelerate launch` of one process dies of a signal without passing it
-    on, and the training that it started would go on unseen.
+    on, and the training that it started would continue unseen.
     """
 
     number: int | None = None

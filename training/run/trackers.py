@@ -43,7 +43,7 @@ def check_trackers(names: list[str]) -> None:
 
 
 class Trackers:
-    """The tracker runs of the trunk or of one branch, from its start, or from where it goes on, to its end.
+    """The tracker runs of the trunk or of one branch, from its start or resumption to its end.
 
     They live on the main process alone; the others make the same calls and log nothing.
 
@@ -88,7 +88,7 @@ class Trackers:
             "wandb": {"id": run_id, "name": name, "group": group, "resume": "allow"},
             # trackio continues the latest run of a name, so the name has to be this run's alone.
             "trackio": {"name": run_id, "group": group, "resume": "allow"},
-            # Events from beyond the checkpoint that training goes on from are hidden.
+            # Events from beyond the checkpoint that training resumes from are hidden.
             "tensorboard": {"purge_step": start_tokens + 1},
         }
         for tracker_name in map(str, filter_trackers(arguments.run.trackers, output_dir)):

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from filelock import Timeout
 
 from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import contents, prepare
@@ -17,7 +19,7 @@ from training.configuration.arguments import ConfigurationError
 from training.data import builder as token_builder
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache, TokenBuildError, lock_of
-from training.data.cache import open_cache
+from training.data.cache import TokenCache, open_cache
 from training.data.text import TextSource
 from training.run.inputs import held_out, training_data
 
@@ -41,20 +43,36 @@ def growing(corpus, tokenizer, tmp_path, small_shards):
         one.close()
 
 
-def gone(pid: int, seconds: float = 10) -> bool:
-    for _ in range(int(seconds * 20)):
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
+@pytest.fixture
+def expected(corpus, tokenizer, tmp_path, small_shards):
+    """Checksums of the shards of the cache that is built in one go."""
+    return checksums(prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole"))
+
+
+def checksums(cache: TokenCache) -> list[str]:
+    return [shard["sha256"] for shard in cache.shards]
+
+
+def wait_until(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
         time.sleep(0.05)
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def is_locked(folder: Path) -> bool:
+    try:
+        lock_of(folder, 0).acquire().lock.release()
+    except Timeout:
+        return True
     return False
 
 
-def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, corpus, tokenizer, tmp_path):
-    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
+def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, expected):
     short = growing(until=1500)
     short.wait_for(1500)
     assert 1500 <= len(short.cache) < 1500 + 2 * 700
@@ -66,7 +84,7 @@ def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, corp
     assert len(longer.cache) < 4000 + 2 * 700
     longer.wait_for(None)  # more than was foreseen
     assert longer.cache.complete
-    assert [s["sha256"] for s in longer.cache.shards] == [s["sha256"] for s in whole.shards]
+    assert checksums(longer.cache) == expected
     assert longer.cache.fingerprint == short.cache.fingerprint
 
 
@@ -78,8 +96,7 @@ def test_what_is_there_needs_no_builder(growing, monkeypatch):
     again.wait_for(None)
 
 
-def test_a_killed_builder_is_started_again(growing, monkeypatch, corpus, tokenizer, tmp_path):
-    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
+def test_a_killed_builder_is_started_again(growing, expected):
     one = growing()
     for _ in range(2):
         one.start()
@@ -89,7 +106,7 @@ def test_a_killed_builder_is_started_again(growing, monkeypatch, corpus, tokeniz
         one._builder.process.wait()
         one._next_look = 0
     one.wait_for(None)
-    assert [s["sha256"] for s in one.cache.shards] == [s["sha256"] for s in whole.shards]
+    assert checksums(one.cache) == expected
 
 
 def test_a_builder_that_is_always_killed_is_an_error_at_last(growing, monkeypatch):
@@ -118,7 +135,7 @@ time.sleep(1000)
 """
 
 
-def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, corpus, tmp_path, tokenizer):
+def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, tmp_path):
     fifo = tmp_path / "slow" / "train.jsonl"  # a source that never says anything: the builder waits in a read
     fifo.parent.mkdir()
     cache = growing().cache
@@ -126,30 +143,22 @@ def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, corpus, tmp_p
     command = [sys.executable, "-c", TRAINER, str(cache.folder), str(fifo)]
     trainer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
     pid = int(trainer.stdout.readline())
-    for _ in range(1200):  # until it holds the lock
-        try:
-            lock_of(cache.folder, 0).acquire().lock.release()
-        except token_builder.Timeout:
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("the builder never took the lock")
+    wait_until(lambda: is_locked(cache.folder))
     trainer.kill()
     trainer.wait()
-    assert gone(pid)
+    wait_until(lambda: is_gone(pid))
     one = growing()
     one.wait_for(None)  # the lock went with it
     assert one.cache.complete
 
 
-def test_two_at_once_share_one_cache(growing, corpus, tokenizer, tmp_path):
-    whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
+def test_two_at_once_share_one_cache(growing, expected):
     one, two = growing(), growing()
     one.start()
     two.start()
     two.wait_for(None)
     one.wait_for(None)
-    assert [s["sha256"] for s in one.cache.shards] == [s["sha256"] for s in whole.shards]
+    assert checksums(one.cache) == expected
     assert one.cache.shards == two.cache.shards
     assert contents(one.cache.folder).keys() == contents(two.cache.folder).keys()
 
@@ -162,7 +171,7 @@ def test_what_the_builder_finds_wrong_is_raised_here(growing):
 def test_a_full_disk_is_one_error_here(growing):
     one = growing()
     (one.cache.folder / "tokens-00000.tmp").symlink_to("/dev/full")
-    with pytest.raises(TokenBuildError, match=r"tokenising into .* failed: OSError: .* No space left on device"):
+    with pytest.raises(TokenBuildError, match=r"tokenising into .* failed: .* No space left on device"):
         one.wait_for(1)
     one.wait_for(1)  # there is space again: the link went with the failed shard
 
@@ -264,17 +273,11 @@ def test_too_little_data_is_a_configuration_error(tiny, tokenizer, tmp_path):
         tiny(data__shuffle_window=0)
 
 
-def test_what_is_wrong_with_the_held_out_text_is_said_while_training(tiny, tokenizer):
+def test_an_error_in_the_held_out_text_is_raised_while_training(tiny, tokenizer):
     pending = held_out(tiny(data__validation_split="absent"), tokenizer)
-    for _ in range(1200):
-        try:
-            pending.check()
-        except ConfigurationError as error:
-            assert "absent" in str(error)  # noqa: PT017 (it comes when it comes)
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("nothing was said")
+    pending._tokens._builder.process.wait(60)
+    with pytest.raises(ConfigurationError, match="absent"):
+        pending.check()
 
 
 def test_runs_of_any_length_share_one_cache_and_compare_their_held_out_loss(tiny, tokenizer):

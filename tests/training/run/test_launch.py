@@ -22,46 +22,32 @@ FOLDER = Path(training.__file__).parent / "configs" / "accelerate"
 FILES = sorted(FOLDER.glob("*.yaml"))
 
 
-def parsed(path, *flags):
-    """The launcher's arguments and the environment that it gives to the processes of several GPUs."""
-    arguments = launch_command_parser().parse_args(["--config_file", str(path), *flags, "train.py"])
-    arguments, _, _ = _validate_launch_command(arguments)
-    return arguments
-
-
 def test_there_is_a_file_for_each_kind_of_machine():
-    assert [path.stem for path in FILES] == [
-        "cpu_two_processes",
-        "multi_node_fsdp2",
-        "one_node_ddp",
-        "one_node_fsdp2",
-        "single_gpu",
-    ]
+    names = ["cpu_two_processes", "multi_node_fsdp2", "one_node_ddp", "one_node_fsdp2", "single_gpu"]
+    assert [path.stem for path in FILES] == names
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_accelerate_reads_the_file(path):
+def test_accelerate_reads_the_file(path, monkeypatch):
     config = load_config_from_file(str(path))  # unknown keys raise
     assert config.mixed_precision == "no"
-    arguments = parsed(path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    flags = ["--main_process_ip", "127.0.0.1", "--main_process_port", "29501", "--machine_rank", "1"]
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), *flags, "train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
     assert arguments.num_processes == config.num_processes
     assert arguments.mixed_precision == "no"
     assert arguments.multi_gpu == (config.distributed_type == DistributedType.MULTI_GPU)
     assert arguments.use_fsdp == ("fsdp" in path.stem)
-
-
-@pytest.mark.parametrize("name", ["one_node_fsdp2", "multi_node_fsdp2"])
-def test_sharding_is_fsdp2_over_our_blocks(name, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    flags = ["--main_process_ip", "127.0.0.1", "--main_process_port", "29501", "--machine_rank", "1"]
-    environment = prepare_multi_gpu_env(parsed(FOLDER / f"{name}.yaml", *flags))
-    chosen = {key: value for key, value in environment.items() if key.startswith("FSDP_")}
-    assert chosen["FSDP_VERSION"] == "2"
-    assert chosen["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
-    assert chosen["FSDP_TRANSFORMER_CLS_TO_WRAP"] in SwitchMoeForCausalLM._no_split_modules
-    assert hasattr(modeling, chosen["FSDP_TRANSFORMER_CLS_TO_WRAP"])
-    assert chosen["FSDP_RESHARD_AFTER_FORWARD"] == "true"
-    assert chosen["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
+    if not arguments.use_fsdp:
+        return
+    environment = prepare_multi_gpu_env(arguments)
+    assert environment["FSDP_VERSION"] == "2"
+    assert environment["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
+    assert environment["FSDP_TRANSFORMER_CLS_TO_WRAP"] in SwitchMoeForCausalLM._no_split_modules
+    assert hasattr(modeling, environment["FSDP_TRANSFORMER_CLS_TO_WRAP"])
+    assert environment["FSDP_RESHARD_AFTER_FORWARD"] == "true"
+    assert environment["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
     assert environment["ACCELERATE_USE_FSDP"] == "true"
     assert environment["ACCELERATE_MIXED_PRECISION"] == "no"
 
