@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from hub.release.background import BackgroundPusher
     from hub.release.cards import model_card, sweep_card
     from hub.release.discovery import collect, tag_index
-    from hub.release.index import describe_index, list_runs, load_index, push_index, push_repo_cards
+    from hub.release.index import describe_index, load_index, push_index, push_repo_cards
     from hub.release.published import PublishedRun, list_published, pull_published
     from hub.release.pull import check_parameters, pull_run, pull_runs
-    from hub.release.push import push_run, push_runs
-    from hub.release.repair import repair_index
+    from hub.release.push import push_run, push_runs, release_runs
+    from hub.release.repair import list_runs, repair_index
     from hub.release.sources import load_records, publish_files, read_file
     from hub.store.base import Publication, Store
     from hub.store.files import run_folders
@@ -64,15 +64,15 @@ _HOME = {
     ),
     "store.files": ("run_folders",),
     "store.hub": ("HubStore",),
-    "release.index": ("describe_index", "list_runs", "load_index", "push_index", "push_repo_cards"),
+    "release.index": ("describe_index", "load_index", "push_index", "push_repo_cards"),
     "store.folder": ("LocalStore",),
     "record.filter": ("select",),
     "record.names": ("branch_name", "index_name", "repo_name"),
     "release.published": ("PublishedRun", "list_published", "pull_published"),
     "release.pull": ("check_parameters", "pull_run", "pull_runs"),
-    "release.push": ("push_run", "push_runs"),
+    "release.push": ("push_run", "push_runs", "release_runs"),
     "record.run_record": ("RunRecord",),
-    "release.repair": ("repair_index",),
+    "release.repair": ("list_runs", "repair_index"),
     "release.sources": ("load_records", "publish_files", "read_file"),
     "store.base": ("Publication", "Store"),
     "store.opening": ("open_store",),
@@ -92,6 +92,7 @@ __all__ = [  # noqa: RUF022 - sorted as a person reads them
     "run_folders",
     "push_run",
     "push_runs",
+    "release_runs",
     "push_index",
     "push_repo_cards",
     "describe_index",

@@ -2,93 +2,71 @@
 
 with BackgroundPusher(store, sweep="demo") as pusher:      # on rank 0 only
     ...
-    pusher.submit(folder, record, card=card)               # returns at once
-# here every push has ended well, and the index is written, once; or PushErrors was raised
+    pusher.submit(folder, record)                          # returns at once
+# here every push has succeeded, and the index is written, once; or PushErrors was raised
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hub.plain.errors import HubError, PushErrors, UnavailableError
+from hub.plain.errors import HubError, PushErrors, UnavailableError, redacted
 from hub.record.run_record import RunRecord
-from hub.release.index import SweepCard, push_index, push_repo_cards
-from hub.release.push import check_places, push_run
+from hub.release.push import check_places, push_listing, push_run
 from hub.store.base import Store
-from hub.store.files import Content
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Push:
-    run_id: str
-    again: Callable[[], RunRecord]
-    future: Future[RunRecord]
 
 
 class BackgroundPusher:
     """Pushes checkpoints one after the other in a thread, and the index of the sweep once, at the end.
 
+    "At the end" includes a training that fails or is interrupted, with what was pushed so far. A process that is
+    killed leaves checkpoints that no index lists; the next push of the run adds them.
+
     Args:
         store: where to.
         sweep: the sweep's name, for the index.
-        card: the index's card, as for `push_index`.
         license: of what is released, see `push_run`.
-
-    At the end also means: when the training fails or is interrupted, with what was pushed so far. A process that is
-    killed leaves checkpoints that no index lists; the next push of the run adds them.
     """
 
-    def __init__(self, store: Store, sweep: str, *, card: SweepCard | None = None, license: str | None = None) -> None:
-        self.store, self.sweep, self._card, self._license = store, sweep, card, license
+    def __init__(self, store: Store, sweep: str, *, license: str | None = None) -> None:
+        self.store, self.sweep, self._license = store, sweep, license
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hub-push")
-        self._pushes: list[_Push] = []
-        self._lock = threading.Lock()
+        self._pushes: list[tuple[RunRecord, Callable[[], RunRecord], Future[RunRecord]]] = []
 
-    def submit(
-        self,
-        folder: str | Path,
-        record: RunRecord,
-        *,
-        card: str | None = None,
-        pictures: Mapping[str, Content] | None = None,
-        siblings: Iterable[RunRecord] = (),
-    ) -> Future[RunRecord]:
-        """Queue a push, with the arguments of `push_run`; the folder must stay as it is until the future is done."""
+    def submit(self, folder: str | Path, record: RunRecord) -> Future[RunRecord]:
+        """Queue a push; the folder must stay as it is until the future is done.
+
+        The run's card shows it among those that were submitted before. What became of the push is logged.
+        """
+        siblings = [*(other for other, _, _ in self._pushes), record]
 
         def push() -> RunRecord:
             check_places(self.store, [record])
-            return push_run(
-                self.store,
-                folder,
-                record,
-                card=card,
-                pictures=pictures,
-                siblings=siblings,
-                license=self._license,
-            )
+            return push_run(self.store, folder, record, siblings=siblings, license=self._license)
 
-        future = self._pool.submit(push)
-        with self._lock:
-            self._pushes.append(_Push(record.run_id, push, future))
+        try:
+            future = self._pool.submit(push)
+        except RuntimeError as error:  # a thread that cannot be started
+            future = Future()
+            future.set_exception(error)
+        future.add_done_callback(lambda ended: _report(record, ended))
+        self._pushes.append((record, push, future))
         return future
 
     def pending(self) -> int:
         """How many pushes have not ended."""
-        with self._lock:
-            return sum(not push.future.done() for push in self._pushes)
+        return sum(not future.done() for _, _, future in self._pushes)
 
     def close(self) -> list[RunRecord]:
         """Wait for all pushes; the records as released, in the order of submission.
 
-        What failed because the store could not be reached is tried once more, as that may be hours ago. At the end the
+        What failed because the store could not be reached is tried once more, as that may be hours ago. Then the
         index is written, and `main` of the repositories brought up to date.
 
         Raises:
@@ -96,26 +74,22 @@ class BackgroundPusher:
             HubError: the pushes succeeded, and the index or the cards of the repositories did not.
         """
         self._pool.shutdown(wait=True)
-        pushed, failures = [], []
-        for push in self._pushes:
-            error = push.future.exception()
+        pushed: list[RunRecord] = []
+        failures: list[tuple[str, BaseException]] = []
+        for record, push, future in self._pushes:
             try:
-                pushed.append(push.again() if isinstance(error, UnavailableError) else push.future.result())
+                pushed.append(push() if isinstance(future.exception(), UnavailableError) else future.result())
             except Exception as reason:
-                failures.append((push.run_id, reason))
-        if pushed:
-            try:
-                self._list(pushed)
-            except HubError:
-                if not failures:
-                    raise
+                failures.append((record.run_id, reason))
+        try:
+            if pushed:
+                push_listing(self.store, self.sweep, pushed, license=self._license)
+        except HubError:
+            if not failures:
+                raise
         if failures:
             raise PushErrors(failures, pushed)
         return pushed
-
-    def _list(self, pushed: Sequence[RunRecord]) -> None:
-        push_index(self.store, self.sweep, pushed, card=self._card, license=self._license)
-        push_repo_cards(self.store, self.sweep, [record.repo or "" for record in pushed], license=self._license)
 
     def __enter__(self) -> BackgroundPusher:
         return self
@@ -126,9 +100,18 @@ class BackgroundPusher:
             return
         # The training failed: end the push that is running, forget those that wait, keep the first error.
         self._pool.shutdown(wait=True, cancel_futures=True)
-        futures = [push.future for push in self._pushes if not push.future.cancelled()]
-        if pushed := [future.result() for future in futures if future.exception() is None]:
+        ended = [future for _, _, future in self._pushes if not future.cancelled()]
+        if pushed := [future.result() for future in ended if future.exception() is None]:
             try:
-                self._list(pushed)
+                push_listing(self.store, self.sweep, pushed, license=self._license)
             except HubError as reason:
                 logger.warning("%d pushed runs are not in the index: %s", len(pushed), reason)
+
+
+def _report(record: RunRecord, future: Future[RunRecord]) -> None:
+    if future.cancelled():
+        return
+    if (error := future.exception()) is not None:
+        logger.warning("pushing %s failed, training goes on: %s", record.run_id, redacted(str(error)))
+    else:
+        logger.info("pushed %s@%s", future.result().repo, future.result().branch)

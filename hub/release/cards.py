@@ -1,7 +1,8 @@
-"""Model and data set cards: what a visitor of a released revision, or of a sweep's index, reads.
+"""Model and dataset cards: what a visitor of a released revision, of a repository, or of a sweep's index reads.
 
-Everything that comes from a record is escaped (`plain.markdown`). Sections of text and pictures are handed in by the
-caller, because `hub` knows nothing of curves and laws; their text is trusted and taken as it is.
+Everything that comes from a record is escaped (`hub.plain.markdown`). Sections and pictures are handed in by the
+caller, because `hub` knows nothing of curves and laws; their text is trusted. Parts that follow from records stand in
+named blocks, so that a later push rewrites them (`refreshed`) and leaves what a person wrote.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from hub.plain.errors import FilesError
 from hub.plain.markdown import block, block_of, escaped, replace_block
-from hub.plain.metadata import metadata_of, updated, with_metadata
+from hub.plain.metadata import read_card, updated, with_metadata
 from hub.plain.units import format_count
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -24,99 +25,91 @@ from hub.release.licenses import checked_license
 
 PAPER = "[Joint MoE Scaling Laws](https://arxiv.org/abs/2502.05172) (Ludziejewski et al. 2025)"
 TAGS = ("scaling-laws", "mixture-of-experts", "switch-transformer", "joint-moe-scaling-laws")
-_DATASET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+RUN, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "loading", "place", "law", "revisions", "main"  # blocks
+_FROM_RECORDS = ("tags", "datasets", "model-index")  # metadata that follows from the records
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
-# The table of a run in cards that were written before it had a block.
-_UNMARKED_RUN = re.compile(r"(?<=^## The run\n\n)(?:\|.*\n)+", re.MULTILINE)
 _MAX_TABLE_ROWS = 400
 _MAX_RESULTS = 100  # revisions whose results stand in the metadata of a repository's card
-# Parts of a card that change when it goes to another place, or when more is known; see `hub.plain.markdown.block`.
-RUN, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "loading", "place", "law", "revisions", "main"
-# What in the metadata of a model's card follows from its records, and is put right with them.
-_FROM_RECORDS = ("tags", "datasets", "model-index")
 
-Sections = Mapping[str, str] | Iterable[tuple[str, str]]
-Pictures = Mapping[str, str] | Sequence[str]
+# What earlier versions wrote outside of any block: a run's table, and that `main` has no weights.
+_UNMARKED_RUN = re.compile(r"(?<=^## The run\n\n)(?:\|.*\n)+", re.MULTILINE)
+_NO_WEIGHTS = "**The branch `main` has no weights.** Choose a revision:"
+
+_LIMITS = """The model was trained to measure a scaling law. It is not tuned to follow instructions, not filtered for
+harmful content, and repeats the biases of its data. Its loss is comparable only to runs with the same tokenizer and
+data. A law fitted on such runs holds inside the range of sizes, tokens and experts it was fitted on."""
 
 
 def model_card(
     record: RunRecord,
     *,
-    title: str | None = None,
-    summary: str | None = None,
-    sections: Sections = (),
-    pictures: Pictures = (),
-    predicted_loss: float | None = None,
+    sections: Mapping[str, str] | None = None,
+    pictures: Mapping[str, str] | Sequence[str] = (),
     siblings: Iterable[RunRecord] = (),
+    predicted_loss: float | None = None,
     license: str | None = None,
-    language: str = "en",
 ) -> str:
-    """The README.md of one released revision, with valid metadata and results as a `model-index`.
+    """The README.md of one released revision, with its results as a `model-index`.
 
     Args:
         record: the run. `repo` and `branch` go into the loading example; without them the names they will have.
-        title: the heading; default: size, experts and tokens.
-        summary: a paragraph after the heading, in place of the default sentence.
-        sections: (heading, Markdown text) in order, put before the limits.
+        sections: heading -> Markdown text, in order, put before the limits.
         pictures: file name in the repository -> caption, or names only; shown after the table.
-        predicted_loss: the loss (nats/token) that a scaling law predicts for this run, shown beside the measured one.
         siblings: other runs of the sweep, for the table of its place among them.
+        predicted_loss: the loss (nats/token) that a scaling law predicts for this run, shown beside the measured one.
         license: an identifier of the Hub's list of licences; without one the card names none.
-        language: an ISO 639-1 code.
     """
     active, tokens = format_count(record.n_active), format_count(record.tokens)
-    name = title or f"{record.experts} expert{'s' * (record.experts > 1)}, {active} active parameters"
-    lead = summary or (
-        f"A Switch Mixture-of-Experts language model of the sweep {escaped(record.sweep)}, trained on "
-        f"{tokens} tokens to measure how loss depends on size, data and the number of experts, "
-        f"as in {PAPER}."
-        if record.experts > 1
-        else f"A dense language model of the sweep {escaped(record.sweep)}, trained on {tokens} tokens "
-        f"as the one-expert case of a Mixture-of-Experts scaling law, as in {PAPER}."
-    )
+    if record.experts > 1:
+        lead = (
+            f"A Switch Mixture-of-Experts language model of the sweep {escaped(record.sweep)}, trained on {tokens} "
+            f"tokens to measure how loss depends on size, data and the number of experts, as in {PAPER}."
+        )
+    else:
+        lead = (
+            f"A dense language model of the sweep {escaped(record.sweep)}, trained on {tokens} tokens as the "
+            f"one-expert case of a Mixture-of-Experts scaling law, as in {PAPER}."
+        )
+    status = {
+        "diverged": ["**This run diverged; its weights are kept for study only.**"],
+        "intermediate": ["This is an intermediate checkpoint of a run that went on."],
+    }
     parts = [
-        f"# {escaped(name)}",
+        f"# {record.experts} expert{'s' * (record.experts > 1)}, {active} active parameters",
         lead,
-        *(["**This run diverged; its weights are kept for study only.**"] if record.status == "diverged" else []),
-        *(["This is an intermediate checkpoint of a run that went on."] if record.status == "intermediate" else []),
+        *status.get(record.status, []),
         "## How to load",
         block(LOADING, _loading_example(record)),
         "## The run",
         block(RUN, run_table(record)),
         *_shown_pictures(pictures),
         block(PLACE, place_in_sweep(record, siblings, predicted_loss)),
-        *_shown_sections(sections),
+        *(f"## {heading}\n\n{text}" for heading, text in (sections or {}).items()),
         "## Limits",
         _LIMITS,
     ]
-    return with_metadata(_model_metadata(record, license, language), parts)
+    return with_metadata(_metadata([record], license), parts)
 
 
-def located(
-    card: str,
-    record: RunRecord,
-    *,
-    siblings: Iterable[RunRecord] = (),
-    predicted_loss: float | None = None,
-    license: str | None = None,
-) -> str:
-    """A model card as it is right at the place that `record` names, with what the record and the sweep say by now.
+def refreshed(card: str, fresh: str) -> str:
+    """The card with the blocks and the metadata that follow from records as in `fresh`, and its licence if it has one.
 
-    Only the blocks that `model_card` marks are written anew, and the metadata that follows from the record;
-    everything else, also what a person added, stays. A card that is all somebody's own stays as it is, but for a
-    `license` that is given.
+    Everything else stays, including what a person added; a card without our blocks stays as it is but for the licence.
     """
-    card = _UNMARKED_RUN.sub(lambda _: block(RUN, run_table(record)) + "\n", card, count=1)
-    card = replace_block(card, RUN, run_table(record))
-    card = replace_block(card, LOADING, _loading_example(record))
-    place = place_in_sweep(record, siblings, predicted_loss)
-    card = replace_block(card, PLACE, place) if place else card
-    owned = _FROM_RECORDS if block_of(card, RUN) is not None else ()
-    return updated(card, _model_metadata(record, license, "en"), (*owned, *_given(license)))
+    card = _UNMARKED_RUN.sub(lambda table: block(RUN, table[0]) + "\n", card, count=1)
+    card = card.replace(_NO_WEIGHTS, block(MAIN, _NO_WEIGHTS)) if block_of(card, MAIN) is None else card
+    for part in (RUN, LOADING, PLACE, REVISIONS, MAIN):
+        if text := block_of(fresh, part):
+            card = replace_block(card, part, text)
+    metadata = read_card(fresh).data.to_dict()
+    ours = any(block_of(card, part) is not None for part in (RUN, REVISIONS))
+    owned = [*(_FROM_RECORDS if ours else ()), *(["license"] if "license" in metadata else [])]
+    return updated(card, metadata, owned)
 
 
 def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
-    """Whether two cards of a run say the same of it: its neighbours in the sweep may differ, as they come and go.
+    """Whether two cards say the same of a run; its neighbours in the sweep may differ, as they come and go.
 
     Args:
         present, wanted: the texts (UTF-8).
@@ -133,109 +126,72 @@ def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:
 
     Of equally long ones it is that of the lowest held-out loss, and then the first by name.
     """
-    finals = [record for record in records if record.status == "final"]
 
     def order(record: RunRecord) -> tuple[int, float, str]:
         loss = math.inf if record.eval_loss is None else record.eval_loss
         return -record.tokens, loss, record.branch or ""
 
-    return min(finals, key=order, default=None)
+    return min((record for record in records if record.status == "final"), key=order, default=None)
 
 
-def repo_card(
-    records: Iterable[RunRecord], *, on_main: bool = True, license: str | None = None, language: str = "en"
-) -> str:
+def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: str | None = None) -> str:
     """The README.md on `main` of a model repository: its revisions, which of them `main` is, and how to load one.
 
     Args:
         records: the runs released in this repository, at least one; `repo` and `branch` are set.
         on_main: whether the files of `shown_on_main` lie on `main`, too.
         license: an identifier of the Hub's list of licences; without one the card names none.
-        language: an ISO 639-1 code.
     """
     runs = sorted(records, key=lambda record: (record.status != "final", record.tokens, record.branch or ""))
-    like = shown_on_main(runs) or runs[-1]
+    shown = shown_on_main(runs)
+    like = shown or runs[-1]
     kind = f"Switch Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
+    what_main_is = _NO_WEIGHTS
+    if on_main and shown:
+        what_main_is = (
+            f"`main` holds the same files as the revision `{shown.branch or branch_name(shown)}`, the longest of the "
+            "finished runs. The other runs are revisions of their own:"
+        )
     parts = [
         f"# {escaped(repo_name(like))}",
         f"{kind}, {format_count(like.n_active)} active of {format_count(like.n_total)} parameters, of the sweep "
         f"{escaped(like.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
-        block(MAIN, _what_main_is(shown_on_main(runs) if on_main else None)),
+        block(MAIN, what_main_is),
         block(REVISIONS, repo_table(runs[:_MAX_TABLE_ROWS])),
         "## How to load",
         block(LOADING, _loading_example(like)),
-        f"All runs of the sweep, with their records: the data set `{index_name(like.sweep)}`.",
+        f"All runs of the sweep, with their records: the dataset `{index_name(like.sweep)}`.",
     ]
-    return with_metadata(_repo_metadata(runs, license, language), parts)
+    return with_metadata(_metadata(runs, license), parts)
 
 
-def relisted(card: str, fresh: str, *, license: str | None = None) -> str:
-    """The card on `main` with the revisions, the metadata and the rest that follows from records as in `fresh`."""
-    for part in (REVISIONS, LOADING, MAIN):
-        card = replace_block(card, part, block_of(fresh, part) or "")
-    # Cards of releases whose main had no weights say so outside of any block.
-    card = card.replace(
-        "**The branch `main` has no weights.** Choose a revision:", block(MAIN, block_of(fresh, MAIN) or "")
-    )
-    return updated(card, metadata_of(fresh), (*_FROM_RECORDS, *_given(license)))
+def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license: str | None = None) -> str:
+    """The README.md of a sweep's index: viewer configuration, how to load it, a place for the law, and the runs.
 
-
-_NO_WEIGHTS = "**The branch `main` has no weights.** Choose a revision:"
-
-
-def _given(license: str | None) -> tuple[str, ...]:
-    return () if license is None else ("license",)
-
-
-def _what_main_is(record: RunRecord | None) -> str:
-    if record is None:
-        return _NO_WEIGHTS
-    return (
-        f"`main` holds the same files as the revision `{record.branch or branch_name(record)}`, the longest of the "
-        "finished runs. The other runs are revisions of their own:"
-    )
-
-
-def sweep_card(
-    records: Iterable[RunRecord],
-    *,
-    title: str | None = None,
-    repo: str | None = None,
-    sections: Sections = (),
-    pictures: Pictures = (),
-    license: str | None = None,
-    language: str = "en",
-) -> str:
-    """The README.md of a sweep's index: viewer configuration, how to load, pictures and sections (the law), the runs.
-
-    The arguments are those of `model_card`; `repo` is the data set's id, for the loading example.
+    `repo` is the dataset's id, for the loading example; `license` as for `model_card`.
     """
     runs = list(records)
     names = sorted({record.sweep for record in runs})
     sweep = ", ".join(names) or "empty sweep"
-    finals = [record for record in runs if record.status == "final"]
-    lead = (
-        f"The run records of the sweep {escaped(sweep)}: {len(runs)} rows, {len(finals)} of them final runs of dense "
-        f"and Switch Mixture-of-Experts language models. They are the measurements that a joint scaling law of active "
-        f"parameters, tokens and experts is fitted to, as in {PAPER}."
-    )
-    shown = runs[:_MAX_TABLE_ROWS]
-    rest = [f"… and {len(runs) - len(shown)} more rows in `{viewer_file()}`."] if len(runs) > len(shown) else []
+    finals = sum(record.status == "final" for record in runs)
+    more = len(runs) - _MAX_TABLE_ROWS
     parts = [
-        f"# {escaped(title or f'Runs of {sweep}')}",
-        lead,
+        f"# {escaped(f'Runs of {sweep}')}",
+        f"The run records of the sweep {escaped(sweep)}: {len(runs)} rows, {finals} of them final runs of dense and "
+        "Switch Mixture-of-Experts language models. A joint scaling law of active parameters, tokens and experts is "
+        f"fitted to these measurements, as in {PAPER}.",
         "## How to load",
         _index_example(repo),
-        block(LAW, "\n\n".join([*_shown_sections(sections), *_shown_pictures(pictures)])),
+        block(LAW, ""),
         "## The runs",
-        sweep_table(shown),
-        *rest,
+        sweep_table(runs[:_MAX_TABLE_ROWS]),
+        *([f"… and {more} more rows in `{viewer_file()}`."] if more > 0 else []),
         "Losses are in nats per token. `eval_loss` is held-out and without dropped tokens; `train_loss` is a mean "
         "over the last tokens of training (`train_loss_window_tokens`).",
     ]
-    metadata: dict[str, Any] = {
-        **_license(license),
-        "language": language,
+    metadata = {
+        "license": license and checked_license(license),
+        "language": "en",
         "tags": [*TAGS, *(f"sweep:{name}" for name in names)],
         "pretty_name": f"Runs of {sweep}",
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": viewer_file()}]}],
@@ -243,26 +199,17 @@ def sweep_card(
     return with_metadata(metadata, parts)
 
 
-def _license(license: str | None) -> dict[str, str]:
-    return {} if license is None else {"license": checked_license(license)}
-
-
-def _model_metadata(record: RunRecord, license: str | None, language: str) -> dict[str, Any]:
-    return _repo_metadata([record], license, language)
-
-
-def _repo_metadata(records: Sequence[RunRecord], license: str | None, language: str) -> dict[str, Any]:
-    """Licence, tags, data sets and results of the runs, each revision a model of its own in the `model-index`."""
-    datasets = sorted({r.dataset.id for r in records if _DATASET_ID.fullmatch(r.dataset.id)})
-    results = [model for record in records[:_MAX_RESULTS] for model in _results(record)]
+def _metadata(records: Sequence[RunRecord], license: str | None) -> dict[str, Any]:
+    """Licence, tags, datasets and results of the runs, each revision a model of its own in the `model-index`."""
+    datasets = {record.dataset.id for record in records if _HUB_ID.fullmatch(record.dataset.id)}
     return {
-        **_license(license),
-        "language": language,
+        "license": license and checked_license(license),
+        "language": "en",
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": [*TAGS, *sorted({f"sweep:{record.sweep}" for record in records})],
-        **({"datasets": datasets} if datasets else {}),
-        **({"model-index": results} if results else {}),
+        "datasets": sorted(datasets) or None,
+        "model-index": [model for record in records[:_MAX_RESULTS] for model in _results(record)] or None,
     }
 
 
@@ -273,25 +220,19 @@ def _results(record: RunRecord) -> list[dict[str, Any]]:
 
     if record.eval_loss is None:
         return []
-    dataset = record.dataset.id if _DATASET_ID.fullmatch(record.dataset.id) else "local"
-    found = [
-        EvalResult(
-            task_type="text-generation",
-            task_name="Language modelling",
-            dataset_type=dataset,
-            dataset_name=f"{record.dataset.id} (held-out)",
-            dataset_revision=record.dataset.revision,
-            metric_type=kind,
-            metric_name=name,
-            metric_value=round(value, 6),
-        )
-        for kind, name, value in (
-            ("loss", "Held-out loss (nats/token)", record.eval_loss),
-            ("perplexity", "Held-out perplexity", math.exp(min(record.eval_loss, 700.0))),
-        )
-    ]
-    name = f"{repo_name(record)}-{record.branch or branch_name(record)}"
-    return list(eval_results_to_model_index(name, found))
+    about = {
+        "task_type": "text-generation",
+        "task_name": "Language modelling",
+        "dataset_type": record.dataset.id if _HUB_ID.fullmatch(record.dataset.id) else "local",
+        "dataset_name": f"{record.dataset.id} (held-out)",
+        "dataset_revision": record.dataset.revision,
+    }
+    metrics = (
+        ("loss", "Held-out loss (nats/token)", record.eval_loss),
+        ("perplexity", "Held-out perplexity", math.exp(min(record.eval_loss, 700.0))),
+    )
+    found = [EvalResult(**about, metric_type=m, metric_name=n, metric_value=round(v, 6)) for m, n, v in metrics]
+    return list(eval_results_to_model_index(f"{repo_name(record)}-{record.branch or branch_name(record)}", found))
 
 
 def loading_code(place: str, revision: str | None = None, *, tokenizer: str | None = None) -> str:
@@ -317,7 +258,7 @@ tokenizer = AutoTokenizer.from_pretrained({words})"""
 
 def tokenizer_name(record: RunRecord) -> str | None:
     """The tokenizer's name on the Hub where a release has it by name only, without its files."""
-    named = record.tokenizer.fingerprint is None and _DATASET_ID.fullmatch(record.tokenizer.id)
+    named = record.tokenizer.fingerprint is None and _HUB_ID.fullmatch(record.tokenizer.id)
     return record.tokenizer.id if named else None
 
 
@@ -343,7 +284,7 @@ the argument out."""
 
 
 def _index_example(repo: str | None) -> str:
-    if repo is None or not _DATASET_ID.fullmatch(repo):  # a local store: a folder in the place of the data set
+    if repo is None or not _HUB_ID.fullmatch(repo):  # a local store: a folder in place of the dataset
         return "`runs.jsonl` has one record per line; `scaling_law.load_runs(folder)` reads them."
     return f"""```python
 from datasets import load_dataset
@@ -356,20 +297,10 @@ result = fit(load_runs("{repo}"), law="joint")
 ```"""
 
 
-def _shown_pictures(pictures: Pictures) -> list[str]:
+def _shown_pictures(pictures: Mapping[str, str] | Sequence[str]) -> list[str]:
     captions = dict(pictures) if isinstance(pictures, Mapping) else dict.fromkeys(pictures, "")
     for name in captions:
         if not _PICTURE.fullmatch(name):
             raise FilesError(f"picture {name!r}: allowed are file names that end in .png or .svg")
     plain = {name: caption or name.rpartition(".")[0].replace("_", " ") for name, caption in captions.items()}
     return [f"![{escaped(caption)}]({name})" for name, caption in plain.items()]
-
-
-def _shown_sections(sections: Sections) -> list[str]:
-    listed = sections.items() if isinstance(sections, Mapping) else sections
-    return [f"## {heading}\n\n{text}" for heading, text in listed]
-
-
-_LIMITS = """The model was trained to measure a scaling law. It is not tuned to follow instructions, not filtered for
-harmful content, and repeats the biases of its data. Its loss is comparable only to runs with the same tokenizer and
-data. A law fitted on such runs holds inside the range of sizes, tokens and experts it was fitted on."""

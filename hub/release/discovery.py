@@ -1,6 +1,6 @@
 """Helping others to find a release on the Hub: a tag on the index, and a collection of a sweep's repositories.
 
-A tag gives the index a name that never moves, for a paper or a fit to cite. Both can be done again without harm.
+A tag gives the index a name that never moves, for a paper or a fit to cite. Both can be repeated without harm.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ MAX_TAG_LENGTH = 64
 
 
 def check_announcement(store: Store, tag: str, collection: bool) -> None:
-    """Refuse, before anything is sent, a tag or a collection that there cannot be.
+    """Refuse, before anything is sent, a tag or a collection that cannot exist.
 
     Raises:
         FilesError: the store is a folder, which has neither; or the tag is no name.
     """
-    if not isinstance(store, HubStore):
-        if tag or collection:
-            raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store.uri}")
-    elif tag:
+    if (tag or collection) and not isinstance(store, HubStore):
+        raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store.uri}")
+    if tag:
         checked_name(tag, "tag", MAX_TAG_LENGTH)
 
 
@@ -40,17 +39,7 @@ def announce(
     collection: bool = False,
     others: Iterable[str] = (),
 ) -> list[str]:
-    """Tag the index and collect the repositories, as far as asked for; a line for each that was done.
-
-    Args:
-        store: a store on the Hub, unless nothing is asked for.
-        sweep: the sweep's name.
-        records: its runs.
-        commit: of the index, for the tag.
-        tag: empty for none.
-        collection: whether to make one.
-        others: as for `collect`.
-    """
+    """Tag the index at `commit` and collect the repositories, as far as asked for; a line for each that was done."""
     done = []
     if isinstance(store, HubStore) and tag:
         done.append(f"tag {tag} {tag_index(store, sweep, tag, commit=commit)}")
@@ -113,19 +102,14 @@ def collect(
     """
     api, call = store.transport.api, store.transport.call
     store.transport.require_token()
-    made = call(
-        lambda: api.create_collection(
-            title or f"Runs of {sweep}", namespace=store.organisation, private=store.private, exists_ok=True
-        )
-    )
+    asked = {"namespace": store.organisation, "private": store.private, "exists_ok": True}
+    made = call(lambda: api.create_collection(title or f"Runs of {sweep}", **asked))
     if store.private and not made.private:
         raise FilesError(f"private: the collection {made.title!r} is public; nothing was added to it")
+    models = {store.repo_id(name) for name in (*(record.repo or repo_name(record) for record in records), *others)}
+    wanted = {store.repo_id(index_name(sweep)): "dataset"} | dict.fromkeys(sorted(models), "model")
     there = {item.item_id for item in made.items}
-    wanted = {store.repo_id(index_name(sweep)): "dataset"}
-    models = [*(record.repo or repo_name(record) for record in records), *others]
-    wanted |= dict.fromkeys(sorted(store.repo_id(name) for name in models), "model")
     for item, kind in wanted.items():
         if item not in there:
-            add = partial(api.add_collection_item, made.slug, item_id=item, item_type=kind, exists_ok=True)
-            call(add)
+            call(partial(api.add_collection_item, made.slug, item_id=item, item_type=kind, exists_ok=True))
     return str(made.url)

@@ -1,10 +1,10 @@
-"""Releasing checkpoints, each as one atomic publication; the index that makes them visible is `hub.release.index`.
+"""Releasing checkpoints: each run as one atomic publication, then the index that makes them visible.
 
 A release is a state: pushing compares every file of a branch with what should be there and writes what differs, be it
 all of them, a corrected record or nothing. So an interrupted push is simply started again.
 
-What may differ without being written again: how a record is written down, if it says the same (a later version may
-know more fields), and the part of a card that shows the run's neighbours, which changes with every run of the sweep.
+Two differences alone cause no new commit: how a record is written down, if it says the same (a later version may know
+more fields), and the part of a card that shows the run's neighbours, which changes with every run of the sweep.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hub.plain.errors import AccessError, ConflictError, FilesError, PushErrors, RecordError
+from hub.plain import strict_json
+from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, PushErrors, RecordError
+from hub.plain.metadata import read_card
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.store.base import Equivalent, Store
+from hub.release.cards import model_card, refreshed, same_card
+from hub.release.discovery import announce, check_announcement
+from hub.release.index import push_index, push_repo_cards
+from hub.store.base import Equivalent, Publication, Store
 from hub.store.files import Content, Release, check_secrets, content_of, release_of
 
 MAX_WORKERS = 32
 _AWAKE_SECONDS = 0.2
+
+Run = tuple[str | Path, RunRecord]  # folder and record
 
 
 def push_run(
@@ -40,9 +48,9 @@ def push_run(
 
     Args:
         store: where to.
-        folder: the checkpoint as `save_pretrained` leaves it; what is not on the list of `store.files` stays behind.
+        folder: the checkpoint as `save_pretrained` writes it; files that `hub.store.files` does not list stay behind.
         record: the run's record. Its `weights_sha256`, if set, must be those of the files.
-        card: the text of README.md; default: the folder's, and without one `hub.release.cards.model_card` writes it.
+        card: the text of README.md; default: the folder's, else the one of `hub.release.cards.model_card`.
         pictures: further files for the card, name (`*.png`, `*.svg`) -> file or bytes.
         branch: another branch name than `branch_name(record)`.
         siblings: other runs of the sweep, and
@@ -55,45 +63,70 @@ def push_run(
 
     Raises:
         FilesError: the folder cannot be released as it is.
-        ConflictError: the branch exists with other weights, or is that of another run.
+        ConflictError: the branch exists with other weights, is that of another run, or has a record that a newer
+            version of this package wrote.
     """
     release = release_of(folder)
     prepared = prepare(store, release, record, branch=branch)
-    files = release_files(
-        release,
-        prepared,
-        card=card,
-        pictures=pictures,
-        siblings=siblings,
-        predicted_loss=predicted_loss,
-        license=license,
-    )
-    message = f"{prepared.status} run {prepared.run_id}: {prepared.tokens:,} tokens, {prepared.experts} experts"
+    files: dict[str, Content] = {**release.files, **(pictures or {})}
+    for name in pictures or {}:
+        if not name.endswith((".png", ".svg")) or "/" in name:
+            raise FilesError(f"picture {name!r}: allowed are names that end in .png or .svg, without a folder")
+    if card is None and "README.md" in files:
+        card = content_of(files["README.md"]).decode("utf-8", "replace")
+    drawn = tuple(name for name in files if name.endswith((".png", ".svg")))
+    about = {"siblings": siblings, "predicted_loss": predicted_loss, "license": license}
+    fresh = model_card(prepared, pictures=drawn, **about)  # type: ignore[arg-type]
+    card = fresh if card is None else refreshed(card, fresh)
+    read_card(card)
+    files["README.md"] = card.encode()
+    files["run.json"] = prepared.to_json(indent=2).encode() + b"\n"
+    check_secrets(files)
     assert prepared.branch is not None
     published = store.publish(
         repo_name(record),
         prepared.branch,
         files,
         release.weights_sha256,
-        message,
-        _equivalent(prepared, content_of(files["README.md"]), with_prediction=predicted_loss is not None),
+        f"{prepared.status} run {prepared.run_id}: {prepared.tokens:,} tokens, {prepared.experts} experts",
+        _equivalent(prepared, card.encode(), with_prediction=predicted_loss is not None),
     )
     return prepared.replaced(commit=published.commit)
 
 
+def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | None = None) -> RunRecord:
+    """The record as it will stand in `run.json`: with the weights' sha256, repository and branch, without a commit."""
+    if record.weights_sha256 is not None and dict(record.weights_sha256) != dict(release.weights_sha256):
+        raise RecordError(
+            f"weights_sha256 of run {record.run_id} are not those of the files in {release.folder.name}: "
+            f"{dict(record.weights_sha256)} against {dict(release.weights_sha256)}"
+        )
+    return record.replaced(
+        weights_sha256=dict(release.weights_sha256),
+        repo=store.repo_id(repo_name(record)),
+        branch=branch or branch_name(record),
+        commit=None,
+    )
+
+
 def _equivalent(record: RunRecord, card: bytes, *, with_prediction: bool) -> Equivalent:
     """What may differ from the files of this release without being written again; see the module."""
-    from hub.release.cards import same_card
 
     def same_record(present: bytes) -> bool:
+        place = f"branch {record.branch!r} of {record.repo}"
         try:
             there = RunRecord.from_json(present)
         except RecordError:
+            if (version := _schema_version(present)) > strict_json.SCHEMA_VERSION:
+                raise ConflictError(
+                    f"{place} has a record with schema_version {version}, which a newer version of this package "
+                    "wrote; update the package to push to it"
+                ) from None
             return False
         if there.run_id != record.run_id:
             raise ConflictError(
-                f"branch {record.branch!r} of {record.repo} is that of run {there.run_id}, not {record.run_id}; "
-                "push under another branch or sweep name, or remove it first"
+                f"{place} is that of run {there.run_id}, not {record.run_id}; push under another branch or sweep "
+                "name, or remove it first"
             )
         return there == record
 
@@ -103,9 +136,19 @@ def _equivalent(record: RunRecord, card: bytes, *, with_prediction: bool) -> Equ
     }
 
 
+def _schema_version(record: bytes) -> int:
+    """That of a record which cannot be read as one; 0 if it says none."""
+    try:
+        fields = strict_json.loads(record, what="run.json")
+    except RecordError:
+        return 0
+    version = fields.get("schema_version") if isinstance(fields, dict) else None
+    return version if isinstance(version, int) else 0
+
+
 def push_runs(
     store: Store,
-    runs: Sequence[tuple[str | Path, RunRecord]],
+    runs: Sequence[Run],
     *,
     workers: int = 1,
     predicted_losses: Mapping[str, float] | None = None,
@@ -134,10 +177,9 @@ def push_runs(
         raise ValueError(f"workers is {workers}, allowed are 1 to {MAX_WORKERS}")
     placed = [record.replaced(repo=store.repo_id(repo_name(record)), branch=branch_name(record)) for _, record in runs]
     check_places(store, placed)
-    predicted = predicted_losses or {}
     lock = threading.Lock()
-    # Nothing is sent before all is submitted: a thread that an interruption catches while the pool starts it is not
-    # one that the pool waits for.
+    # Nothing is sent before all is submitted: the pool would not wait for a thread that an interruption catches while
+    # it is being started.
     submitted, stopped = threading.Event(), threading.Event()
 
     def push(position: int) -> RunRecord:
@@ -146,7 +188,7 @@ def push_runs(
             raise CancelledError
         folder, record = runs[position]
         siblings = [other for other in placed if other.sweep == record.sweep]
-        loss = predicted.get(record.run_id)
+        loss = (predicted_losses or {}).get(record.run_id)
         try:
             released = push_run(store, folder, record, siblings=siblings, predicted_loss=loss, license=license)
         except AccessError:  # true of all the runs: start none of the others
@@ -163,18 +205,21 @@ def push_runs(
             # Now and then awake: a signal that arrives as a thread begins to wait does not wake it.
             while wait(futures, timeout=_AWAKE_SECONDS).not_done:
                 pass
-            errors = [future.exception() for future in futures]
-            refused = next((error for error in errors if isinstance(error, AccessError)), None)
-            errors = [refused if isinstance(error, CancelledError) else error for error in errors]
         except BaseException:  # interrupted: end what is being sent, start nothing more
             stopped.set()
             submitted.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    failures = [(record.run_id, error) for (_, record), error in zip(runs, errors, strict=True) if error is not None]
+    errors = [future.exception() for future in futures]
+    refused = next((error for error in errors if isinstance(error, AccessError)), None)
     pushed = [future.result() for future, error in zip(futures, errors, strict=True) if error is None]
     if refused is not None and not pushed:
         raise refused
+    failures = [
+        (record.run_id, refused if isinstance(error, CancelledError) and refused else error)
+        for (_, record), error in zip(runs, errors, strict=True)
+        if error is not None
+    ]
     if failures:
         raise PushErrors(failures, pushed)
     return pushed
@@ -182,10 +227,6 @@ def push_runs(
 
 def check_places(store: Store, records: Iterable[RunRecord]) -> None:
     """Refuse, before anything is sent, runs that cannot lie where they would go.
-
-    Args:
-        store: where to.
-        records: what is to be pushed.
 
     Raises:
         FilesError: two of the runs would be one branch, or private and public would mix (`Store.check_visibility`).
@@ -205,47 +246,77 @@ def check_places(store: Store, records: Iterable[RunRecord]) -> None:
         store.check_visibility(sorted(names), index_name(sweep))
 
 
-def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | None = None) -> RunRecord:
-    """The record as it will stand in `run.json`: with the weights' sha256, repository and branch, without a commit."""
-    if record.weights_sha256 is not None and dict(record.weights_sha256) != dict(release.weights_sha256):
-        raise RecordError(
-            f"weights_sha256 of run {record.run_id} are not those of the files in {release.folder.name}: "
-            f"{dict(record.weights_sha256)} against {dict(release.weights_sha256)}"
-        )
-    return record.replaced(
-        weights_sha256=dict(release.weights_sha256),
-        repo=store.repo_id(repo_name(record)),
-        branch=branch or branch_name(record),
-        commit=None,
-    )
+@dataclass
+class Released:
+    """What `release_runs` wrote.
+
+    Attributes:
+        records: the runs as released.
+        indexes: sweep -> its index, as it is at the end.
+        messages: what else was done, one line each.
+        failed: the runs that could not be pushed, if any; nothing was made of a law or a tag then.
+    """
+
+    records: list[RunRecord] = field(default_factory=list)
+    indexes: dict[str, Publication] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    failed: PushErrors | None = None
 
 
-def release_files(
-    release: Release,
-    record: RunRecord,
+def release_runs(
+    store: Store,
+    runs: Sequence[Run],
     *,
-    card: str | None = None,
-    pictures: Mapping[str, Content] | None = None,
-    siblings: Iterable[RunRecord] = (),
-    predicted_loss: float | None = None,
+    workers: int = 1,
+    predicted_losses: Mapping[str, float] | None = None,
     license: str | None = None,
-) -> dict[str, Content]:
-    """Everything that one publication holds, name -> content; checked for access tokens."""
-    files: dict[str, Content] = dict(release.files)
-    for name, content in (pictures or {}).items():
-        if not name.endswith((".png", ".svg")) or "/" in name:
-            raise FilesError(f"picture {name!r}: allowed are names that end in .png or .svg, without a folder")
-        files[name] = content
-    from hub.plain.metadata import check_metadata
-    from hub.release.cards import located, model_card
+    index: bool = True,
+    describe: Callable[[str], tuple[str, Publication]] | None = None,
+    tag: str = "",
+    collection: bool = False,
+    done: Callable[[RunRecord], object] = lambda record: None,
+) -> Released:
+    """Release runs, then the index of each sweep and `main` of its repositories, and announce it as far as asked for.
 
-    if card is None and "README.md" in release.files:
-        card = content_of(release.files["README.md"]).decode("utf-8", "replace")
-    if card is None:
-        card = model_card(record, pictures=tuple(name for name in files if name.endswith((".png", ".svg"))))
-    card = located(card, record, siblings=siblings, predicted_loss=predicted_loss, license=license)
-    check_metadata(card)
-    files["README.md"] = card.encode()
-    files["run.json"] = record.to_json(indent=2).encode() + b"\n"
-    check_secrets(files)
-    return files
+    Args:
+        store, runs, workers, predicted_losses, license, done: as for `push_runs`.
+        index: whether to write the indexes, and what follows from them.
+        describe: called with each sweep once all its runs are in the index: publishes a law of it and returns the
+            law's repository and the index as it is then.
+        tag: a name for this state of the indexes; empty for none.
+        collection: whether to put the repositories of each sweep into a collection.
+
+    Raises:
+        FilesError, AccessError: as `push_runs`; nothing was written.
+        PushErrors: the runs were pushed, and what follows from them was not.
+    """
+    check_announcement(store, tag, collection)
+    result = Released()
+    try:
+        result.records = push_runs(
+            store, runs, workers=workers, predicted_losses=predicted_losses, license=license, done=done
+        )
+    except PushErrors as errors:
+        result.records, result.failed = errors.pushed, errors
+    for sweep in sorted({record.sweep for record in result.records}) if index else ():
+        records, others = [record for record in result.records if record.sweep == sweep], []
+        try:
+            result.indexes[sweep] = push_listing(store, sweep, records, license=license)
+            if result.failed is None and describe is not None:
+                law, result.indexes[sweep] = describe(sweep)
+                others.append(law)
+            if result.failed is None:
+                at = result.indexes[sweep].commit
+                result.messages += announce(
+                    store, sweep, records, commit=at, tag=tag, collection=collection, others=others
+                )
+        except HubError as error:
+            raise PushErrors([(f"the index of {sweep}", error)], result.records) from None
+    return result
+
+
+def push_listing(store: Store, sweep: str, records: Sequence[RunRecord], *, license: str | None = None) -> Publication:
+    """Put released runs into the index of their sweep, and bring `main` of their repositories up to date."""
+    index = push_index(store, sweep, records, license=license)
+    push_repo_cards(store, sweep, [record.repo or "" for record in records], license=license)
+    return index

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hub.plain.errors import FilesError, NotFoundError, RecordError
-from hub.plain.metadata import check_metadata
+from hub.plain.metadata import read_card
 from hub.record.names import index_name
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME, OnInvalid, parse_records, read_records
-from hub.release.index import list_runs
+from hub.release.repair import list_runs
 from hub.store.base import Kind, Publication, Store
 from hub.store.files import Content, check_secrets, is_allowed, without_copies
 from hub.store.opening import open_store
@@ -186,7 +186,7 @@ def publish_files(
     check_secrets(files)
     contents = {name: data if isinstance(data, bytes) else data.read_bytes() for name, data in files.items()}
     if "README.md" in contents:
-        check_metadata(contents["README.md"].decode())
+        read_card(contents["README.md"].decode())
 
     def change(present: Mapping[str, bytes]) -> dict[str, bytes]:
         return {name: data for name, data in contents.items() if present.get(name) != data}

@@ -9,11 +9,11 @@ has all this, and `--collection` puts the repositories together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -21,17 +21,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from hub import (
-    HubError,
     Publication,
-    PushErrors,
     RunRecord,
     Store,
     describe_index,
     open_store,
     publish_files,
-    push_index,
-    push_repo_cards,
-    push_runs,
+    release_runs,
     run_folders,
 )
 from hub.plain.commands import App, Collection, License, Private, Tag, Version
@@ -39,7 +35,7 @@ from hub.plain.commands import Store as StoreArgument
 from hub.plain.errors import FilesError
 from hub.plain.markdown import escaped
 from hub.plain.tables import Table
-from hub.release.discovery import announce, check_announcement
+from hub.release.discovery import check_announcement
 from hub.release.licenses import checked_license, without_license
 from hub.release.push import MAX_WORKERS
 from scaling_law import Runs, fit, load_runs
@@ -165,80 +161,41 @@ def main(
     logging.basicConfig(format="%(levelname)s %(message)s")
     target = open_store(store, private=private)
     check_announcement(target, tag, collection)
-    released = _Release(runs, target, checked_license(license) if license else None)
+    license = checked_license(license) if license else None
+    sweep = _sweep(runs)
     given = load_law(law) if law else None
-    released.push(given, workers)
-    released.announce(tag, collection)
+    _release(target, sweep, given, workers=workers, license=license, tag=tag, collection=collection)
 
 
-class _Release:
-    """The runs of one sweep on their way into a store.
+def _sweep(source: Path) -> list[tuple[Path, RunRecord]]:
+    """Folder and record of each run of one sweep."""
+    runs = [(folder, RunRecord.load(folder)) for folder in run_folders(source)]
+    sweeps = sorted({record.sweep for _, record in runs})
+    if len(sweeps) > 1:
+        raise FilesError(f"{source} holds runs of several sweeps, {', '.join(sweeps)}; release one at a time")
+    return runs
 
-    Raises:
-        FilesError: there are no runs, or those of several sweeps.
-        RecordError: a record breaks the schema.
-    """
 
-    def __init__(self, source: Path, store: Store, license: str | None) -> None:
-        self.store, self.license = store, license
-        self.folders = run_folders(source)
-        self.records = [RunRecord.load(folder) for folder in self.folders]
-        sweeps = {record.sweep for record in self.records}
-        if len(sweeps) > 1:
-            raise FilesError(
-                f"{source} holds runs of several sweeps, {', '.join(sorted(sweeps))}; release one at a time"
-            )
-        (self.sweep,) = sweeps
-        self._index: Publication | None = None
-        self._laws: list[str] = []
-
-    def push(self, given: Law | None, workers: int) -> None:
-        """The runs, the index, `main` of the repositories, and the law.
-
-        Raises:
-            FilesError: the runs cannot lie there; nothing was written.
-            PushErrors: not all of it was pushed.
-        """
-        with _log.status("fitting the law"):
-            judgement = judged(self.records, given)
-        runs = list(zip(self.folders, self.records, strict=True))
+def _release(
+    store: Store, runs: list[tuple[Path, RunRecord]], given: Law | None, *, license: str | None, **options: Any
+) -> None:
+    """Push the runs, the index, `main` of the repositories, and the law; tag and collect them if asked to."""
+    with _log.status("fitting the law"):
+        judgement = judged([record for _, record in runs], given)
+    describe = partial(release_law, store, judgement=judgement, license=license) if judgement else None
+    with _log.status(f"pushing {len(runs)} runs"):
         predictions = judgement.predictions() if judgement else {}
-        failed: PushErrors | None = None
-        try:
-            with _log.status(f"pushing {len(runs)} runs"):
-                options = {"predicted_losses": predictions, "license": self.license}
-                pushed = push_runs(self.store, runs, workers=workers, **options)
-        except PushErrors as errors:
-            pushed, failed = errors.pushed, errors
-        if text := without_license(self.folders, self.license):
-            _log.print(f"[yellow]no licence:[/] {escape(text)}", highlight=False, soft_wrap=True)
-        with self._after(pushed):
-            if pushed:
-                self._index = push_index(self.store, self.sweep, pushed, license=self.license)
-                repos = [record.repo or "" for record in pushed]
-                push_repo_cards(self.store, self.sweep, repos, license=self.license)
-                _out.print(f"index {self._index.repo} {self._index.commit}", **_PLAIN)
-            if failed:
-                raise failed
-            if judgement:
-                repo, self._index = release_law(self.store, self.sweep, judgement, self.license)
-                self._laws.append(repo)
-                _out.print(f"law {repo}, RMSE {judgement.rmse:.4f} nats", **_PLAIN)
-
-    def announce(self, tag: str, collection: bool) -> None:
-        """Tag the index as it is with the law in its card, and collect the repositories."""
-        assert self._index is not None
-        with self._after(self.records):
-            what = {"tag": tag, "collection": collection, "others": self._laws}
-            for line in announce(self.store, self.sweep, self.records, commit=self._index.commit, **what):
-                _out.print(line, **_PLAIN)
-
-    @contextmanager
-    def _after(self, pushed: list[RunRecord]) -> Iterator[None]:
-        """What fails from here on leaves a release that is not complete."""
-        try:
-            yield
-        except PushErrors:
-            raise
-        except HubError as error:
-            raise PushErrors([(f"the index of {self.sweep}", error)], pushed) from None
+        released = release_runs(
+            store, runs, predicted_losses=predictions, license=license, describe=describe, **options
+        )
+    if text := without_license([folder for folder, _ in runs], license):
+        _log.print(f"[yellow]no licence:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    for index in released.indexes.values():
+        _out.print(f"index {index.repo} {index.commit}", **_PLAIN)
+    if released.failed:
+        raise released.failed
+    if judgement:
+        law = store.repo_id(runs[0][1].sweep + _REPO_SUFFIX)
+        _out.print(f"law {law}, RMSE {judgement.rmse:.4f} nats", **_PLAIN)
+    for line in released.messages:
+        _out.print(line, **_PLAIN)

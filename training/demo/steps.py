@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.panel import Panel
 
-from hub import RunRecord, open_store, push_index, push_repo_cards, push_runs
+from hub import RunRecord, open_store, release_runs
 from scaling_law import JointLaw, OptimalTable, fit, load_runs
 from scaling_law.commands.release import JudgedLaw, release_law
 from training import corpus as documentation
@@ -149,9 +149,10 @@ class Demo:
         store = open_store(self.folder / "hub")
         folders = [folder for run in sweep.runs for folder in run.finished()]
         with self.console.status("releasing"):
-            released = push_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
-        index = push_index(store, sweep.name, released)
-        push_repo_cards(store, sweep.name, [record.repo for record in released])
+            result = release_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
+        if result.failed:
+            raise result.failed
+        released, index = result.records, result.indexes[sweep.name]
         weights = (self.folder / "hub").rglob("*.safetensors")
         size = sum(path.stat().st_size for path in weights if path.parent.name != "main")  # which has copies
         repos = len({record.repo for record in released})

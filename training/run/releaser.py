@@ -1,8 +1,8 @@
-"""From a finished branch to a release: the card beside the model, and pushing it while the training goes on.
+"""From a finished branch to a release: the card beside the model, and pushing it while training goes on.
 
-`train.py --push-to-hub hf://ORG` (or a folder) pushes every branch when it is finished, in the background and on
-the main process only. A push that fails stops nothing: the model lies in the output folder, and
-`python -m hub push OUTPUT_DIR hf://ORG` completes the release. The exit status of the command says so.
+`train.py --push-to-hub hf://ORG` (or a folder) pushes every branch when it is finished, in the background and on the
+main process only. A failed push stops nothing: the model lies in the output folder, and
+`python -m hub push OUTPUT_DIR hf://ORG` completes the release. The exit status reports it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
 from hub import BackgroundPusher, HubError, RunRecord, Store, open_store
 from hub.plain.atomic import write_bytes
 from hub.plain.errors import redacted
+from hub.release import background
 from hub.release.cards import model_card
 from scaling_law.figures.run_pictures import CAPTIONS, run_pictures
 from training.configuration.arguments import ConfigurationError, TrainingArguments
@@ -47,7 +47,7 @@ def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
     """What `Run` calls for every finished branch; empty if nothing is to be pushed.
 
     Raises:
-        ConfigurationError: the store cannot be used, found out before anything is trained.
+        ConfigurationError: the store cannot be used; raised before anything is trained.
     """
     run = arguments.run
     if not run.push_to_hub:
@@ -65,67 +65,42 @@ def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
 
 
 class Releaser:
-    """Pushes finished branches in the background; `close` waits for them.
+    """Pushes finished branches in the background (`hub.BackgroundPusher`); `close` waits for them and raises nothing.
 
     Called on the main process only. It may be called again for a branch that was pushed before: nothing is sent then.
     """
 
     def __init__(self, store: Store, sweep: str, license: str | None = None) -> None:
-        self.store = store
+        from huggingface_hub.utils import disable_progress_bars
+
         self.exit_status = 0
         self._pusher = BackgroundPusher(store, sweep, license=license)
-        self._records: list[RunRecord] = []
-        _quiet_uploads()
+        background.logger.setLevel(logging.INFO)
+        if os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") is None:
+            disable_progress_bars()  # those of uploads would break that of the training
 
     def __call__(self, model_folder: Path, record: RunRecord) -> None:
         """Queue the push of a complete model folder and return at once."""
-        self._records.append(record)
-        try:
-            pushed = self._pusher.submit(model_folder, record, siblings=tuple(self._records))
-        except RuntimeError as error:  # of a thread that cannot be started
-            self._failed(f"{record.run_id} cannot be pushed: {error}")
-        else:
-            pushed.add_done_callback(lambda future: self._report(record, future))
+        self._pusher.submit(model_folder, record)
 
     def close(self) -> None:
-        """Wait for what is being pushed; afterwards `exit_status` is 0, or `RELEASE_INCOMPLETE`. Raises nothing."""
+        """Wait for what is being pushed; afterwards `exit_status` is 0, or `RELEASE_INCOMPLETE`."""
+        place = self._pusher.store.uri
         if waiting := self._pusher.pending():
-            logger.info("waiting for %d pushes to %s", waiting, self.store.uri)
+            logger.info("waiting for %d pushes to %s", waiting, place)
         try:
-            pushed = self._pusher.close()
+            if pushed := self._pusher.close():
+                logger.info("%d runs are released in %s", len(pushed), place)
         except Exception as error:
-            self._failed(str(error))
-        else:
-            if pushed:
-                logger.info("%d runs are released in %s", len(pushed), self.store.uri)
-
-    def _report(self, record: RunRecord, future: Future[RunRecord]) -> None:
-        if future.cancelled():
-            return
-        if (error := future.exception()) is not None:
-            logger.warning("pushing %s failed, training goes on: %s", record.run_id, redacted(str(error)))
-        else:
-            pushed = future.result()
-            logger.info("pushed %s@%s", pushed.repo, pushed.branch)
-
-    def _failed(self, reason: str) -> None:
-        self.exit_status = RELEASE_INCOMPLETE
-        logger.error(
-            "the release in %s is not complete: %s. The models are saved; `python -m hub push` with the output folder "
-            "and this store completes it.",
-            self.store.uri,
-            redacted(reason),
-        )
+            self.exit_status = RELEASE_INCOMPLETE
+            logger.error(
+                "the release in %s is not complete: %s. The models are saved; `python -m hub push` with the output "
+                "folder and this store completes it.",
+                place,
+                redacted(str(error)),
+            )
 
 
 def exit_status(trained: int, finishers: Sequence[object]) -> int:
     """That of the training, or if it is 0 that of the finishers."""
     return trained or max((getattr(finisher, "exit_status", 0) for finisher in finishers), default=0)
-
-
-def _quiet_uploads() -> None:
-    """No progress bars of uploads through that of the training."""
-    from huggingface_hub.utils import disable_progress_bars
-
-    if os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") is None:
-        disable_progress_bars()

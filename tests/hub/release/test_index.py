@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 
 from hub import describe_index, list_runs, load_index, load_records, open_store, push_index, push_repo_cards, push_run
 from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
-from hub.plain.metadata import check_metadata, metadata_of, tags_of
+from hub.plain.metadata import read_card, tags_of
 from hub.record.run_record import RunRecord
 from hub.store.base import Store
 from tests.hub.conftest import Checkpoint, hub_store
@@ -45,7 +45,7 @@ def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store: Store, 
     assert set(on_main) == set(released)
     assert all(on_main[name] == released[name] for name in set(released) - {"README.md"})
     card = main_card(store)
-    check_metadata(card)
+    read_card(card)
     assert "sweep:demo" in tags_of(card)
     assert f"`main` holds the same files as the revision `{longest.branch}`" in card
     assert "| tokens001.5M-seed0 | 1.5M | 4.0000 |" in card
@@ -54,7 +54,7 @@ def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store: Store, 
     place = f'"{longest.repo}", "{longest.commit}"' if on_hub else f'"models/{longest.repo}/{longest.branch}"'
     assert f"= {place}\n" in card
     assert len(ModelCard(card).data.eval_results) == 6  # by the Hub's own parser
-    data = metadata_of(card)
+    data = read_card(card).data
     assert data["datasets"] == ["org/corpus"]
     assert len(data["model-index"]) == 3
     losses = {model["name"]: model["results"][0]["metrics"][0]["value"] for model in data["model-index"]}

@@ -9,7 +9,7 @@ import pytest
 
 from hub import load_index, pull_run, push_index, push_run, push_runs
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
-from hub.plain.metadata import metadata_of
+from hub.plain.metadata import read_card
 from hub.record.names import branch_name
 from hub.record.run_record import RunRecord
 from hub.release.index import merge
@@ -43,7 +43,7 @@ def test_a_corrected_loss_reaches_the_record_and_the_card(
     assert RunRecord.from_json(released(store, "run.json")) == second.replaced(commit=None)
     card = released(store, "README.md")
     assert "| Held-out loss (nats/token, dropless) | 4.0000 |" in card
-    assert metadata_of(card)["model-index"][0]["results"][0]["metrics"][0]["value"] == 4.0
+    assert read_card(card).data["model-index"][0]["results"][0]["metrics"][0]["value"] == 4.0
     push_index(store, "demo", [second])
     assert load_index(store, "demo") == [second]
     assert push_run(store, folder, record.replaced(eval_loss=4.0)) == second
@@ -66,7 +66,7 @@ def test_a_card_that_lies_beside_the_model_is_put_right_and_keeps_what_a_person_
     assert "| Held-out loss (nats/token, dropless) | 4.0000 |" in card
     assert "4.3125" not in card
     assert "A note." in card
-    metadata = metadata_of(card)
+    metadata = read_card(card).data
     assert (metadata["license"], metadata["inference"]) == ("mit", False)
     assert metadata["model-index"][0]["results"][0]["metrics"][0]["value"] == 4.0
 
@@ -310,7 +310,7 @@ def test_a_licence_is_named_if_it_is_given(store: Store, checkpoint: Checkpoint,
     places = [("model", REPO, BRANCH), ("model", REPO, "main"), ("dataset", "demo-runs", "main")]
 
     def licences() -> list[object]:
-        return [metadata_of(store.read(k, repo, "README.md", at).decode()).get("license") for k, repo, at in places]
+        return [read_card(store.read(k, repo, "README.md", at).decode()).data.get("license") for k, repo, at in places]
 
     assert licences() == [None, None, None]
     push_index(store, "demo", [push_run(store, folder, record, license="cc0-1.0")], license="cc0-1.0")
