@@ -7,6 +7,7 @@ say (seed, losses, hardware, the revision of the data) is null.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 from hub.plain import atomic
@@ -20,13 +21,13 @@ from modeling_switch_moe import SwitchMoeConfig
 from modeling_switch_moe.convert import ConversionError
 from modeling_switch_moe.convert import convert as read_checkpoint
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.batch_ramp import BatchRamp
 from scaling_law.size.recipe import PAPER
 from training.configuration.arguments import OptimizerArguments
 from training.run.model import peak_learning_rate
 
 SWEEP = "joint-moe-scaling-laws"
-_WARMUP_STEPS = 1983
-_RAMP = ((0, 128), (7629, 256), (11444, 512))  # (from step, sequences)
+_RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
 
 
 def convert(file: PublishedFile, destination: Path) -> Path:
@@ -61,9 +62,9 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
     """What is known of one of the authors' runs. Steps that end no run of theirs make an intermediate checkpoint."""
     run = file.run
     arch = Architecture(run.d_model, run.experts, n_blocks, run.n_heads, vocab_size)
-    tokens = run.tokens or _tokens_at(run.steps)
-    optimizer, config = OptimizerArguments(), SwitchMoeConfig()  # the defaults are the authors' recipe
-    peak, law = peak_learning_rate(optimizer, arch)
+    tokens = run.tokens or _RAMP.tokens(run.steps)
+    config = SwitchMoeConfig()  # the defaults are the authors' recipe, as those of the optimizer
+    peak, law = peak_learning_rate(OptimizerArguments(), arch)
     return RunRecord(
         run_id=f"published-d{run.d_model}-E{run.experts}-h{run.n_heads}-tokens{formatted_tokens(tokens)}",
         sweep=SWEEP,
@@ -82,20 +83,17 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
         train_loss_window_tokens=0,
         schedule={
             "horizon_tokens": tokens,
-            "warmup_tokens": _tokens_at(_WARMUP_STEPS),
+            "warmup_tokens": _RAMP.tokens(_RAMP.steps(PAPER.warmup_tokens)),
             "decay_tokens": round(tokens * PAPER.decay_fraction) if run.tokens else 0,
-            "batch_ramp": [{"from_tokens": _tokens_at(step), "sequences": count} for step, count in _RAMP],
+            "batch_ramp": [asdict(stage) for stage in PAPER.batch_ramp],
             "peak_learning_rate": peak,
             "learning_rate_law": law,
         },
         optimizer={
             "name": "adamw",
-            "beta1": optimizer.beta1,
-            "beta2": optimizer.beta2,
-            "epsilon": optimizer.epsilon,
-            "weight_decay": optimizer.weight_decay,
-            "weight_decay_on": "all" if optimizer.decay_all else "matrices",
-            "gradient_clip_norm": optimizer.gradient_clip,
+            **{name: getattr(PAPER, name) for name in ("beta1", "beta2", "epsilon", "weight_decay")},
+            "weight_decay_on": "all",
+            "gradient_clip_norm": PAPER.gradient_clip,
         },
         # A capacity group was one micro-batch on one device, of a size that differed between the runs.
         capacity_factor=config.capacity_factor,
@@ -116,13 +114,6 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
         weights_sha256=weights,
         published_as={"repository": file.repository, "commit": file.commit, "path": run.path},
     )
-
-
-def _tokens_at(steps: int) -> int:
-    """Tokens that the authors' batch ramp has trained after `steps` steps."""
-    ends = [start for start, _ in _RAMP[1:]] + [max(steps, _RAMP[-1][0])]
-    trained = (max(0, min(steps, end) - start) * count for (start, count), end in zip(_RAMP, ends, strict=True))
-    return PAPER.sequence_length * sum(trained)
 
 
 def _card(record: RunRecord, file: PublishedFile) -> str:

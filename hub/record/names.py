@@ -18,6 +18,7 @@ from hub.record.run_record import RunRecord
 _UNITS = (("B", 10**9, 10**8), ("M", 10**6, 10**5), ("K", 10**3, 0))  # letter, tokens, used from this many tokens on
 _MAX_RELATIVE_ROUNDING = 1e-3
 MAX_BRANCH_LENGTH, MAX_ID_LENGTH = 120, 64
+_SCALED = re.compile(r", times ([0-9][0-9.e-]*)$")  # the end of a learning-rate law that a run multiplies
 GIVEN_RATE = "given"  # what a record has as its learning-rate law when there was none
 
 
@@ -54,14 +55,18 @@ def branch_name(record: RunRecord) -> str:
         name = f"step{record.steps:07d}-{name}"
     if record.status == "diverged" and record.tokens < record.schedule.horizon_tokens:
         name += f"-horizon{formatted_tokens(record.schedule.horizon_tokens)}"
-    return shortened(name + recipe_suffix(record) + _decay_suffix(record), MAX_BRANCH_LENGTH)
+    suffix = recipe_suffix(record)
+    for part in _rate_parts(record):  # runs that were named before names told the scale keep theirs
+        if part.startswith("lrscale") and part not in record.run_id:
+            suffix = suffix.replace(f"-{part}", "", 1)
+    return shortened(name + suffix + _decay_suffix(record), MAX_BRANCH_LENGTH)
 
 
 def recipe_suffix(record: RunRecord) -> str:
     """What of a run departs from the recipe of the paper's runs, e.g. `-lr0.004-wd0.2`; empty if nothing does.
 
-    * `-lr0.004`: the peak learning rate was given, and not computed by a law (with whatever factor the sweep has). A
-      sweep whose own name ends so, as those of a grid of rates do, says it already.
+    * `-lr0.004`: the peak learning rate was given, and not computed by a law. A sweep whose own name ends so, as those
+      of a grid of rates do, says it already. `-lrscale2`: it is this multiple of what the law says.
     * `-wd0.2`, `-wdmatrices`, `-beta0.9-0.95`, `-eps1e-06`, `-clip1` (or `-noclip`): where it is not weight decay 0.1
       on all parameters, betas 0.9 and 0.999, epsilon 1e-8 and clipping at 0.1.
     * `-finalnorm`, `-normalinit`: a norm before the head, another initialization; and with several experts `-cf2` (or
@@ -69,10 +74,16 @@ def recipe_suffix(record: RunRecord) -> str:
 
     What a record does not say (null, in records of older versions) departs from nothing.
     """
-    rate = f"lr{_number(record.schedule.peak_learning_rate)}"
-    given = record.schedule.learning_rate_law == GIVEN_RATE and not record.sweep.endswith(f"-{rate}")
-    parts = [*([rate] if given else []), *_optimizer_parts(record), *_model_parts(record)]
+    parts = [*_rate_parts(record), *_optimizer_parts(record), *_model_parts(record)]
     return "".join(f"-{part}" for part in parts)
+
+
+def _rate_parts(record: RunRecord) -> list[str]:
+    law, rate = record.schedule.learning_rate_law, f"lr{_number(record.schedule.peak_learning_rate)}"
+    if law == GIVEN_RATE:
+        return [] if record.sweep.endswith(f"-{rate}") else [rate]
+    scaled = _SCALED.search(law)
+    return [f"lrscale{scaled[1]}"] if scaled else []
 
 
 def _optimizer_parts(record: RunRecord) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hub.plain.atomic import sha256_of
 from hub.plain.errors import FilesError, IntegrityError, NotFoundError
-from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Transport
+from hub.store.transport import Transport
 
 REPOSITORY = "maciek-pioro/joint-moe-scaling-laws"
 
@@ -38,14 +38,7 @@ Convert = Callable[["PublishedFile", Path], object]
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One of the authors' runs by the numbers in its path.
-
-    Attributes:
-        d_model: width.
-        experts: number of experts E.
-        n_heads: attention heads.
-        steps: optimizer steps, the file's name.
-    """
+    """One of the authors' runs, by the numbers in its path: width, number of experts, heads, optimizer steps."""
 
     d_model: int
     experts: int
@@ -74,13 +67,13 @@ class PublishedFile:
 
 
 def installed_converter() -> EntryPoint:
-    """The converter that an installed package offers; its `load()` imports torch, which takes seconds.
+    """The converter that an installed package offers.
 
     Raises:
         FilesError: there is none.
     """
-    for found in entry_points(group=CONVERTERS):
-        return found
+    if found := list(entry_points(group=CONVERTERS)):
+        return found[0]
     raise FilesError(
         f"no installed package converts these checkpoints (entry points {CONVERTERS!r}); install "
         "joint-moe-scaling-laws again with its training part"
@@ -91,9 +84,8 @@ def list_published(
     repository: str = REPOSITORY, *, revision: str | None = None, **access: str | None
 ) -> list[PublishedRun]:
     """All runs in the repository, sorted by size, experts, heads and steps; `access`: `endpoint`, `token`."""
-    transport = _transport(access)
-    names = transport.read(lambda: transport.api.list_repo_files(repository, revision=revision))
-    return _sorted(names)
+    transport = Transport(access.get("endpoint"), access.get("token"))
+    return _runs(transport.read(lambda: transport.api.list_repo_files(repository, revision=revision)))
 
 
 def pull_published(
@@ -112,8 +104,7 @@ def pull_published(
         run: which.
         destination: the folder that `convert` fills.
         convert: called with the `PublishedFile` and the destination; it must read the file as data only
-            (`torch.load(..., weights_only=True)`). Default: that of `installed_converter()`, loaded once the run is
-            found, because loading takes long, and before gigabytes are fetched.
+            (`torch.load(..., weights_only=True)`). Default: that of `installed_converter()`.
         repository: where the files lie.
         revision: a branch or commit; default: the newest commit, which is then pinned for all requests.
         cache_dir: where the download is kept; default: the Hub's cache.
@@ -129,12 +120,12 @@ def pull_published(
     """
     from huggingface_hub import hf_hub_download
 
-    chosen = convert or installed_converter()
-    transport = _transport(access)
+    chosen = convert or installed_converter()  # found first, loaded once the run is found: that takes seconds
+    transport = Transport(access.get("endpoint"), access.get("token"))
     info = transport.read(lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True))
     files = {item.rfilename: item for item in info.siblings or []}
     if run.path not in files:
-        raise NotFoundError(f"{repository} has no {run.path} at {info.sha}; {_nearest(run, list(files))}")
+        raise NotFoundError(f"{repository} has no {run.path} at {info.sha}; {_nearest(run, _runs(files))}")
     converter: Convert = chosen.load() if isinstance(chosen, EntryPoint) else chosen
     local = transport.read(
         lambda: hf_hub_download(repository, run.path, revision=info.sha, cache_dir=cache_dir, **transport.access)
@@ -146,27 +137,17 @@ def pull_published(
     return str(info.sha)
 
 
-def _transport(access: Mapping[str, str | None]) -> Transport:
-    return Transport(
-        access.get("endpoint"), access.get("token"), timeout=DEFAULT_TIMEOUT_SECONDS, attempts=6, longest_wait=300.0
-    )
-
-
-def _parsed(name: str) -> PublishedRun | None:
-    match = _PATH.fullmatch(name)
-    return PublishedRun(*map(int, match.groups())) if match else None
-
-
-def _sorted(names: Iterable[str]) -> list[PublishedRun]:
-    runs = (run for name in names if (run := _parsed(name)))
+def _runs(names: Iterable[str]) -> list[PublishedRun]:
+    """Those of the files that are checkpoints, sorted."""
+    matches = filter(None, map(_PATH.fullmatch, names))
+    runs = (PublishedRun(*map(int, match.groups())) for match in matches)
     return sorted(runs, key=lambda run: (run.d_model, run.experts, run.n_heads, run.steps))
 
 
-def _nearest(run: PublishedRun, names: list[str]) -> str:
-    runs = _sorted(names)
-    same = [r.path for r in runs if (r.d_model, r.experts) == (run.d_model, run.experts)]
-    if same:
-        return f"there are {', '.join(same[:20])}"
-    experts = {f"{r.d_model}/{r.experts}" for r in runs if r.d_model == run.d_model}
-    sizes = list(dict.fromkeys(str(r.d_model) for r in runs))
-    return f"there are {', '.join(sorted(experts) or sizes[:30]) or 'no checkpoints'}"
+def _nearest(run: PublishedRun, there: list[PublishedRun]) -> str:
+    """What there is of the size, else at all."""
+    same = [other.path for other in there if (other.d_model, other.experts) == (run.d_model, run.experts)]
+    experts = [f"{other.d_model}/{other.experts}" for other in there if other.d_model == run.d_model]
+    sizes = [str(other.d_model) for other in there]
+    found = list(dict.fromkeys(same or sorted(experts) or sizes))
+    return f"there are {', '.join(found[:30]) or 'no checkpoints'}"

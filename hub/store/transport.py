@@ -62,7 +62,13 @@ class Transport:
     """
 
     def __init__(
-        self, endpoint: str | None, token: str | None, *, timeout: float, attempts: int, longest_wait: float
+        self,
+        endpoint: str | None = None,
+        token: str | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        attempts: int = 6,
+        longest_wait: float = 300.0,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"attempts is {attempts}, allowed is at least 1")

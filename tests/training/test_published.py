@@ -107,9 +107,9 @@ def test_steps_that_end_no_run_make_an_intermediate_checkpoint(server, command, 
 
 def test_the_ramp_agrees_with_the_table_of_steps():
     for steps, tokens in STEP_TOKENS.items():
-        assert published._tokens_at(steps) == pytest.approx(tokens, rel=3e-4)
-    assert published._tokens_at(0) == 0
-    assert published._tokens_at(1) == 128 * 512
+        assert published._RAMP.tokens(steps) == pytest.approx(tokens, rel=3e-4)
+    assert published._RAMP.tokens(0) == 0
+    assert published._RAMP.tokens(1) == 128 * 512
 
 
 def test_the_list(server, command):

@@ -84,6 +84,17 @@ def test_what_is_missing_on_a_branch_is_sent(
     assert store.files("model", REPO, again.commit or "") == before
 
 
+def overwrite(store: Store, record: bytes) -> Store:
+    """Put another run.json on the branch; returns another process's view of the store."""
+    if hasattr(store, "root"):
+        (store.root / "models" / REPO / BRANCH / "run.json").write_bytes(record)
+        return store
+    store.transport.api.upload_file(
+        path_or_fileobj=record, path_in_repo="run.json", repo_id=store.repo_id(REPO), revision=BRANCH
+    )
+    return _fresh(store)
+
+
 def _fresh(store: Store) -> Store:
     """Another process's view of the same Hub."""
     from tests.hub.loopback import TOKEN
@@ -136,13 +147,7 @@ def test_a_record_that_says_the_same_in_other_words_is_not_written_again(
     first = push_run(store, folder, record)
     fields = {name: value for name, value in json.loads(released(store, "run.json")).items() if value is not None}
     older = json.dumps(fields).encode()
-    if hasattr(store, "root"):
-        (store.root / "models" / REPO / BRANCH / "run.json").write_bytes(older)
-    else:
-        store.transport.api.upload_file(
-            path_or_fileobj=older, path_in_repo="run.json", repo_id=store.repo_id(REPO), revision=BRANCH
-        )
-        store = _fresh(store)
+    store = overwrite(store, older)
     again = push_run(store, folder, record)
     assert released(store, "run.json").encode() == older
     assert again.replaced(commit=None) == first.replaced(commit=None)
@@ -177,6 +182,18 @@ def test_two_runs_that_would_be_one_branch_are_refused_before_anything_is_sent(
     assert store.repos("model") == []
 
 
+def test_a_record_of_a_newer_version_is_not_overwritten(
+    store: Store, checkpoint: Checkpoint, record: RunRecord
+) -> None:
+    folder = checkpoint()
+    pushed = push_run(store, folder, record)
+    newer = pushed.to_json().replace('"schema_version": 1', '"schema_version": 9').encode()
+    store = overwrite(store, newer)
+    with pytest.raises(ConflictError, match=r"branch '.*' of .* has a record with schema_version 9, .* newer version"):
+        push_run(store, folder, record)
+    assert released(store, "run.json").encode() == newer
+
+
 def test_runs_that_differ_in_their_rate_are_released_beside_each_other(store: Store, checkpoint: Checkpoint) -> None:
     schedule = {**make_record().schedule.model_dump(), "learning_rate_law": "given"}
     records = [
@@ -208,6 +225,8 @@ def test_a_run_released_under_another_name_is_in_the_index_once(record: RunRecor
         ({"schedule": {"decay_tokens": 150_000}}, f"{BRANCH}-decay0.1"),
         ({"schedule": {"peak_learning_rate": 0.5}}, BRANCH),  # by a law
         ({"schedule": {"learning_rate_law": "given"}}, f"{BRANCH}-lr0.002"),
+        ({"schedule": {"learning_rate_law": "a law, times 0.5"}}, BRANCH),  # its run was named before scales were
+        ({"schedule": {"learning_rate_law": "a law, times 0.5"}, "run_id": "s-lrscale0.5-a"}, f"{BRANCH}-lrscale0.5"),
         ({"schedule": {"learning_rate_law": "given"}, "sweep": "demo-lr0.002"}, BRANCH),  # the sweep says it
         ({"capacity_factor": 0, "balance_loss_coefficient": 0.1}, f"{BRANCH}-dropless-balance0.1"),
         ({"status": "diverged", "tokens": 500_000}, "tokens000.5M-seed0-horizon001.5M"),

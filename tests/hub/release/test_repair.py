@@ -156,6 +156,6 @@ def test_the_command(
     assert "dry run" in err
     assert command("demo")[0] == 0
     assert load_records(tmp_path / "store") == [run]
-    assert "is as its branches say: 1 run\n" in command("demo")[2]
+    assert "agrees with its branches: 1 run\n" in command("demo")[2]
     status, _, err = command("other")
     assert (status, err.count("\n")) == (2, 1)

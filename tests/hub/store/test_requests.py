@@ -12,7 +12,7 @@ from hub.cli import main
 from hub.plain.commands import status_of
 from hub.plain.errors import AccessError, FilesError, PushErrors, UnavailableError
 from hub.record.run_record import RunRecord
-from hub.release.index import read_branches
+from hub.release.repair import read_branches
 from hub.store.hub import HubStore
 from hub.store.transport import Transport
 from tests.hub.conftest import Checkpoint, hub_store

@@ -271,5 +271,7 @@ def test_runs_that_differ_in_the_recipe_have_ids_of_their_own():
     assert (given.run_id, given.parent_run_id) == ("s-d64-E4-seed0-lr0.002-tokens001.5M", "s-d64-E4-seed0-lr0.002")
     by_law = make_record(**names)
     assert _named_by_recipe(by_law, "tokens001.5M") is by_law
+    scaled = make_record(schedule={**schedule, "learning_rate_law": "published, times 2"}, **names)
+    assert _named_by_recipe(scaled, "tokens001.5M").run_id == "s-d64-E4-seed0-lrscale2-tokens001.5M"
     long = "s" * 40 + "-d64-E4-seed0"
     assert len(_named_by_recipe(make_record(schedule=schedule, parent_run_id=long), "tokens001.5M").run_id) <= 64
