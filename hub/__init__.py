@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hub.release.discovery import collect, tag_index
     from hub.release.index import describe_index, load_index, push_index, push_repo_cards
     from hub.release.published import PublishedRun, list_published, pull_published
-    from hub.release.pull import check_parameters, pull_run, pull_runs
+    from hub.release.pull import pull_run, pull_runs
     from hub.release.push import push_run, push_runs, release_runs
     from hub.release.repair import list_runs, repair_index
     from hub.release.sources import load_records, publish_files, read_file
@@ -69,7 +69,7 @@ _HOME = {
     "record.filter": ("select",),
     "record.names": ("branch_name", "index_name", "repo_name"),
     "release.published": ("PublishedRun", "list_published", "pull_published"),
-    "release.pull": ("check_parameters", "pull_run", "pull_runs"),
+    "release.pull": ("pull_run", "pull_runs"),
     "release.push": ("push_run", "push_runs", "release_runs"),
     "record.run_record": ("RunRecord",),
     "release.repair": ("list_runs", "repair_index"),
@@ -107,7 +107,6 @@ __all__ = [  # noqa: RUF022 - sorted as a person reads them
     "select",
     "pull_run",
     "pull_runs",
-    "check_parameters",
     "PublishedRun",
     "list_published",
     "pull_published",

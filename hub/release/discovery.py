@@ -83,16 +83,14 @@ def collect(
     records: Iterable[RunRecord],
     *,
     others: Iterable[str] = (),
-    title: str | None = None,
 ) -> str:
-    """Put the sweep's index and model repositories into one collection of the organisation.
+    """Put the sweep's index and model repositories into the organisation's collection "Runs of <sweep>".
 
     Args:
         store: where the repositories lie.
         sweep: the sweep's name.
         records: the runs; each repository is added once.
         others: names of further model repositories, such as that of the law.
-        title: of the collection; default "Runs of <sweep>". One with this title is reused.
 
     Returns:
         The address of the collection.
@@ -103,7 +101,7 @@ def collect(
     api, call = store.transport.api, store.transport.call
     store.transport.require_token()
     asked = {"namespace": store.organisation, "private": store.private, "exists_ok": True}
-    made = call(lambda: api.create_collection(title or f"Runs of {sweep}", **asked))
+    made = call(lambda: api.create_collection(f"Runs of {sweep}", **asked))
     if store.private and not made.private:
         raise FilesError(f"private: the collection {made.title!r} is public; nothing was added to it")
     models = {store.repo_id(name) for name in (*(record.repo or repo_name(record) for record in records), *others)}

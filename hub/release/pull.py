@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hub.plain import atomic
@@ -38,7 +37,7 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
     revision = record.commit or record.branch
     if record.weights_sha256 is None or revision is None:
         raise NotFoundError(f"run {record.run_id} has no released weights")
-    repo = record.repo.rpartition("/")[2] if record.repo else repo_name(record)
+    repo = _repository(record)
     folder = store.fetch(repo, revision, destination)
     found = atomic.weights_sha256(folder)
     if found != dict(record.weights_sha256):
@@ -46,27 +45,20 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
             f"the weights of run {record.run_id} at {repo}@{revision} have sha256 {found}, "
             f"the index says {dict(record.weights_sha256)}"
         )
-    _check_files(store, repo, revision, folder, found, record.run_id)
-    return folder
-
-
-def _check_files(
-    store: Store, repo: str, revision: str, folder: Path, weights: Mapping[str, str], run_id: str
-) -> None:
     try:
-        listed = store.files("model", repo, revision)
+        released = {name: file for name, file in store.files("model", repo, revision).items() if is_allowed(name)}
     except UnavailableError as error:
-        logger.warning("%s; of run %s only the weights were checked", error, run_id)
-        return
-    released = {name: file for name, file in listed.items() if is_allowed(name)}
-    problems = [f"{name} is missing" for name in released if not (folder / name).is_file()]
-    problems += [
-        f"{name} has other content"
-        for name, file in released.items()
-        if (folder / name).is_file() and not file.holds(folder / name, weights.get(name))
-    ]
+        logger.warning("%s; of run %s only the weights were checked", error, record.run_id)
+        return folder
+    problems = []
+    for name, file in released.items():
+        if not (folder / name).is_file():
+            problems.append(f"{name} is missing")
+        elif not file.holds(folder / name, found.get(name)):
+            problems.append(f"{name} has other content")
     if problems:
-        raise IntegrityError(f"run {run_id} as fetched from {repo}@{revision}: {', '.join(problems[:10])}")
+        raise IntegrityError(f"run {record.run_id} as fetched from {repo}@{revision}: {', '.join(problems[:10])}")
+    return folder
 
 
 def pull_runs(
@@ -74,33 +66,9 @@ def pull_runs(
 ) -> Iterator[tuple[RunRecord, Path]]:
     """Fetch several checkpoints, one after the other, each into `destination/<repository>/<branch>`."""
     for record in records:
-        repo = record.repo.rpartition("/")[2] if record.repo else repo_name(record)
-        target = None if destination is None else destination / repo / (record.branch or record.commit or "main")
-        yield record, pull_run(store, record, target)
+        branch = record.branch or record.commit or "main"
+        yield record, pull_run(store, record, destination and destination / _repository(record) / branch)
 
 
-def check_parameters(store: Store, record: RunRecord, *, tolerance: float = 0.02) -> int:
-    """Compare a record's `n_total` with the tensors that were really released, without fetching them.
-
-    Args:
-        store: where the run was released.
-        record: a row of the index.
-        tolerance: allowed relative difference; the record's count leaves out routers and norms, which are below 1 %.
-
-    Returns:
-        The number of elements of all released tensors.
-
-    Raises:
-        IntegrityError: the counts differ by more.
-        NotFoundError: the run was never released.
-    """
-    revision = record.commit or record.branch
-    if revision is None:
-        raise NotFoundError(f"run {record.run_id} has no released weights")
-    repo = record.repo.rpartition("/")[2] if record.repo else repo_name(record)
-    elements = sum(math.prod(shape) for shape in store.tensor_shapes(repo, revision).values())
-    if abs(elements - record.n_total) > tolerance * record.n_total:
-        raise IntegrityError(
-            f"n_total of run {record.run_id} is {record.n_total:,}, its released tensors have {elements:,} elements"
-        )
-    return elements
+def _repository(record: RunRecord) -> str:
+    return record.repo.rpartition("/")[2] if record.repo else repo_name(record)

@@ -24,7 +24,7 @@ from hub.release.cards import model_card, refreshed, same_card
 from hub.release.discovery import announce, check_announcement
 from hub.release.index import push_index, push_repo_cards
 from hub.store.base import Equivalent, Publication, Store
-from hub.store.files import Content, Release, check_secrets, content_of, release_of
+from hub.store.files import Release, check_secrets, content_of, release_of
 
 MAX_WORKERS = 32
 _AWAKE_SECONDS = 0.2
@@ -37,8 +37,6 @@ def push_run(
     folder: str | Path,
     record: RunRecord,
     *,
-    card: str | None = None,
-    pictures: Mapping[str, Content] | None = None,
     branch: str | None = None,
     siblings: Iterable[RunRecord] = (),
     predicted_loss: float | None = None,
@@ -48,10 +46,9 @@ def push_run(
 
     Args:
         store: where to.
-        folder: the checkpoint as `save_pretrained` writes it; files that `hub.store.files` does not list stay behind.
+        folder: the checkpoint as `save_pretrained` writes it, with a README.md and its pictures if there are any
+            (default: `hub.release.cards.model_card`); files that `hub.store.files` does not list stay behind.
         record: the run's record. Its `weights_sha256`, if set, must be those of the files.
-        card: the text of README.md; default: the folder's, else the one of `hub.release.cards.model_card`.
-        pictures: further files for the card, name (`*.png`, `*.svg`) -> file or bytes.
         branch: another branch name than `branch_name(record)`.
         siblings: other runs of the sweep, and
         predicted_loss: what a law predicts for this one (nats/token): for the card's "place in the sweep".
@@ -68,16 +65,11 @@ def push_run(
     """
     release = release_of(folder)
     prepared = prepare(store, release, record, branch=branch)
-    files: dict[str, Content] = {**release.files, **(pictures or {})}
-    for name in pictures or {}:
-        if not name.endswith((".png", ".svg")) or "/" in name:
-            raise FilesError(f"picture {name!r}: allowed are names that end in .png or .svg, without a folder")
-    if card is None and "README.md" in files:
-        card = content_of(files["README.md"]).decode("utf-8", "replace")
-    drawn = tuple(name for name in files if name.endswith((".png", ".svg")))
-    about = {"siblings": siblings, "predicted_loss": predicted_loss, "license": license}
-    fresh = model_card(prepared, pictures=drawn, **about)  # type: ignore[arg-type]
-    card = fresh if card is None else refreshed(card, fresh)
+    files = dict(release.files)
+    pictures = [name for name in files if name.endswith((".png", ".svg"))]
+    card = model_card(prepared, pictures=pictures, siblings=siblings, predicted_loss=predicted_loss, license=license)
+    if "README.md" in files:
+        card = refreshed(content_of(files["README.md"]).decode("utf-8", "replace"), card)
     read_card(card)
     files["README.md"] = card.encode()
     files["run.json"] = prepared.to_json(indent=2).encode() + b"\n"

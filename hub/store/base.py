@@ -141,14 +141,6 @@ class Store(ABC):
         return self.pinned(kind, repo, path, revision, max_bytes=max_bytes)[0]
 
     @abstractmethod
-    def tensor_shapes(self, repo: str, revision: str) -> dict[str, tuple[int, ...]]:
-        """The shapes of all tensors of a model's revision, from the headers of its safetensors files.
-
-        Raises:
-            NotFoundError: no such repository or revision, or no safetensors in it.
-        """
-
-    @abstractmethod
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
         """A folder with the files of a model's revision that a release may have; `destination` must be new or empty.
 

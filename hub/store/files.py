@@ -92,7 +92,7 @@ def release_of(folder: str | Path) -> Release:
         raise FilesError(f"{folder} has {len(paths)} files to release, allowed are {_MAX_FILES}")
     _check_shards(paths, weights)
     for name in weights:
-        safetensors_header(paths[name])
+        check_safetensors(paths[name])
     files: dict[str, Content] = dict(paths)
     if (tokenizer := "tokenizer_config.json") in paths:
         files[tokenizer] = portable_tokenizer_config(paths[tokenizer].read_bytes())
@@ -164,8 +164,8 @@ def _searched(name: str, content: Content) -> bytes:
     return content_of(content)
 
 
-def safetensors_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a safetensors file, from its header alone.
+def check_safetensors(path: Path) -> None:
+    """Read the header of a weights file.
 
     Raises:
         FilesError: the file is not safetensors.
@@ -178,8 +178,9 @@ def safetensors_header(path: Path) -> dict[str, tuple[int, ...]]:
         content = file.read(length)
     try:
         header = strict_json.loads(content, what=path.name, max_bytes=length)
-        tensors = {key: value for key, value in header.items() if key != "__metadata__"}
-        return {key: tuple(int(extent) for extent in value["shape"]) for key, value in tensors.items()}
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                [int(extent) for extent in tensor["shape"]]
     except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise FilesError(f"{path.name} is not a safetensors file: {error}") from None
 

@@ -21,7 +21,7 @@ from hub.plain import atomic
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.plain.metadata import tags_of
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
-from hub.store.files import is_allowed, safetensors_header
+from hub.store.files import is_allowed
 
 _INCOMING = ".incoming-"  # a branch that is being written; left behind only by a process that was killed
 _ABANDONED_SECONDS = 24 * 3600
@@ -78,12 +78,6 @@ class LocalStore(Store):
             where = f"the store {self.uri} has no {kind} {self.repo_id(repo)!r} at revision {revision!r}"
             raise NotFoundError(where + changed)
         return folder
-
-    def tensor_shapes(self, repo: str, revision: str) -> dict[str, tuple[int, ...]]:
-        files = sorted(self.folder("model", repo, revision).glob("*.safetensors"))
-        if not files:
-            raise NotFoundError(f"{self.repo_id(repo)} has no safetensors at {revision}")
-        return {name: shape for file in files for name, shape in safetensors_header(file).items()}
 
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
         folder = self.folder("model", repo, revision)

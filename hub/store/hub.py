@@ -196,12 +196,6 @@ class HubStore(Store):
             except OSError as error:
                 logger.info("cannot write to the cache: %s", error.strerror)
 
-    def tensor_shapes(self, repo: str, revision: str) -> dict[str, tuple[int, ...]]:
-        repo_id = self.repo_id(repo)
-        found = self._call(lambda: self._api.get_safetensors_metadata(repo_id, revision=revision))
-        files = found.files_metadata.values()
-        return {name: tuple(info.shape) for file in files for name, info in file.tensors.items()}
-
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
         from huggingface_hub import hf_hub_download, snapshot_download
 
@@ -355,7 +349,7 @@ class HubStore(Store):
         self._check(place, changes, found, sha256, lambda copy, name: self.files(kind, repo, copy.commit).get(name))
 
     def _pause(self, attempt: int, error: Exception) -> None:
-        self.transport.pause(attempt, error)
+        transport._sleep(self.transport.wait(attempt, error))
 
 
 def _stored(item: Any) -> StoredFile:

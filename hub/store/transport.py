@@ -4,9 +4,8 @@
 for commits, whose caller must look at what happened before sending again. Both turn the library's exceptions into
 those of `hub.plain.errors`, whose texts hold no token.
 
-There is one retry layer, this one. The library tries some requests six times itself, and six times six is a hammer: so
-a request that fails inside a call of ours is made to fail at once (`store.client`), and requests of anyone else in the
-process keep the library's retries.
+There is one retry layer, this one: the library tries some requests six times itself, so a request that fails inside a
+call of ours is made to fail at once (`hub.store.client`). Anyone else in the process keeps the library's retries.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ _ATTEMPTS_TO_CONNECT = 3  # of reading: a machine without a network is told so w
 _LONGEST_BACKOFF = 30.0  # seconds between two attempts, unless the Hub asks for more
 _REFUSED_SECONDS = 60.0  # a token that was refused is not sent again for so long
 _COMMIT_LIMIT_SECONDS = 3600.0  # the Hub counts commits by the hour
-_RATE_LIMIT_RESET = re.compile(r"\br=0;\s*t=(\d+)")
 _SENDING = re.compile(r"/api/((?:models|datasets|spaces)/[^/]+/[^/]+)/(?:commit|preupload)/")
 _ADVICE = re.compile(
     r"For more information check: https://developer\.mozilla\.org/\S+|Please make sure you specified the correct "
@@ -80,8 +78,7 @@ class Transport:
         self._pause_lock = threading.Lock()
         self._asking = threading.Lock()  # held by the thread that asks whether the Hub is back
         self._gave_up: tuple[float, UnavailableError] | None = None  # when one last did, and over what
-        self._refused: tuple[str, float, AccessError] | None = None  # the header, until when, and what was said
-        self._full: dict[str, tuple[float, UnavailableError]] = {}  # repository -> until when it takes no commits
+        self._refused: dict[Any, tuple[float, HubError]] = {}  # token or repository -> until when, and what was said
         client.prepare(timeout)
 
     @property
@@ -183,27 +180,18 @@ class Transport:
 
     def _check(self, request: Any) -> None:
         """Raise before a request is sent that would be refused: by its token, or by the limit of commits."""
-        now = time.monotonic()
-        if self._refused and self._refused[0] == request.headers.get("authorization") and now < self._refused[1]:
-            raise self._refused[2]
         sending = _SENDING.search(str(request.url.path))
-        until, error = self._full.get(sending[1], (now, None)) if sending else (now, None)
-        if error is not None and now < until:
-            raise error
+        for key in (request.headers.get("authorization"), sending and sending[1]):
+            if key in self._refused and time.monotonic() < self._refused[key][0]:
+                raise self._refused[key][1]
 
     def _remember(self, error: HubError, response: Any) -> None:
         """What holds for later requests, too: a refused token, and a repository that takes no more commits."""
-        if response is None:
-            return
-        now, authorization = time.monotonic(), response.request.headers.get("authorization")
-        if isinstance(error, AccessError) and response.status_code == 401 and authorization:
-            self._refused = authorization, now + _REFUSED_SECONDS, error
+        authorization = response.request.headers.get("authorization") if response is not None else None
+        if isinstance(error, AccessError) and authorization and response.status_code == 401:
+            self._refused[authorization] = time.monotonic() + _REFUSED_SECONDS, error
         if isinstance(error, UnavailableError) and error.full:
-            self._full[error.full] = now + _COMMIT_LIMIT_SECONDS, error
-
-    def pause(self, attempt: int, error: BaseException | None) -> None:
-        """Wait before the next attempt, of which `attempt` (from 0) have failed."""
-        _sleep(self.wait(attempt, error))
+            self._refused[error.full] = time.monotonic() + _COMMIT_LIMIT_SECONDS, error
 
     def wait(self, attempt: int, error: BaseException | None) -> float:
         """Seconds to wait: what the server asks for, else growing with jitter, so that parallel writers spread out.
@@ -330,8 +318,10 @@ def _unavailable(response: Any, text: str) -> UnavailableError:
 
 def _retry_after(response: Any) -> float | None:
     """Seconds that the server asks to wait: Retry-After, else the reset time of an exhausted rate limit."""
+    from huggingface_hub.utils import parse_ratelimit_headers
+
     value = response.headers.get("Retry-After", "").strip()
     if value.isdigit():
         return float(value)
-    limit = _RATE_LIMIT_RESET.search(response.headers.get("RateLimit", ""))
-    return float(limit[1]) if limit else None
+    limit = parse_ratelimit_headers(response.headers)
+    return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else None

@@ -92,3 +92,31 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "local":
         return open_store(tmp_path / "releases")
     return hub_store(request.getfixturevalue("loopback"))
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs `python -m hub`; gives its exit status, standard output and standard error."""
+    from hub.cli import main
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["hub", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        shown = capsys.readouterr()
+        return int(stopped.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def the_hub(loopback, monkeypatch):
+    """The loopback Hub as the one that commands talk to, with a token that may write."""
+    from huggingface_hub import constants
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, loopback.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", loopback.endpoint)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return loopback

@@ -1,32 +1,17 @@
 """`python -m hub`: from the shell, with a folder in the place of the Hub."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
 from hub import load_index, open_store
-from hub.cli import main
 from hub.plain.metadata import license_of
 from hub.record.run_record import RunRecord
-from tests.hub.conftest import Checkpoint
 from tests.hub.samples import make_record
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["hub", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    shown = capsys.readouterr()
-    return int(stopped.value.code or 0), shown.out, shown.err
-
-
 @pytest.fixture
-def sweep(tmp_path: Path, checkpoint: Checkpoint) -> Path:
+def sweep(tmp_path, checkpoint):
     for number in range(3):
         folder = checkpoint(f"sweep-{number}", weight=float(number))
         make_record(run_id=f"run{number}", seed=number, eval_loss=4.0 + number).save(folder)
@@ -36,38 +21,34 @@ def sweep(tmp_path: Path, checkpoint: Checkpoint) -> Path:
     return tmp_path / "sweep"
 
 
-def test_push_list_and_pull_a_sweep(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path
-) -> None:
+def test_push_list_and_pull_a_sweep(command, sweep, tmp_path):
     store = tmp_path / "releases"
-    code, out, _ = run(monkeypatch, capsys, "push", sweep, store, "--dry-run")
+    code, out, _ = command("push", sweep, store, "--dry-run")
     assert code == 0
     assert "optimizer.pt" in out.replace("\n", "")
     assert not store.exists()
 
-    code, out, err = run(monkeypatch, capsys, "push", sweep, store)
+    code, out, err = command("push", sweep, store)
     assert code == 0, err
     assert len(out.split()) == 6
     assert "demo-d64-E4@tokens001.5M-seed0" in out
     assert len(load_index(open_store(store), "demo")) == 3
 
-    code, out, _ = run(monkeypatch, capsys, "runs", store)
+    code, out, _ = command("runs", store)
     assert (code, out.split()) == (0, ["demo"])
-    code, out, _ = run(monkeypatch, capsys, "runs", store, "demo", "--where", "eval_loss < 5.5", "--json")
+    code, out, _ = command("runs", store, "demo", "--where", "eval_loss < 5.5", "--json")
     assert [json.loads(line)["run_id"] for line in out.splitlines()] == ["run0", "run1"]
-    code, out, _ = run(monkeypatch, capsys, "runs", store, "demo")
+    code, out, _ = command("runs", store, "demo")
     assert "3 runs of demo" in out
 
-    code, out, _ = run(monkeypatch, capsys, "pull", store, "demo", "--to", tmp_path / "got", "--where", "seed=2")
+    code, out, _ = command("pull", store, "demo", "--to", tmp_path / "got", "--where", "seed=2")
     assert code == 0
     assert RunRecord.load(tmp_path / "got" / "demo-d64-E4" / "tokens001.5M-seed2").run_id == "run2"
 
 
-def test_a_store_can_be_pushed_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path
-) -> None:
-    assert run(monkeypatch, capsys, "push", sweep, tmp_path / "a")[0] == 0
-    assert run(monkeypatch, capsys, "push", tmp_path / "a", tmp_path / "b")[0] == 0
+def test_a_store_can_be_pushed_on(command, sweep, tmp_path):
+    assert command("push", sweep, tmp_path / "a")[0] == 0
+    assert command("push", tmp_path / "a", tmp_path / "b")[0] == 0
     rows = [load_index(open_store(tmp_path / name), "demo") for name in "ab"]
     assert [row.weights_sha256 for row in rows[0]] == [row.weights_sha256 for row in rows[1]]
 
@@ -83,15 +64,9 @@ def test_a_store_can_be_pushed_on(
         (["pull", "store", "demo", "--to", "x"], "no dataset 'demo-runs'"),
     ],
 )
-def test_errors_are_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-) -> None:
+def test_errors_are_one_line(command, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
-    code, out, err = run(monkeypatch, capsys, *arguments)
+    code, out, err = command(*arguments)
     assert code == 2
     assert err.startswith("error: ")
     assert message in err
@@ -99,35 +74,29 @@ def test_errors_are_one_line(
 
 
 @pytest.mark.parametrize("where", ["E", "experts ~ 3", "hardware < 3", "E = eight", "E > 1; D > 2", "__class__ = 1"])
-def test_a_wrong_filter_says_what_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path, where: str
-) -> None:
-    run(monkeypatch, capsys, "push", sweep, tmp_path / "a")
-    code, _, err = run(monkeypatch, capsys, "runs", tmp_path / "a", "demo", "--where", where)
+def test_a_wrong_filter_says_what_is_allowed(command, sweep, tmp_path, where):
+    command("push", sweep, tmp_path / "a")
+    code, _, err = command("runs", tmp_path / "a", "demo", "--where", where)
     assert code == 2
     assert "filter term" in err
 
 
-def test_what_nobody_licensed_is_said_and_what_is_no_licence_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path
-) -> None:
-    code, _, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a", "--license", "apache2")
+def test_what_nobody_licensed_is_said_and_what_is_no_licence_refused(command, sweep, tmp_path):
+    code, _, err = command("push", sweep, tmp_path / "a", "--license", "apache2")
     assert (code, (tmp_path / "a").exists()) == (2, False)
     assert err.startswith("error: license 'apache2'")
-    code, _, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a")
+    code, _, err = command("push", sweep, tmp_path / "a")
     assert code == 0
     assert "no licence: 3 of 3 runs name none; pass --license" in err
-    code, _, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a", "--license", "apache-2.0")
+    code, _, err = command("push", sweep, tmp_path / "a", "--license", "apache-2.0")
     assert (code, "no licence" in err) == (0, False)
     card = open_store(tmp_path / "a").read("model", "demo-d64-E4", "README.md", "tokens001.5M-seed1").decode()
     assert license_of(card) == "apache-2.0"
 
 
-def test_not_all_pushed_is_exit_status_4(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, tmp_path: Path
-) -> None:
+def test_not_all_pushed_is_exit_status_4(command, sweep, tmp_path):
     (sweep / "run1" / "config.json").unlink()
-    code, out, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a")
+    code, out, err = command("push", sweep, tmp_path / "a")
     assert code == 4
     assert "1 of the pushes failed: run1" in err
     assert len(out.splitlines()) == 2
@@ -135,13 +104,7 @@ def test_not_all_pushed_is_exit_status_4(
 
 
 @pytest.mark.parametrize("option", [("--tag", "v1"), ("--collection",)])
-def test_a_folder_has_neither_tags_nor_collections(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    sweep: Path,
-    tmp_path: Path,
-    option: tuple[str, ...],
-) -> None:
-    code, _, err = run(monkeypatch, capsys, "push", sweep, tmp_path / "a", *option)
+def test_a_folder_has_neither_tags_nor_collections(command, sweep, tmp_path, option):
+    code, _, err = command("push", sweep, tmp_path / "a", *option)
     assert (code, (tmp_path / "a").exists()) == (2, False)
     assert "allowed with a store on the Hub" in err

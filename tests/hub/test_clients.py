@@ -1,19 +1,15 @@
 """What was pushed is loaded by the real clients, transformers and datasets, in a process without this project."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 
 from hub import load_index, push_index, push_repo_cards, push_run
 from hub.record.table import to_jsonl
 from tests.hub.conftest import hub_store
-from tests.hub.loopback import LoopbackHub
 from tests.hub.samples import make_record
 
 SCRIPT = """
@@ -55,7 +51,7 @@ print(json.dumps({
 """
 
 
-def test_transformers_and_datasets_load_a_release(loopback: LoopbackHub, tmp_path: Path) -> None:
+def test_transformers_and_datasets_load_a_release(loopback, tmp_path):
     from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 
     torch.manual_seed(0)

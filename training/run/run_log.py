@@ -59,11 +59,7 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
     def size(every: int) -> int:
         return sum(len(text) for text, _ in lines[::every]) + len(lines[-1][0])
 
-    every = 1
-    while size(every) > max_bytes and every < len(lines):
-        every *= 2
-    while every > 1 and size(every - 1) <= max_bytes:
-        every -= 1
+    every = next((k for k in range(1, len(lines)) if size(k) <= max_bytes), len(lines))
     kept = {*range(0, len(lines), every), len(lines) - 1}
     room = max_bytes - sum(len(lines[position][0]) for position in kept)
     for position, (text, event) in enumerate(lines):

@@ -1,7 +1,5 @@
 """Pushing in the background: nothing is lost, and no failure stays silent."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 
@@ -10,13 +8,12 @@ import pytest
 from hub import BackgroundPusher, PushErrors, load_index
 from hub.plain.errors import UnavailableError
 from hub.record.run_record import RunRecord
-from hub.store.base import Store
-from tests.hub.conftest import Checkpoint, hub_store
-from tests.hub.loopback import TOKEN, Fault, LoopbackHub
+from tests.hub.conftest import hub_store
+from tests.hub.loopback import TOKEN, Fault
 from tests.hub.samples import make_record
 
 
-def test_all_runs_arrive_in_order(store: Store, checkpoint: Checkpoint) -> None:
+def test_all_runs_arrive_in_order(store, checkpoint):
     with BackgroundPusher(store, "demo") as pusher:
         for number in range(4):
             pusher.submit(checkpoint(f"r{number}", weight=number), make_record(run_id=f"run{number}", seed=number))
@@ -26,7 +23,7 @@ def test_all_runs_arrive_in_order(store: Store, checkpoint: Checkpoint) -> None:
     assert load_index(store, "demo") == released
 
 
-def test_the_index_is_written_once(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_the_index_is_written_once(loopback, checkpoint):
     """Not once for each branch: a sweep in parallel would write hundreds of commits to one repository."""
     with BackgroundPusher(hub_store(loopback), "demo") as pusher:
         for number in range(4):
@@ -36,7 +33,7 @@ def test_the_index_is_written_once(loopback: LoopbackHub, checkpoint: Checkpoint
     assert len(load_index(hub_store(loopback), "demo")) == 4
 
 
-def test_a_failure_is_raised_at_the_end_and_the_others_arrive(store: Store, checkpoint: Checkpoint) -> None:
+def test_a_failure_is_raised_at_the_end_and_the_others_arrive(store, checkpoint):
     broken = checkpoint("broken")
     (broken / "config.json").unlink()
     pusher = BackgroundPusher(store, "demo")
@@ -48,19 +45,19 @@ def test_a_failure_is_raised_at_the_end_and_the_others_arrive(store: Store, chec
     assert [record.run_id for record in load_index(store, "demo")] == ["good"]
 
 
-def test_an_error_of_the_training_is_not_hidden_by_one_of_a_push(store: Store, checkpoint: Checkpoint) -> None:
+def test_an_error_of_the_training_is_not_hidden_by_one_of_a_push(store, checkpoint):
     started, go_on = threading.Event(), threading.Event()
     publish = store.publish
 
-    def slow(*arguments):  # type: ignore[no-untyped-def]
+    def slow(*arguments):
         started.set()
         assert go_on.wait(10)
         return publish(*arguments)
 
-    store.publish = slow  # type: ignore[method-assign]
+    store.publish = slow
     futures: list[Future[RunRecord]] = []
 
-    def training() -> None:
+    def training():
         with BackgroundPusher(store, "demo") as pusher:
             futures.append(pusher.submit(checkpoint("a"), make_record(run_id="a")))
             futures.append(pusher.submit(checkpoint("b", weight=2.0), make_record(run_id="b", seed=1)))
@@ -76,9 +73,7 @@ def test_an_error_of_the_training_is_not_hidden_by_one_of_a_push(store: Store, c
     assert [record.run_id for record in load_index(store, "demo")] == ["a"]
 
 
-def test_what_failed_while_the_hub_was_away_is_pushed_at_the_end(
-    loopback: LoopbackHub, checkpoint: Checkpoint
-) -> None:
+def test_what_failed_while_the_hub_was_away_is_pushed_at_the_end(loopback, checkpoint):
     """And each repository gets its card on main, once."""
     pusher = BackgroundPusher(hub_store(loopback, attempts=2), "demo")
     away = Fault(lambda request: True, "status", 503, times=10**9)
@@ -93,11 +88,11 @@ def test_what_failed_while_the_hub_was_away_is_pushed_at_the_end(
     assert [commit.title for commit in repo.history("main")] == ["List the revisions", "initial commit"]
 
 
-def test_a_token_in_an_error_is_not_repeated(store: Store, checkpoint: Checkpoint) -> None:
-    def refuse(*_: object) -> None:
+def test_a_token_in_an_error_is_not_repeated(store, checkpoint):
+    def refuse(*_):
         raise ValueError(f"bad header: Bearer {TOKEN}")
 
-    store.publish = refuse  # type: ignore[method-assign,assignment]
+    store.publish = refuse
     pusher = BackgroundPusher(store, "demo")
     pusher.submit(checkpoint(), make_record(run_id="a"))
     with pytest.raises(PushErrors, match="Bearer <token>") as caught:

@@ -1,7 +1,5 @@
 """Cards: complete, valid by huggingface_hub's own parser, and no place for someone else's markup."""
 
-from __future__ import annotations
-
 import math
 import re
 
@@ -20,7 +18,7 @@ from tests.hub.samples import DECIDING, make_record
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)> | ](javascript:x) `x` **b** ---\\"
 
 
-def test_a_model_card_is_valid_and_complete() -> None:
+def test_a_model_card_is_valid_and_complete():
     record = make_record(
         repo="org/demo-d64-E4", branch="tokens001.5M-seed0", dataset={"id": "org/corpus", "fingerprint": "f"}
     )
@@ -55,7 +53,7 @@ def test_a_model_card_is_valid_and_complete() -> None:
         assert part in text, part
 
 
-def test_a_card_says_what_decides_the_model() -> None:
+def test_a_card_says_what_decides_the_model():
     card = model_card(make_record(**DECIDING))
     for row in (
         "| Micro-batch (sequences) | 8 |",
@@ -75,7 +73,7 @@ def test_a_card_says_what_decides_the_model() -> None:
         assert heading not in dense + before
 
 
-def test_a_card_without_results_has_no_model_index() -> None:
+def test_a_card_without_results_has_no_model_index():
     text = model_card(make_record(status="diverged", train_loss=None, eval_loss=None))
     assert "model-index" not in text
     assert "license" not in text
@@ -84,7 +82,7 @@ def test_a_card_without_results_has_no_model_index() -> None:
     assert "datasets" not in ModelCard(text).data.to_dict()
 
 
-def test_a_sweep_card_is_valid_and_complete() -> None:
+def test_a_sweep_card_is_valid_and_complete():
     runs = [make_record(run_id=f"run{i}", seed=i) for i in range(3)]
     text = sweep_card(runs, repo="org/demo-runs")
     card = DatasetCard(text)
@@ -95,12 +93,12 @@ def test_a_sweep_card_is_valid_and_complete() -> None:
     assert "load_dataset" not in sweep_card(runs, repo="demo-runs")  # in a folder there is no such data set
 
 
-def test_a_long_sweep_is_cut_with_a_note() -> None:
+def test_a_long_sweep_is_cut_with_a_note():
     runs = [make_record(run_id=f"run{i}") for i in range(450)]
     assert "… and 50 more rows" in sweep_card(runs)
 
 
-def test_texts_of_a_record_cannot_become_markup() -> None:
+def test_texts_of_a_record_cannot_become_markup():
     evil = {"hardware": EVIL, "precision": EVIL, "tokenizer": {"id": EVIL, "fingerprint": EVIL}}
     evil["dataset"] = {"id": EVIL, "revision": EVIL, "fingerprint": EVIL}
     evil["optimizer"] = {**make_record().optimizer.model_dump(), "name": EVIL}
@@ -120,7 +118,7 @@ def test_texts_of_a_record_cannot_become_markup() -> None:
 
 
 @given(st.text(max_size=60))
-def test_escaped_text_is_one_line_without_markup(text: str) -> None:
+def test_escaped_text_is_one_line_without_markup(text):
     shown = escaped(text)
     assert not re.search(r"[<>\"\n\r]", shown)
     assert not re.search(r"(?<!\\)[`*_|\[\]$~@#{}]", re.sub(r"&#?\w+;", "", shown))
@@ -136,13 +134,13 @@ def test_escaped_text_is_one_line_without_markup(text: str) -> None:
         ("---\na: !!python/object/apply:os.getcwd []\n---\n", "YAML mapping .*could not determine a constructor"),
     ],
 )
-def test_metadata_is_checked_before_it_is_sent(card: str, reason: str) -> None:
+def test_metadata_is_checked_before_it_is_sent(card, reason):
     with pytest.raises(FilesError, match=reason):
         read_card(card)
     read_card(model_card(make_record()))
 
 
-def test_pictures_are_names_in_the_repository() -> None:
+def test_pictures_are_names_in_the_repository():
     for name in ("../x.png", "http://x/y.png", "x.gif", "a](b).png"):
         with pytest.raises(FilesError, match="picture"):
             model_card(make_record(), pictures=[name])

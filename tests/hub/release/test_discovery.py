@@ -1,17 +1,15 @@
 """Tags and collections on the loopback Hub."""
 
-from __future__ import annotations
-
 import pytest
 
 from hub import collect, load_index, push_index, tag_index
 from hub.plain.errors import AccessError, ConflictError, FilesError, NotFoundError
 from tests.hub.conftest import hub_store
-from tests.hub.loopback import Fault, LoopbackHub
+from tests.hub.loopback import Fault
 from tests.hub.samples import make_record
 
 
-def test_a_tag_names_one_state_of_the_index_for_good(loopback: LoopbackHub) -> None:
+def test_a_tag_names_one_state_of_the_index_for_good(loopback):
     store = hub_store(loopback)
     with pytest.raises(NotFoundError):
         tag_index(store, "demo", "v1")
@@ -26,14 +24,14 @@ def test_a_tag_names_one_state_of_the_index_for_good(loopback: LoopbackHub) -> N
         tag_index(store, "demo", "a/b")
 
 
-def test_a_tag_whose_response_was_lost(loopback: LoopbackHub) -> None:
+def test_a_tag_whose_response_was_lost(loopback):
     store = hub_store(loopback)
     commit = push_index(store, "demo", [make_record()]).commit
     loopback.faults.append(Fault(lambda request: request.api == "tag", "lose"))
     assert tag_index(store, "demo", "v1") == commit
 
 
-def test_a_collection_has_each_repository_once(loopback: LoopbackHub) -> None:
+def test_a_collection_has_each_repository_once(loopback):
     store = hub_store(loopback)
     records = [make_record(), make_record(seed=1), make_record(d_model=128), make_record(repo="org/demo-d64-E4")]
     address = collect(store, "demo", records)

@@ -1,12 +1,9 @@
 """What follows from the index: the cards of repositories and of the sweep, and reading a sweep that has no index."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
@@ -14,26 +11,24 @@ from huggingface_hub import ModelCard
 from hub import describe_index, list_runs, load_index, load_records, open_store, push_index, push_repo_cards, push_run
 from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
 from hub.plain.metadata import read_card, tags_of
-from hub.record.run_record import RunRecord
-from hub.store.base import Store
-from tests.hub.conftest import Checkpoint, hub_store
-from tests.hub.loopback import TOKEN, Fault, LoopbackHub, Request
+from tests.hub.conftest import hub_store
+from tests.hub.loopback import TOKEN, Fault
 from tests.hub.samples import make_record
 
 
-def push(store: Store, checkpoint: Checkpoint, number: int, **changes: object) -> RunRecord:
+def push(store, checkpoint, number, **changes):
     record = make_record(run_id=f"run{number}", seed=number, **changes)
     return push_run(store, checkpoint(f"c{number}", weight=float(number)), record)
 
 
-def main_card(store: Store, repo: str = "demo-d64-E4") -> str:
+def main_card(store, repo="demo-d64-E4"):
     return store.read("model", repo, "README.md").decode()
 
 
 # -- the card on main
 
 
-def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store: Store, checkpoint: Checkpoint) -> None:
+def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store, checkpoint):
     """So that `from_pretrained(repo)` works, and the Hub's search, which sees `main` only, finds every revision."""
     data = {"id": "org/corpus", "fingerprint": "f"}
     pushed = [push(store, checkpoint, number, eval_loss=4.0 + number, dataset=data) for number in range(2)]
@@ -64,7 +59,7 @@ def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store: Store, 
     assert store.branches("model", "demo-d64-E4") == before  # nothing new, nothing written
 
 
-def test_main_follows_a_longer_run_and_loses_what_the_one_before_left(store: Store, checkpoint: Checkpoint) -> None:
+def test_main_follows_a_longer_run_and_loses_what_the_one_before_left(store, checkpoint):
     push_index(store, "demo", [push(store, checkpoint, 0)])
     push_repo_cards(store, "demo", ["demo-d64-E4"])
     folder = checkpoint("sharded", weight=9.0)
@@ -79,9 +74,7 @@ def test_main_follows_a_longer_run_and_loses_what_the_one_before_left(store: Sto
     assert "model.safetensors" not in store.files("model", "demo-d64-E4")
 
 
-def test_weights_of_no_run_on_main_stay(
-    store: Store, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_of_no_run_on_main_stay(store, checkpoint, caplog):
     pushed = push(store, checkpoint, 0)
     theirs = (checkpoint("theirs", weight=7.0) / "model.safetensors").read_bytes()
     store.update("model", "demo-d64-E4", (), lambda _: {"model.safetensors": theirs}, "mine")
@@ -93,7 +86,7 @@ def test_weights_of_no_run_on_main_stay(
     assert f"| {pushed.branch} |" in main_card(store)
 
 
-def test_weights_are_copied_inside_the_store(loopback: LoopbackHub, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_weights_are_copied_inside_the_store(loopback, checkpoint, tmp_path):
     store = hub_store(loopback)
     push_index(store, "demo", [push(store, checkpoint, 0)])
     before = len(loopback.requests)
@@ -110,7 +103,7 @@ def test_weights_are_copied_inside_the_store(loopback: LoopbackHub, checkpoint: 
     assert len({(place / "model.safetensors").stat().st_ino for place in places}) == 1  # a hard link
 
 
-def test_what_a_person_wrote_on_main_stays(store: Store, checkpoint: Checkpoint) -> None:
+def test_what_a_person_wrote_on_main_stays(store, checkpoint):
     push_index(store, "demo", [push(store, checkpoint, 0)])
     push_repo_cards(store, "demo", ["demo-d64-E4"])
     edited = main_card(store).replace("## How to load", "A note of ours.\n\n## How to load")
@@ -125,19 +118,17 @@ def test_what_a_person_wrote_on_main_stays(store: Store, checkpoint: Checkpoint)
     assert main_card(store).encode() == own
 
 
-def test_rows_that_another_writer_added_meanwhile_are_on_the_card(
-    loopback: LoopbackHub, checkpoint: Checkpoint
-) -> None:
+def test_rows_that_another_writer_added_meanwhile_are_on_the_card(loopback, checkpoint):
     """The other one writes index and card after this one has read the index and before it writes its card."""
     store = hub_store(loopback)
     push_index(store, "demo", [push(store, checkpoint, 0)])
 
-    def other() -> None:
+    def other():
         theirs = hub_store(loopback)
         push_index(theirs, "demo", [push(theirs, checkpoint, 1)])
         push_repo_cards(theirs, "demo", ["demo-d64-E4"])
 
-    def before_the_card_is_read(request: Request) -> bool:
+    def before_the_card_is_read(request):
         return request.api == "revision" and request.path.startswith("/api/models")
 
     loopback.faults.append(Fault(before_the_card_is_read, "before", action=other))
@@ -146,7 +137,7 @@ def test_rows_that_another_writer_added_meanwhile_are_on_the_card(
     assert all(f"| tokens001.5M-seed{number} |" in main_card(store) for number in range(2))
 
 
-def test_without_an_index_there_is_nothing_to_list(store: Store) -> None:
+def test_without_an_index_there_is_nothing_to_list(store):
     with pytest.raises(NotFoundError):
         push_repo_cards(store, "demo", ["demo-d64-E4"])
 
@@ -157,7 +148,7 @@ SECTION = "## The law\n\nL = a law\n\n![fit](law_fit.png)"
 FILES: Mapping[str, bytes] = {"law_fit.png": b"\x89PNG\r\n", "scaling_law.json": b"{}"}
 
 
-def test_a_law_in_the_card_of_the_index_stays_when_runs_are_added(store: Store) -> None:
+def test_a_law_in_the_card_of_the_index_stays_when_runs_are_added(store):
     push_index(store, "demo", [make_record(run_id="one")])
     assert describe_index(store, "demo", SECTION, FILES).written
     assert not describe_index(store, "demo", SECTION, FILES).written
@@ -173,7 +164,7 @@ def test_a_law_in_the_card_of_the_index_stays_when_runs_are_added(store: Store) 
     assert len(load_index(store, "demo")) == 2
 
 
-def test_a_law_is_checked_before_it_is_sent(store: Store) -> None:
+def test_a_law_is_checked_before_it_is_sent(store):
     with pytest.raises(NotFoundError, match="has no index of the sweep 'demo'"):
         describe_index(store, "demo", SECTION, FILES)
     push_index(store, "demo", [make_record(run_id="one")])
@@ -193,9 +184,7 @@ def test_a_law_is_checked_before_it_is_sent(store: Store) -> None:
 # -- a sweep without an index
 
 
-def test_a_sweep_without_an_index_is_read_from_its_repositories(
-    store: Store, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sweep_without_an_index_is_read_from_its_repositories(store, checkpoint, caplog):
     pushed = [push(store, checkpoint, number, d_model=64 * (1 + number % 2)) for number in range(4)]
     push_index(store, "demo", pushed)
     push_repo_cards(store, "demo", [record.repo or "" for record in pushed])
@@ -208,7 +197,7 @@ def test_a_sweep_without_an_index_is_read_from_its_repositories(
     assert list_runs(store, "nothing") == []
 
 
-def test_what_is_broken_is_named_or_left_out(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_what_is_broken_is_named_or_left_out(loopback, checkpoint):
     store = hub_store(loopback)
     good = push(store, checkpoint, 0)
     push_index(store, "demo", [good])
@@ -222,9 +211,7 @@ def test_what_is_broken_is_named_or_left_out(loopback: LoopbackHub, checkpoint: 
     assert len(problems) == 1
 
 
-def test_load_records_falls_back_to_the_listing(
-    loopback: LoopbackHub, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_records_falls_back_to_the_listing(loopback, checkpoint, monkeypatch):
     from hub.release import sources
 
     store = hub_store(loopback)
@@ -243,7 +230,7 @@ def test_load_records_falls_back_to_the_listing(
 # -- no markup, no token
 
 
-def test_a_malicious_index_does_no_harm_to_the_cards(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_a_malicious_index_does_no_harm_to_the_cards(loopback, checkpoint):
     """Rows that break the schema are left out; a valid one cannot break out of its table or forge a block."""
     store = hub_store(loopback)
     evil = "<!-- /revisions --> <script>alert(1)</script> | x"
@@ -258,9 +245,7 @@ def test_a_malicious_index_does_no_harm_to_the_cards(loopback: LoopbackHub, chec
         assert "<" not in body.split("---\n", 2)[2]
 
 
-def test_a_card_of_a_folder_is_put_right_at_its_place_and_else_left_alone(
-    store: Store, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
+def test_a_card_of_a_folder_is_put_right_at_its_place_and_else_left_alone(store, checkpoint, tmp_path):
     from hub.release.cards import model_card
 
     folder, record = checkpoint(), make_record(repo="elsewhere/demo-d64-E4", branch="other")
@@ -276,7 +261,7 @@ def test_a_card_of_a_folder_is_put_right_at_its_place_and_else_left_alone(
     assert "4.2500 (measured − predicted = +0.0625)" in card
 
 
-def test_branches_of_a_trunk_that_diverged_share_its_weights(store: Store, checkpoint: Checkpoint) -> None:
+def test_branches_of_a_trunk_that_diverged_share_its_weights(store, checkpoint):
     """The same checkpoint stands for each of them, on a branch of its own; of other runs, that is refused."""
     folder = checkpoint()
     diverged = {"status": "diverged", "train_loss": None, "eval_loss": None, "parent_run_id": "trunk"}

@@ -3,8 +3,6 @@
 It is run with no input to read, so a prompt ("Do you wish to run the custom code?") fails it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -22,9 +20,7 @@ from rich.console import Console
 from hub import open_store, push_index, push_repo_cards, push_run
 from hub.cli import main
 from hub.record.run_record import RunRecord
-from hub.store.base import Store
 from tests.hub.conftest import hub_store
-from tests.hub.loopback import LoopbackHub
 from tests.hub.samples import make_record
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +47,7 @@ print(json.dumps(seen))
 
 
 @pytest.fixture
-def model_folder(tokenizer_folder: Path, tmp_path: Path) -> Path:
+def model_folder(tokenizer_folder, tmp_path):
     """A small model with its tokenizer, as training leaves them."""
     from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 
@@ -65,12 +61,12 @@ def model_folder(tokenizer_folder: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def code_of(text: str) -> str:
+def code_of(text):
     """The Python of a card."""
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
 
 
-def paste(snippets: list[tuple[Path, str]], endpoint: str, home: Path, ours: bool) -> list[list]:
+def paste(snippets, endpoint, home, ours):
     """Run snippets, each in a folder; returns (first part of the model class's module, sum of logits) of each."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
@@ -85,7 +81,7 @@ def paste(snippets: list[tuple[Path, str]], endpoint: str, home: Path, ours: boo
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def pushed_code(store: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+def pushed_code(store, folder, monkeypatch, capsys):
     """What `python -m hub push` prints to load a run."""
     monkeypatch.setattr("sys.argv", ["hub", "push", str(folder), store])
     with pytest.raises(SystemExit) as stopped:
@@ -95,7 +91,7 @@ def pushed_code(store: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
     return shown[shown.index("from transformers") :]
 
 
-def release(store: Store, folder: Path) -> RunRecord:
+def release(store, folder):
     pushed = push_run(store, folder, RunRecord.load(folder))
     push_index(store, "demo", [pushed])
     push_repo_cards(store, "demo", [pushed.repo or ""])
@@ -140,7 +136,7 @@ def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, mon
     assert [logits for _, logits in seen] == pytest.approx([expected] * len(snippets), rel=1e-5)
 
 
-def test_push_to_the_hub_prints_the_commit(loopback: LoopbackHub, model_folder, monkeypatch, capsys):
+def test_push_to_the_hub_prints_the_commit(loopback, model_folder, monkeypatch, capsys):
     monkeypatch.setattr("hub.cli.open_store", lambda uri, private=False: hub_store(loopback))
     code = pushed_code("hf://org", model_folder, monkeypatch, capsys)
     (record,) = [

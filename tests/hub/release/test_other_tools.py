@@ -4,8 +4,6 @@
 model's code comes from the revision, as it does for everybody.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub import RunRecord, push_run
 from tests.hub.conftest import hub_store
-from tests.hub.loopback import LoopbackHub
 from training.run.main import Run
 
 pytestmark = pytest.mark.clients
@@ -61,7 +58,7 @@ TASKS = {
 
 
 @pytest.fixture
-def released(loopback: LoopbackHub, tiny, tmp_path: Path) -> tuple[LoopbackHub, RunRecord, Path]:
+def released(loopback, tiny, tmp_path):
     """A trained run on the loopback Hub, its record, and its folder."""
     arguments = tiny(schedule__tokens=[1280])
     assert Run(arguments).execute() == 0
@@ -69,7 +66,7 @@ def released(loopback: LoopbackHub, tiny, tmp_path: Path) -> tuple[LoopbackHub, 
     return loopback, push_run(hub_store(loopback), folder, RunRecord.load(folder)), folder
 
 
-def use(hub: LoopbackHub, cwd: Path, *words: str) -> str:
+def use(hub, cwd, *words):
     """Run a program of the clients' environment in an empty folder of its own; returns its standard output."""
     programs = (ROOT / os.environ.get("CLIENTS", ".venv-clients") / "bin").resolve()
     environment = {
@@ -88,7 +85,7 @@ def use(hub: LoopbackHub, cwd: Path, *words: str) -> str:
     return done.stdout
 
 
-def log_likelihood(model, tokenizer, context: str, text: str) -> float:
+def log_likelihood(model, tokenizer, context, text):
     """Nats of a text after a context; after the end-of-text token where there is none."""
     before = tokenizer(context)["input_ids"] if context else [tokenizer.eos_token_id]
     ids = tokenizer(context + text)["input_ids"] if context else before + tokenizer(text)["input_ids"]

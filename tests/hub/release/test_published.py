@@ -1,7 +1,5 @@
 """The authors' checkpoints, from a loopback Hub that holds a small file in their layout."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from pathlib import Path
@@ -11,26 +9,26 @@ import torch
 
 from hub import PublishedRun, list_published, pull_published
 from hub.plain.errors import IntegrityError, NotFoundError
-from hub.release.published import REPOSITORY, STEP_TOKENS, PublishedFile
-from tests.hub.loopback import Fault, LoopbackHub
+from hub.release.published import REPOSITORY, STEP_TOKENS
+from tests.hub.loopback import Fault
 
 RUN = PublishedRun(d_model=64, experts=4, n_heads=1, steps=15258)
 
 
-def _checkpoint() -> bytes:
+def _checkpoint():
     buffer = io.BytesIO()
     torch.save({"model": {"head.weight": torch.arange(6.0).reshape(2, 3)}, "step": 15258}, buffer)
     return buffer.getvalue()
 
 
-def _convert(file: PublishedFile, destination: Path) -> None:
+def _convert(file, destination):
     content = torch.load(file.path, weights_only=True)
     destination.mkdir()
     (destination / "seen.txt").write_text(f"{file.run.tokens} {content['model']['head.weight'].sum().item()}")
 
 
 @pytest.fixture
-def published(loopback: LoopbackHub) -> LoopbackHub:
+def published(loopback):
     files = {
         RUN.path: _checkpoint(),
         "512/1/8/7629.pt": b"x",
@@ -43,7 +41,7 @@ def published(loopback: LoopbackHub) -> LoopbackHub:
     return loopback
 
 
-def test_a_checkpoint_is_fetched_at_one_commit_and_converted(published: LoopbackHub, tmp_path: Path) -> None:
+def test_a_checkpoint_is_fetched_at_one_commit_and_converted(published, tmp_path):
     head = published.state.repository("model", REPOSITORY).branches["main"]
     commit = pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
     assert commit == head
@@ -55,7 +53,7 @@ def test_a_checkpoint_is_fetched_at_one_commit_and_converted(published: Loopback
     assert pull_published(RUN, tmp_path / "old", _convert, endpoint=published.endpoint, revision=head) == head
 
 
-def test_the_runs_that_there_are(published: LoopbackHub, tmp_path: Path) -> None:
+def test_the_runs_that_there_are(published, tmp_path):
     assert list_published(endpoint=published.endpoint) == [
         RUN,
         PublishedRun(512, 1, 8, 7629),
@@ -71,7 +69,7 @@ def test_the_runs_that_there_are(published: LoopbackHub, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_download_is_not_converted(published: LoopbackHub, tmp_path: Path) -> None:
+def test_a_damaged_download_is_not_converted(published, tmp_path):
     entry = published.state.repository("model", REPOSITORY).resolve("main").tree[RUN.path]
     content = published.state.content(entry)
     published.state.large[entry.lfs or ""] = content[:-1] + bytes([content[-1] ^ 1])
@@ -79,7 +77,7 @@ def test_a_damaged_download_is_not_converted(published: LoopbackHub, tmp_path: P
         pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
 
 
-def test_faults_on_the_way_are_survived(published: LoopbackHub, tmp_path: Path) -> None:
+def test_faults_on_the_way_are_survived(published, tmp_path):
     published.faults.append(Fault(lambda request: request.api == "info", "status", 503))
     published.faults.append(Fault(lambda request: "/resolve/" in request.path, "drop"))
     published.faults.append(Fault(lambda request: request.origin == "storage", "cut"))
@@ -88,10 +86,10 @@ def test_faults_on_the_way_are_survived(published: LoopbackHub, tmp_path: Path) 
     assert (tmp_path / "out" / "seen.txt").read_text() == "2000000000 15.0"
 
 
-def test_a_malicious_pickle_is_not_run(published: LoopbackHub, tmp_path: Path) -> None:
+def test_a_malicious_pickle_is_not_run(published, tmp_path):
     class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return (Path.touch, (tmp_path / "ran",))  # type: ignore[return-value]
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
 
     published.state.put("model", REPOSITORY, "main", {RUN.path: pickle.dumps({"model": Evil()})})
     with pytest.raises(pickle.UnpicklingError):
@@ -99,7 +97,7 @@ def test_a_malicious_pickle_is_not_run(published: LoopbackHub, tmp_path: Path) -
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_step_table_follows_from_the_batch_ramp() -> None:
+def test_the_step_table_follows_from_the_batch_ramp():
     """128 sequences below step 7629, 256 below 11444, then 512, of 512 tokens each."""
     for steps, tokens in STEP_TOKENS.items():
         ramp = 128 * min(steps, 7629) + 256 * max(0, min(steps, 11444) - 7629) + 512 * max(0, steps - 11444)

@@ -1,7 +1,5 @@
 """Several runs at a time: complete through faults, one pause for all threads, and a failure does not stop the rest."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +10,9 @@ import pytest
 from hub import load_index, push_index, push_repo_cards, push_runs
 from hub.plain.errors import FilesError, PushErrors, UnavailableError
 from hub.record.run_record import RunRecord
-from hub.store.base import Store
 from hub.store.transport import Transport
-from tests.hub.conftest import Checkpoint, hub_store
-from tests.hub.loopback import Fault, LoopbackHub, Request
+from tests.hub.conftest import hub_store
+from tests.hub.loopback import Fault
 from tests.hub.samples import make_record
 
 Runs = list[tuple[str | Path, RunRecord]]
@@ -23,7 +20,7 @@ RUNS = 6
 
 
 @pytest.fixture
-def runs(checkpoint: Checkpoint) -> Runs:
+def runs(checkpoint):
     """Six runs in two repositories, as training leaves them."""
     made: Runs = []
     for number in range(RUNS):
@@ -33,14 +30,14 @@ def runs(checkpoint: Checkpoint) -> Runs:
     return made
 
 
-def release(store: Store, runs: Runs, workers: int) -> list[RunRecord]:
+def release(store, runs, workers):
     pushed = push_runs(store, runs, workers=workers)
     push_index(store, "demo", pushed)
     push_repo_cards(store, "demo", [record.repo or "" for record in pushed])
     return pushed
 
 
-def assert_complete(server: LoopbackHub, pushed: list[RunRecord], runs: Runs) -> None:
+def assert_complete(server, pushed, runs):
     """Each run is in the index once, at a commit that holds its weights, and on its repository's card."""
     listed = {record.run_id: record for record in load_index(hub_store(server), "demo")}
     assert listed == {record.run_id: record for record in pushed}
@@ -56,7 +53,7 @@ def assert_complete(server: LoopbackHub, pushed: list[RunRecord], runs: Runs) ->
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_all_arrive_in_the_order_given(store: Store, runs: Runs, workers: int) -> None:
+def test_all_arrive_in_the_order_given(store, runs, workers):
     seen: list[str] = []
     pushed = push_runs(store, runs, workers=workers, done=lambda record: seen.append(record.run_id))
     assert [record.run_id for record in pushed] == [f"run{number}" for number in range(RUNS)]
@@ -68,7 +65,7 @@ def test_all_arrive_in_the_order_given(store: Store, runs: Runs, workers: int) -
     assert f"{store.repo_id('demo-d128-E4')}@" in card.replace("\\", "")
 
 
-def test_threads_ask_once_for_what_they_share(loopback: LoopbackHub, runs: Runs) -> None:
+def test_threads_ask_once_for_what_they_share(loopback, runs):
     """Into repositories that were there before: create and refs, commits and tree of each, then four calls a run."""
     for repo in ("org/demo-d64-E4", "org/demo-d128-E4"):
         loopback.state.put("model", repo, "main", {"notes.txt": b"x"})
@@ -82,12 +79,12 @@ def test_threads_ask_once_for_what_they_share(loopback: LoopbackHub, runs: Runs)
 
 @pytest.mark.parametrize("kind", ["status", "drop", "lose", "429"])
 @pytest.mark.parametrize("workers", [1, 4])
-def test_every_seventh_request_fails(loopback: LoopbackHub, runs: Runs, kind: str, workers: int) -> None:
+def test_every_seventh_request_fails(loopback, runs, kind, workers):
     headers = {"Retry-After": "0"} if kind == "429" else {}
     status, kind = (429, "status") if kind == "429" else (503, kind)
     hit: set[tuple[str, str]] = set()
 
-    def seventh(request: Request) -> bool:
+    def seventh(request):
         """Each path at most once: with several threads a call could else meet a seventh request at every attempt."""
         chosen = request.number % 7 == 3 and (request.method, request.path) not in hit
         if chosen:
@@ -108,16 +105,14 @@ def test_every_seventh_request_fails(loopback: LoopbackHub, runs: Runs, kind: st
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["status", "drop", "lose", "cut"])
 @pytest.mark.parametrize("number", range(0, 87, 3))
-def test_a_fault_at_each_request_with_four_workers(loopback: LoopbackHub, runs: Runs, kind: str, number: int) -> None:
+def test_a_fault_at_each_request_with_four_workers(loopback, runs, kind, number):
     loopback.faults.append(Fault(lambda request: request.number == number, kind, 503))
     assert_complete(loopback, release(hub_store(loopback), runs, 4), runs)
     assert loopback.faults[0].times == 0
 
 
 @pytest.mark.parametrize("number", [3, 13, 28, 42])
-def test_a_hub_that_goes_down_on_the_way_leaves_whole_runs_only(
-    loopback: LoopbackHub, runs: Runs, number: int
-) -> None:
+def test_a_hub_that_goes_down_on_the_way_leaves_whole_runs_only(loopback, runs, number):
     loopback.faults.append(Fault(lambda request: request.number >= number, "status", 503, times=10**9))
     with pytest.raises(PushErrors) as caught:
         push_runs(hub_store(loopback, attempts=2), runs, workers=4)
@@ -129,7 +124,7 @@ def test_a_hub_that_goes_down_on_the_way_leaves_whole_runs_only(
     assert_complete(loopback, release(hub_store(loopback), runs, 4), runs)
 
 
-def test_one_that_fails_does_not_stop_the_others(store: Store, runs: Runs) -> None:
+def test_one_that_fails_does_not_stop_the_others(store, runs):
     (Path(runs[2][0]) / "config.json").unlink()
     with pytest.raises(PushErrors, match=r"1 of the pushes failed: run2: .*no config\.json") as caught:
         push_runs(store, runs, workers=4)
@@ -138,32 +133,30 @@ def test_one_that_fails_does_not_stop_the_others(store: Store, runs: Runs) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 33])
-def test_the_number_of_workers_is_bounded(store: Store, runs: Runs, workers: int) -> None:
+def test_the_number_of_workers_is_bounded(store, runs, workers):
     with pytest.raises(ValueError, match="allowed are 1 to 32"):
         push_runs(store, runs, workers=workers)
 
 
-def test_interrupted_it_ends_what_is_being_sent_and_starts_nothing_more(
-    store: Store, runs: Runs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_it_ends_what_is_being_sent_and_starts_nothing_more(store, runs, request, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     publish, calls = store.publish, []
     noticed, shutdown = threading.Event(), ThreadPoolExecutor.shutdown
 
-    def shut_down(pool: ThreadPoolExecutor, *arguments, **named) -> None:  # type: ignore[no-untyped-def]
+    def shut_down(pool, *arguments, **named):
         noticed.set()
         shutdown(pool, *arguments, **named)
 
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)
 
-    def interrupted(*arguments):  # type: ignore[no-untyped-def]
+    def interrupted(*arguments):
         calls.append(arguments)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         assert noticed.wait(60)
         return publish(*arguments)
 
-    store.publish = interrupted  # type: ignore[method-assign]
+    store.publish = interrupted
     with pytest.raises(KeyboardInterrupt):
         push_runs(store, runs, workers=1)
     assert len(calls) == 1
@@ -172,12 +165,12 @@ def test_interrupted_it_ends_what_is_being_sent_and_starts_nothing_more(
     assert "run.json" in store.files("model", "demo-d64-E4", "tokens001.5M-seed0")
 
 
-def test_when_the_hub_asks_one_thread_to_wait_all_wait(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_hub_asks_one_thread_to_wait_all_wait(online, monkeypatch):
     """One thread is told to come back in 2 s; what the others ask meanwhile is sent after that."""
     clock, slept = [100.0], []
     lock = threading.Lock()
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         with lock:
             slept.append(seconds)
             clock[0] += seconds

@@ -1,9 +1,6 @@
 """A release is a state: a push finds what differs on a branch, in any file, and puts it right, in both stores."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,19 +10,18 @@ from hub.plain.metadata import read_card
 from hub.record.names import branch_name
 from hub.record.run_record import RunRecord
 from hub.release.index import merge
-from hub.store.base import Store
-from tests.hub.conftest import Checkpoint, hub_cache, hub_store
-from tests.hub.loopback import Fault, LoopbackHub
+from tests.hub.conftest import hub_cache, hub_store
+from tests.hub.loopback import Fault
 from tests.hub.samples import make_record
 
 REPO, BRANCH = "demo-d64-E4", "tokens001.5M-seed0"
 
 
-def released(store: Store, name: str) -> str:
+def released(store, name):
     return store.read("model", REPO, name, BRANCH).decode()
 
 
-def remove(store: Store, record: RunRecord, name: str) -> None:
+def remove(store, record, name):
     """Take a file off a branch, as a hand or another tool might."""
     if hasattr(store, "root"):
         (store.root / "models" / REPO / BRANCH / name).unlink()
@@ -33,9 +29,7 @@ def remove(store: Store, record: RunRecord, name: str) -> None:
         store.transport.api.delete_file(name, store.repo_id(REPO), revision=BRANCH)
 
 
-def test_a_corrected_loss_reaches_the_record_and_the_card(
-    store: Store, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_corrected_loss_reaches_the_record_and_the_card(store, checkpoint, record):
     folder = checkpoint()
     first = push_run(store, folder, record)
     second = push_run(store, folder, record.replaced(eval_loss=4.0))
@@ -49,9 +43,7 @@ def test_a_corrected_loss_reaches_the_record_and_the_card(
     assert push_run(store, folder, record.replaced(eval_loss=4.0)) == second
 
 
-def test_a_card_that_lies_beside_the_model_is_put_right_and_keeps_what_a_person_wrote(
-    store: Store, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_card_that_lies_beside_the_model_is_put_right_and_keeps_what_a_person_wrote(store, checkpoint, record):
     """Also one that was written before its table was marked as a block."""
     from hub.release.cards import model_card
 
@@ -72,9 +64,7 @@ def test_a_card_that_lies_beside_the_model_is_put_right_and_keeps_what_a_person_
 
 
 @pytest.mark.parametrize("name", ["config.json", "modeling_switch_moe.py", "tokenizer.json", "run.json", "README.md"])
-def test_what_is_missing_on_a_branch_is_sent(
-    store: Store, checkpoint: Checkpoint, record: RunRecord, name: str
-) -> None:
+def test_what_is_missing_on_a_branch_is_sent(store, checkpoint, record, name):
     folder = checkpoint()
     push_run(store, folder, record)
     before = store.files("model", REPO, BRANCH)
@@ -84,7 +74,7 @@ def test_what_is_missing_on_a_branch_is_sent(
     assert store.files("model", REPO, again.commit or "") == before
 
 
-def overwrite(store: Store, record: bytes) -> Store:
+def overwrite(store, record):
     """Put another run.json on the branch; returns another process's view of the store."""
     if hasattr(store, "root"):
         (store.root / "models" / REPO / BRANCH / "run.json").write_bytes(record)
@@ -95,16 +85,14 @@ def overwrite(store: Store, record: bytes) -> Store:
     return _fresh(store)
 
 
-def _fresh(store: Store) -> Store:
+def _fresh(store):
     """Another process's view of the same Hub."""
     from tests.hub.loopback import TOKEN
 
-    return type(store)("org", endpoint=store.transport.api.endpoint, token=TOKEN, timeout=10.0)  # type: ignore[call-arg]
+    return type(store)("org", endpoint=store.transport.api.endpoint, token=TOKEN, timeout=10.0)
 
 
-def test_changed_code_is_sent_and_what_should_not_be_there_goes(
-    store: Store, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_changed_code_is_sent_and_what_should_not_be_there_goes(store, checkpoint, record):
     folder = checkpoint()
     (folder / "old_helper.py").write_text("# old\n")
     push_run(store, folder, record)
@@ -116,7 +104,7 @@ def test_changed_code_is_sent_and_what_should_not_be_there_goes(
     assert push_run(store, folder, record) == pushed
 
 
-def test_a_repair_sends_what_differs_only(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_a_repair_sends_what_differs_only(loopback, checkpoint, record):
     folder = checkpoint()
     push_run(hub_store(loopback), folder, record)
     (folder / "tokenizer.json").write_text('{"version": "2.0"}')
@@ -127,9 +115,7 @@ def test_a_repair_sends_what_differs_only(loopback: LoopbackHub, checkpoint: Che
     assert keys == [None, "tokenizer.json"]
 
 
-def test_a_repair_whose_response_is_lost_is_not_sent_again(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_repair_whose_response_is_lost_is_not_sent_again(loopback, checkpoint, record):
     folder = checkpoint()
     push_run(hub_store(loopback), folder, record)
     loopback.faults.append(Fault(lambda request: request.api == "commit", "lose"))
@@ -139,9 +125,7 @@ def test_a_repair_whose_response_is_lost_is_not_sent_again(
     assert loopback.state.repository("model", f"org/{REPO}").branches[BRANCH] == pushed.commit
 
 
-def test_a_record_that_says_the_same_in_other_words_is_not_written_again(
-    store: Store, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_record_that_says_the_same_in_other_words_is_not_written_again(store, checkpoint, record):
     """As one of an older version does, that did not know all fields."""
     folder = checkpoint()
     first = push_run(store, folder, record)
@@ -154,7 +138,7 @@ def test_a_record_that_says_the_same_in_other_words_is_not_written_again(
     assert again.commit == store.branches("model", REPO)[BRANCH]
 
 
-def test_the_branch_of_another_run_is_not_taken(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_the_branch_of_another_run_is_not_taken(store, checkpoint, record):
     folder = checkpoint()
     pushed = push_run(store, folder, record)
     with pytest.raises(ConflictError, match="is that of run demo-d64-E4-a, not other"):
@@ -162,9 +146,7 @@ def test_the_branch_of_another_run_is_not_taken(store: Store, checkpoint: Checkp
     assert store.branches("model", REPO)[BRANCH] == pushed.commit
 
 
-def test_a_prediction_reaches_the_card_of_a_run_that_was_released_before(
-    store: Store, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_prediction_reaches_the_card_of_a_run_that_was_released_before(store, checkpoint, record):
     folder = checkpoint()
     push_run(store, folder, record)
     with_law = push_run(store, folder, record, predicted_loss=4.3)
@@ -173,18 +155,14 @@ def test_a_prediction_reaches_the_card_of_a_run_that_was_released_before(
     assert push_run(store, folder, record) == with_law  # a push that knows no law takes none away
 
 
-def test_two_runs_that_would_be_one_branch_are_refused_before_anything_is_sent(
-    store: Store, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_two_runs_that_would_be_one_branch_are_refused_before_anything_is_sent(store, checkpoint, record):
     runs = [(checkpoint(name, weight=ord(name)), record.replaced(run_id=name)) for name in "ab"]
     with pytest.raises(FilesError, match=r"runs a and b would both be branch 'tokens001\.5M-seed0' of demo-d64-E4"):
         push_runs(store, runs)
     assert store.repos("model") == []
 
 
-def test_a_record_of_a_newer_version_is_not_overwritten(
-    store: Store, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_record_of_a_newer_version_is_not_overwritten(store, checkpoint, record):
     folder = checkpoint()
     pushed = push_run(store, folder, record)
     newer = pushed.to_json().replace('"schema_version": 1', '"schema_version": 9').encode()
@@ -194,7 +172,7 @@ def test_a_record_of_a_newer_version_is_not_overwritten(
     assert released(store, "run.json").encode() == newer
 
 
-def test_runs_that_differ_in_their_rate_are_released_beside_each_other(store: Store, checkpoint: Checkpoint) -> None:
+def test_runs_that_differ_in_their_rate_are_released_beside_each_other(store, checkpoint):
     schedule = {**make_record().schedule.model_dump(), "learning_rate_law": "given"}
     records = [
         make_record(run_id=f"run{n}", schedule={**schedule, "peak_learning_rate": rate})
@@ -207,7 +185,7 @@ def test_runs_that_differ_in_their_rate_are_released_beside_each_other(store: St
     ]
 
 
-def test_a_run_released_under_another_name_is_in_the_index_once(record: RunRecord) -> None:
+def test_a_run_released_under_another_name_is_in_the_index_once(record):
     weights = {"weights_sha256": {"model.safetensors": "0" * 64}}
     before = record.replaced(branch=BRANCH, **weights)
     after = record.replaced(branch=f"{BRANCH}-lr0.002", **weights)
@@ -233,7 +211,7 @@ def test_a_run_released_under_another_name_is_in_the_index_once(record: RunRecor
         ({"status": "intermediate"}, f"step0000733-{BRANCH}"),
     ],
 )
-def test_branch_names_say_what_departs_from_the_recipe(changes: dict, name: str) -> None:
+def test_branch_names_say_what_departs_from_the_recipe(changes, name):
     record = make_record()
     parts = {
         part: {**getattr(record, part).model_dump(), **changes.get(part, {})} for part in ("optimizer", "schedule")
@@ -241,7 +219,7 @@ def test_branch_names_say_what_departs_from_the_recipe(changes: dict, name: str)
     assert branch_name(record.replaced(**{**changes, **parts})) == name
 
 
-def test_branch_names_are_bounded() -> None:
+def test_branch_names_are_bounded():
     optimizer = {
         **make_record().optimizer.model_dump(),
         "beta1": 0.123456,
@@ -263,9 +241,7 @@ def test_branch_names_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", ["modeling_switch_moe.py", "tokenizer.json", "README.md", "config.json"])
-def test_pull_checks_code_tokenizer_and_card(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, name: str
-) -> None:
+def test_pull_checks_code_tokenizer_and_card(loopback, checkpoint, record, name):
     """A file of the cache that was changed, or cut short, is not handed out as the released one."""
     store = hub_store(loopback)
     pushed = push_run(store, checkpoint(), record)
@@ -277,9 +253,7 @@ def test_pull_checks_code_tokenizer_and_card(
         pull_run(store, pushed)
 
 
-def test_pull_from_a_folder_gives_what_the_index_lists_or_nothing(
-    tmp_path: Path, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_pull_from_a_folder_gives_what_the_index_lists_or_nothing(tmp_path, checkpoint, record):
     from hub import open_store
 
     store = open_store(tmp_path / "releases")
@@ -298,16 +272,14 @@ def test_pull_from_a_folder_gives_what_the_index_lists_or_nothing(
 # -- what is sent
 
 
-def test_a_tokenizer_is_released_without_settings_of_the_machine(
-    store: Store, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_tokenizer_is_released_without_settings_of_the_machine(store, checkpoint, record):
     folder = checkpoint()
     (folder / "tokenizer_config.json").write_text('{"local_files_only": true, "model_max_length": 512}')
     push_run(store, folder, record)
     assert json.loads(released(store, "tokenizer_config.json")) == {"model_max_length": 512}
 
 
-def test_the_step_log_is_part_of_a_release(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_the_step_log_is_part_of_a_release(store, checkpoint, record):
     from tests.hub.loopback import TOKEN
 
     folder = checkpoint()
@@ -320,7 +292,7 @@ def test_the_step_log_is_part_of_a_release(store: Store, checkpoint: Checkpoint,
         push_run(store, folder, record)
 
 
-def test_a_licence_is_named_if_it_is_given(store: Store, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_a_licence_is_named_if_it_is_given(store, checkpoint, record):
     from hub import push_repo_cards
 
     folder = checkpoint()
@@ -328,7 +300,7 @@ def test_a_licence_is_named_if_it_is_given(store: Store, checkpoint: Checkpoint,
     push_repo_cards(store, "demo", [REPO])
     places = [("model", REPO, BRANCH), ("model", REPO, "main"), ("dataset", "demo-runs", "main")]
 
-    def licences() -> list[object]:
+    def licences():
         return [read_card(store.read(k, repo, "README.md", at).decode()).data.get("license") for k, repo, at in places]
 
     assert licences() == [None, None, None]
@@ -342,7 +314,7 @@ def test_a_licence_is_named_if_it_is_given(store: Store, checkpoint: Checkpoint,
         push_run(store, folder, record, license="apache2")
 
 
-def test_the_copy_on_main_is_no_second_run(tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_the_copy_on_main_is_no_second_run(tmp_path, checkpoint):
     """When a folder without its index is read, or a store is pushed on."""
     from hub import load_records, open_store, push_repo_cards, run_folders
 

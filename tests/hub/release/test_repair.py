@@ -1,24 +1,17 @@
 """An index with rows that cannot be read: pushed to, and rebuilt from the branches."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from hub import load_index, load_records, open_store, push_index, push_run, repair_index
-from hub.cli import main
 from hub.plain.errors import NotFoundError
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME
 from hub.release.index import push_repo_cards
-from hub.store.base import Store
-from tests.hub.conftest import Checkpoint, hub_store
-from tests.hub.loopback import LoopbackHub
+from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 
 
-def released(store: Store, checkpoint: Checkpoint, count: int, start: int = 0) -> list[RunRecord]:
+def released(store, checkpoint, count, start=0):
     pushed = [
         push_run(store, checkpoint(f"c{i}", weight=float(i)), make_record(run_id=f"run{i}", seed=i))
         for i in range(start, start + count)
@@ -27,24 +20,22 @@ def released(store: Store, checkpoint: Checkpoint, count: int, start: int = 0) -
     return pushed
 
 
-def newer(record: RunRecord) -> bytes:
+def newer(record):
     text = record.to_json().replace('"schema_version": 1', '"schema_version": 9')
     assert '"schema_version": 9' in text
     return text.encode()
 
 
-def rewrite(store: Store, *lines: bytes) -> None:
+def rewrite(store, *lines):
     content = b"".join(line + b"\n" for line in lines)
     store.update("dataset", "demo-runs", (), lambda _: {JSONL_NAME: content}, "edit")
 
 
-def lines_of(store: Store) -> list[bytes]:
+def lines_of(store):
     return store.read("dataset", "demo-runs", JSONL_NAME).splitlines()
 
 
-def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(
-    store: Store, checkpoint: Checkpoint
-) -> None:
+def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(store, checkpoint):
     (old,) = released(store, checkpoint, 1)
     future = newer(make_record(run_id="future", seed=7, something_new={"a": [1, 2]}))
     strange = b'{"run_id": "bad",  "spaces": "kept",\t"n_active": "many"}'
@@ -62,18 +53,18 @@ def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(
     assert len(load_records_of(store, tolerant=True)) == 2
 
 
-def load_records_of(store: Store, *, tolerant: bool) -> list[RunRecord]:
+def load_records_of(store, *, tolerant):
     return load_index(store, "demo", on_invalid="skip" if tolerant else "raise")
 
 
-def test_a_run_that_is_pushed_again_replaces_its_broken_row(store: Store, checkpoint: Checkpoint) -> None:
+def test_a_run_that_is_pushed_again_replaces_its_broken_row(store, checkpoint):
     pushed = released(store, checkpoint, 2)
     rewrite(store, newer(pushed[0]), pushed[1].to_json().encode())
     push_index(store, "demo", [pushed[0]])
     assert load_index(store, "demo") == pushed
 
 
-def test_a_repair_rebuilds_the_index_from_the_branches(store: Store, checkpoint: Checkpoint) -> None:
+def test_a_repair_rebuilds_the_index_from_the_branches(store, checkpoint):
     first, second, third = released(store, checkpoint, 3)
     wrong = second.replaced(eval_loss=1.0)
     gone = make_record(run_id="gone", seed=50, repo=store.repo_id("demo-d64-E4"), branch="gone", commit="a" * 40)
@@ -110,7 +101,7 @@ def test_a_repair_rebuilds_the_index_from_the_branches(store: Store, checkpoint:
     assert [line.split(":")[0] for line in dropped.changes] == ["removed hidden (demo-d64-E8@b)"]
 
 
-def test_a_lost_index_is_made_anew_and_nothing_is_made_of_nothing(store: Store, checkpoint: Checkpoint) -> None:
+def test_a_lost_index_is_made_anew_and_nothing_is_made_of_nothing(store, checkpoint):
     with pytest.raises(NotFoundError, match="no index and no released run of the sweep 'demo'"):
         repair_index(store, "demo")
     pushed = push_run(store, checkpoint("a"), make_record())
@@ -118,7 +109,7 @@ def test_a_lost_index_is_made_anew_and_nothing_is_made_of_nothing(store: Store, 
     assert load_index(store, "demo") == [pushed]
 
 
-def test_rows_of_another_writer_survive_a_repair(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_rows_of_another_writer_survive_a_repair(loopback, checkpoint):
     from tests.hub.loopback import Fault
 
     store = hub_store(loopback)
@@ -126,7 +117,7 @@ def test_rows_of_another_writer_survive_a_repair(loopback: LoopbackHub, checkpoi
     rewrite(store, run.replaced(eval_loss=2.0).to_json().encode())
     made: list[RunRecord] = []
 
-    def other() -> None:
+    def other():
         made.extend(released(hub_store(loopback), checkpoint, 1, start=1))
 
     loopback.faults.append(Fault(lambda request: request.api == "commit", "before", action=other))
@@ -134,28 +125,17 @@ def test_rows_of_another_writer_survive_a_repair(loopback: LoopbackHub, checkpoi
     assert load_index(store, "demo") == [run, *made]
 
 
-def test_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, checkpoint: Checkpoint
-) -> None:
+def test_the_command(command, tmp_path, checkpoint):
     store = open_store(tmp_path / "store")
     (run,) = released(store, checkpoint, 1)
     rewrite(store, b"{oops")
-
-    def command(*options: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["hub", "repair", str(tmp_path / "store"), *options])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        shown = capsys.readouterr()
-        return int(stopped.value.code or 0), shown.out, shown.err
-
-    status, out, err = command("demo", "--dry-run")
+    status, out, err = command("repair", tmp_path / "store", "demo", "--dry-run")
     assert (status, lines_of(store)) == (0, [b"{oops"])
     assert out.splitlines()[0].startswith("removed a row: runs.jsonl line 1: not valid JSON")
-    assert "added demo-d64-E4-a" not in out
     assert f"added {run.run_id} (demo-d64-E4@" in out
     assert "dry run" in err
-    assert command("demo")[0] == 0
+    assert command("repair", tmp_path / "store", "demo")[0] == 0
     assert load_records(tmp_path / "store") == [run]
-    assert "agrees with its branches: 1 run\n" in command("demo")[2]
-    status, _, err = command("other")
+    assert "agrees with its branches: 1 run\n" in command("repair", tmp_path / "store", "demo")[2]
+    status, _, err = command("repair", tmp_path / "store", "other")
     assert (status, err.count("\n")) == (2, 1)

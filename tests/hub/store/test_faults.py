@@ -1,11 +1,8 @@
 """A Hub that fails at every request of a push in turn, in every way: the release ends complete or not in the index."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +10,8 @@ from hub import load_index, push_index, push_run
 from hub.plain.errors import AccessError, ConflictError, HubError, UnavailableError
 from hub.record.run_record import RunRecord
 from hub.store.transport import Transport
-from tests.hub.conftest import Checkpoint, hub_store
-from tests.hub.loopback import Fault, LoopbackHub, Request
+from tests.hub.conftest import hub_store
+from tests.hub.loopback import Fault
 from tests.hub.samples import make_record
 
 # What a push of one run into an empty Hub, with its index, asks for, in order; the tests below break each in turn.
@@ -26,20 +23,20 @@ NUMBERS = range(len(SEQUENCE))
 BRANCH = "tokens001.5M-seed0"
 
 
-def named(request: Request) -> str:
+def named(request):
     if request.origin == "storage":
         return request.path.split("/")[1]
     return request.api or ("lfs-batch" if request.path.endswith("/batch") else "resolve")
 
 
-def release(server: LoopbackHub, folder: Path, record: RunRecord) -> RunRecord:
+def release(server, folder, record):
     store = hub_store(server)
     pushed = push_run(store, folder, record)
     push_index(store, record.sweep, [pushed])
     return pushed
 
 
-def assert_complete(server: LoopbackHub, pushed: RunRecord, folder: Path) -> None:
+def assert_complete(server, pushed, folder):
     """The index has the run once, at a commit that holds all its files, and the branch ends there."""
     listed = load_index(hub_store(server), "demo")
     assert listed == [pushed]
@@ -55,7 +52,7 @@ def assert_complete(server: LoopbackHub, pushed: RunRecord, folder: Path) -> Non
     assert [c.title for c in repo.history(BRANCH)][1:] == ["initial commit"]  # committed once, on the first commit
 
 
-def test_the_sequence_of_requests(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_the_sequence_of_requests(loopback, checkpoint, record):
     folder = checkpoint()
     assert_complete(loopback, release(loopback, folder, record), folder)
     assert [named(request) for request in loopback.requests][: len(SEQUENCE)] == SEQUENCE
@@ -66,10 +63,8 @@ _slow = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("429", "500", "
 
 @pytest.mark.parametrize("kind", ["503", "drop", "lose", "cut", *_slow])
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_fault_at_each_request(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, kind: str, number: int
-) -> None:
-    def at(request: Request) -> bool:
+def test_a_fault_at_each_request(loopback, checkpoint, record, kind, number):
+    def at(request):
         return request.number == number
 
     faults = {
@@ -90,9 +85,7 @@ def test_a_fault_at_each_request(
 
 @pytest.mark.parametrize("kind", ["status", pytest.param("lose", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_hub_that_stays_down_from_each_request_on(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, kind: str, number: int
-) -> None:
+def test_a_hub_that_stays_down_from_each_request_on(loopback, checkpoint, record, kind, number):
     """The push ends with one clear error; nothing half is in the index; started again, it goes on to the end."""
     folder = checkpoint()
     down = Fault(lambda request: request.number >= number, kind, times=10**9)
@@ -109,9 +102,7 @@ def test_a_hub_that_stays_down_from_each_request_on(
     assert_complete(loopback, release(loopback, folder, record), folder)
 
 
-def test_a_commit_that_lands_while_its_response_is_lost_is_not_sent_again(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_commit_that_lands_while_its_response_is_lost_is_not_sent_again(loopback, checkpoint, record):
     loopback.faults.append(Fault(lambda request: request.api == "commit", "lose"))
     folder = checkpoint()
     assert_complete(loopback, release(loopback, folder, record), folder)
@@ -119,9 +110,7 @@ def test_a_commit_that_lands_while_its_response_is_lost_is_not_sent_again(
 
 
 @pytest.mark.parametrize("kind", ["drop", "lose", "status"])
-def test_a_failure_while_a_conflict_is_looked_into_is_tried_again(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, kind: str
-) -> None:
+def test_a_failure_while_a_conflict_is_looked_into_is_tried_again(loopback, checkpoint, record, kind):
     """The branch is made but its response lost, so the next attempt gets a 409: and then the listing fails, too."""
     loopback.faults.append(Fault(lambda request: request.api == "branch", "lose"))
     loopback.faults.append(Fault(lambda request: request.api == "refs", kind, 503))
@@ -130,11 +119,11 @@ def test_a_failure_while_a_conflict_is_looked_into_is_tried_again(
     assert [fault.times for fault in loopback.faults] == [0, 0]
 
 
-def test_a_slow_hub_is_not_waited_for(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_a_slow_hub_is_not_waited_for(loopback, checkpoint, record):
     """Longer silence than the timeout counts as a failure; the late commit cannot do harm."""
     go_on, went_on = threading.Event(), threading.Event()
 
-    def action() -> None:
+    def action():
         go_on.wait(60)
         went_on.set()
 
@@ -152,11 +141,11 @@ def test_a_slow_hub_is_not_waited_for(loopback: LoopbackHub, checkpoint: Checkpo
     assert_complete(loopback, pushed, folder)
 
 
-def test_another_writer_between_reading_and_committing_the_index(loopback: LoopbackHub) -> None:
+def test_another_writer_between_reading_and_committing_the_index(loopback):
     store = hub_store(loopback)
     push_index(store, "demo", [make_record(run_id="first")])
 
-    def other() -> None:
+    def other():
         push_index(hub_store(loopback), "demo", [make_record(run_id="other", seed=1)])
 
     loopback.faults.append(Fault(lambda request: request.api == "commit", "before", action=other))
@@ -166,13 +155,11 @@ def test_another_writer_between_reading_and_committing_the_index(loopback: Loopb
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_another_writer_of_the_same_branch(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, same: bool
-) -> None:
+def test_another_writer_of_the_same_branch(loopback, checkpoint, record, same):
     mine, theirs = checkpoint("mine"), checkpoint("theirs", weight=1.0 if same else 2.0)
     committed: list[RunRecord] = []
 
-    def other() -> None:
+    def other():
         committed.append(push_run(hub_store(loopback), theirs, record))
 
     loopback.faults.append(Fault(lambda request: request.api == "commit", "before", action=other))
@@ -185,12 +172,12 @@ def test_another_writer_of_the_same_branch(
     assert repo.branches[BRANCH] == committed[0].commit
 
 
-def test_eight_parallel_pushers(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_eight_parallel_pushers(loopback, checkpoint):
     """Each with a store of its own, as in processes of their own, into the same repository and index."""
     folders = [checkpoint(f"run{i}", weight=float(i)) for i in range(8)]
     failures: list[BaseException] = []
 
-    def push(number: int) -> None:
+    def push(number):
         try:
             store = hub_store(loopback)
             pushed = push_run(store, folders[number], make_record(run_id=f"run{number}", seed=number))
@@ -212,13 +199,13 @@ def test_eight_parallel_pushers(loopback: LoopbackHub, checkpoint: Checkpoint) -
     }
 
 
-def test_threads_set_the_timeout_once(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_set_the_timeout_once(online, monkeypatch):
     """A second change of the client would close the one that another thread has begun to use."""
     import huggingface_hub
 
     original, changes = huggingface_hub.set_client_factory, []
 
-    def slow(factory: object) -> None:
+    def slow(factory):
         changes.append(factory)
         time.sleep(0.05)
         original(factory)
@@ -231,7 +218,7 @@ def test_threads_set_the_timeout_once(online: None, monkeypatch: pytest.MonkeyPa
     assert huggingface_hub.get_session().timeout.read == 3.0
 
 
-def test_the_wait_follows_retry_after_and_else_grows_with_jitter(online: None) -> None:
+def test_the_wait_follows_retry_after_and_else_grows_with_jitter(online):
     transport = Transport("http://127.0.0.1:1", None, timeout=1.0, attempts=3, longest_wait=60.0)
     asked = UnavailableError("busy")
     asked.retry_after = 7.0
@@ -245,9 +232,7 @@ def test_the_wait_follows_retry_after_and_else_grows_with_jitter(online: None) -
         transport.wait(0, asked)
 
 
-def test_a_rate_limit_that_is_used_up_for_long_is_an_error_at_once(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_rate_limit_that_is_used_up_for_long_is_an_error_at_once(loopback, checkpoint, record):
     headers = {"RateLimit": '"api";r=0;t=1200'}
     loopback.faults.append(Fault(lambda request: request.api == "create", "status", 429, headers))
     with pytest.raises(UnavailableError, match="come back in 1200 s"):
@@ -259,9 +244,7 @@ def test_a_rate_limit_that_is_used_up_for_long_is_an_error_at_once(
     ("status", "error"), [(400, HubError), (402, AccessError), (403, AccessError), (413, AccessError)]
 )
 @pytest.mark.parametrize("api", ["create", "branch", "commit", "preupload"])
-def test_what_is_no_passing_failure_is_not_tried_again(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, status: int, error: type[HubError], api: str
-) -> None:
+def test_what_is_no_passing_failure_is_not_tried_again(loopback, checkpoint, record, status, error, api):
     loopback.faults.append(Fault(lambda request: request.api == api, "status", status, times=10**9))
     with pytest.raises(error, match="injected fault"):
         push_run(hub_store(loopback), checkpoint(), record)

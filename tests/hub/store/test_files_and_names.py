@@ -1,10 +1,7 @@
 """Which files are released, and how releases are named."""
 
-from __future__ import annotations
-
 import json
 import struct
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,12 +9,11 @@ from hypothesis import strategies as st
 
 from hub.plain.errors import FilesError, RecordError
 from hub.record.names import branch_name, formatted_tokens, repo_name
-from hub.store.files import is_allowed, release_of, safetensors_header
-from tests.hub.conftest import Checkpoint
-from tests.hub.samples import make_record, write_safetensors
+from hub.store.files import is_allowed, release_of
+from tests.hub.samples import make_record
 
 
-def test_a_release_is_what_is_on_the_list(checkpoint: Checkpoint) -> None:
+def test_a_release_is_what_is_on_the_list(checkpoint):
     release = release_of(checkpoint())
     assert sorted(release.files) == ["config.json", "model.safetensors", "modeling_switch_moe.py", "tokenizer.json"]
     assert release.skipped == ("checkpoints", "optimizer.pt", "training_args.bin")
@@ -45,18 +41,18 @@ def test_a_release_is_what_is_on_the_list(checkpoint: Checkpoint) -> None:
         ),
     ],
 )
-def test_names_off_the_list(name: str) -> None:
+def test_names_off_the_list(name):
     assert not is_allowed(name)
 
 
-def test_pickled_weights_are_named_as_the_reason(checkpoint: Checkpoint) -> None:
+def test_pickled_weights_are_named_as_the_reason(checkpoint):
     folder = checkpoint()
     (folder / "model.safetensors").unlink()
     with pytest.raises(FilesError, match=r"no weights.*optimizer.pt, training_args.bin is pickled"):
         release_of(folder)
 
 
-def test_a_pickle_called_safetensors_is_refused(checkpoint: Checkpoint) -> None:
+def test_a_pickle_called_safetensors_is_refused(checkpoint):
     folder = checkpoint()
     for content in (b"\x80\x04K\x01.", b"", struct.pack("<Q", 10**15) + b"{}", struct.pack("<Q", 2) + b"[]"):
         (folder / "model.safetensors").write_bytes(content)
@@ -64,12 +60,7 @@ def test_a_pickle_called_safetensors_is_refused(checkpoint: Checkpoint) -> None:
             release_of(folder)
 
 
-def test_the_header_gives_shapes(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "model.safetensors", [1.0] * 6)
-    assert safetensors_header(tmp_path / "model.safetensors") == {"weight": (6,)}
-
-
-def test_shards_must_match_their_index(checkpoint: Checkpoint) -> None:
+def test_shards_must_match_their_index(checkpoint):
     folder = checkpoint()
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     with pytest.raises(FilesError, match="shards with their index"):
@@ -85,7 +76,7 @@ def test_shards_must_match_their_index(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modeling_switch_moe.py"])
-def test_a_secret_in_a_text_file_is_found(checkpoint: Checkpoint, name: str) -> None:
+def test_a_secret_in_a_text_file_is_found(checkpoint, name):
     folder, secret = checkpoint(), "hf_" + "Zz9" * 11
     (folder / name).write_text(f'{{"token": "{secret}"}}')
     with pytest.raises(FilesError, match=f"{name} holds what looks like an access token") as caught:
@@ -93,7 +84,7 @@ def test_a_secret_in_a_text_file_is_found(checkpoint: Checkpoint, name: str) -> 
     assert secret not in str(caught.value)
 
 
-def test_missing_parts_are_named(tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_missing_parts_are_named(tmp_path, checkpoint):
     with pytest.raises(FilesError, match="there is no folder"):
         release_of(tmp_path / "nothing")
     folder = checkpoint()
@@ -120,25 +111,25 @@ def test_missing_parts_are_named(tmp_path: Path, checkpoint: Checkpoint) -> None
         (0, "000.0K"),
     ],
 )
-def test_tokens_in_names(tokens: int, expected: str) -> None:
+def test_tokens_in_names(tokens, expected):
     assert formatted_tokens(tokens) == expected
 
 
 @given(st.integers(1, 10**13), st.integers(1, 10**13))
-def test_two_runs_share_a_name_only_if_their_tokens_nearly_agree(one: int, other: int) -> None:
+def test_two_runs_share_a_name_only_if_their_tokens_nearly_agree(one, other):
     if formatted_tokens(one) == formatted_tokens(other):
         assert abs(one - other) <= 2.1e-3 * max(one, other)
 
 
 @given(st.lists(st.integers(10**8, 999 * 10**9), min_size=2, max_size=6))
-def test_names_in_billions_sort_by_size(tokens: list[int]) -> None:
+def test_names_in_billions_sort_by_size(tokens):
     names = [formatted_tokens(value) for value in tokens]
     whole = [int(name[:3]) for name in sorted(names)]
     assert whole == sorted(whole)
     assert all(name.endswith("B") and name[3] == "." for name in names)
 
 
-def test_names_of_a_run() -> None:
+def test_names_of_a_run():
     assert repo_name(make_record()) == "demo-d64-E4"
     assert branch_name(make_record(tokens=2_000_000_000, seed=3)) == "tokens002.0B-seed3"
     assert branch_name(make_record(status="intermediate", steps=1000)) == "step0001000-tokens001.5M-seed0"
@@ -147,7 +138,7 @@ def test_names_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["curve.png", "curve.svg", "tokenizer.model", "model.safetensors", "notes.py"])
-def test_a_token_is_found_in_every_kind_of_file(checkpoint: Checkpoint, name: str) -> None:
+def test_a_token_is_found_in_every_kind_of_file(checkpoint, name):
     """In a picture's text chunk, and in the metadata of weights, too."""
     folder = checkpoint()
     token = "hf_" + "q" * 34

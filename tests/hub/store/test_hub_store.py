@@ -1,12 +1,9 @@
 """What only a store on the Hub can do or get wrong: requests, tokens, permissions, foreign content, the cache."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 
@@ -20,14 +17,13 @@ from hub.plain.errors import (
     RecordError,
     UnavailableError,
 )
-from hub.record.run_record import RunRecord
 from hub.store.hub import HubStore
-from tests.hub.conftest import Checkpoint, hub_cache, hub_store
-from tests.hub.loopback import TOKEN, Fault, LoopbackHub, Request
+from tests.hub.conftest import hub_cache, hub_store
+from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record, record_fields, write_safetensors
 
 
-def test_api_calls_of_a_push(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_api_calls_of_a_push(loopback, checkpoint):
     """Four for each run, one more for a new repository; pushing again asks for the tree of each branch only."""
     store = hub_store(loopback)
     folders = [checkpoint(f"run{i}", weight=float(i)) for i in range(3)]
@@ -48,13 +44,13 @@ def test_api_calls_of_a_push(loopback: LoopbackHub, checkpoint: Checkpoint) -> N
     assert [request.api for request in loopback.requests[before:] if request.method == "POST"] == ["create"]
 
 
-def test_an_index_is_read_in_three_requests_at_one_commit(loopback: LoopbackHub) -> None:
+def test_an_index_is_read_in_three_requests_at_one_commit(loopback):
     store = hub_store(loopback)
     push_index(store, "demo", [make_record(run_id="one")])
     first = loopback.state.repository("dataset", "org/demo-runs").branches["main"]
     push_index(store, "demo", [make_record(run_id="two", seed=1)])
 
-    def read(revision: str | None = None) -> tuple[int, list[str]]:
+    def read(revision=None):
         before = len(loopback.requests)
         names = [record.run_id for record in load_index(hub_store(loopback, token=False), "demo", revision)]
         return len(loopback.requests) - before, names
@@ -66,13 +62,13 @@ def test_an_index_is_read_in_three_requests_at_one_commit(loopback: LoopbackHub)
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
-def test_an_index_that_changes_while_it_is_read(loopback: LoopbackHub, method: str) -> None:
+def test_an_index_that_changes_while_it_is_read(loopback, method):
     push_index(hub_store(loopback), "demo", [make_record(run_id="one")])
 
-    def other() -> None:
+    def other():
         loopback.state.put("dataset", "org/demo-runs", "main", {"runs.jsonl": b"{}\n"})
 
-    def during(request: Request) -> bool:
+    def during(request):
         return request.method == method and "/resolve/" in request.path
 
     loopback.faults.append(Fault(during, "before", action=other))
@@ -80,9 +76,7 @@ def test_an_index_that_changes_while_it_is_read(loopback: LoopbackHub, method: s
     assert loopback.faults[0].times == 0
 
 
-def test_offline_the_cache_answers(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_the_cache_answers(loopback, checkpoint, record, monkeypatch):
     from huggingface_hub import constants
 
     store = hub_store(loopback)
@@ -102,7 +96,7 @@ def test_offline_the_cache_answers(
     assert len(loopback.requests) == before
 
 
-def test_a_hub_that_is_gone_is_the_same_as_offline(loopback: LoopbackHub, record: RunRecord) -> None:
+def test_a_hub_that_is_gone_is_the_same_as_offline(loopback, record):
     store = hub_store(loopback, attempts=2)
     push_index(store, "demo", [record])
     load_index(store, "demo")
@@ -110,7 +104,7 @@ def test_a_hub_that_is_gone_is_the_same_as_offline(loopback: LoopbackHub, record
     assert load_index(store, "demo") == [record]
 
 
-def test_a_damaged_cache_is_repaired(loopback: LoopbackHub, record: RunRecord) -> None:
+def test_a_damaged_cache_is_repaired(loopback, record):
     store = hub_store(loopback)
     push_index(store, "demo", [record])
     load_index(store, "demo")
@@ -124,14 +118,8 @@ def test_a_damaged_cache_is_repaired(loopback: LoopbackHub, record: RunRecord) -
 
 
 def test_the_token_appears_in_the_authorization_header_only(
-    loopback: LoopbackHub,
-    checkpoint: Checkpoint,
-    record: RunRecord,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    loopback, checkpoint, record, tmp_path, caplog, capfd, monkeypatch
+):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     caplog.set_level(logging.DEBUG)
     store = hub_store(loopback, token=None, attempts=3)  # two of the faults hit the same commit
@@ -173,16 +161,15 @@ def test_the_token_appears_in_the_authorization_header_only(
     assert not any(TOKEN.encode() in content for content in stored)
 
 
-def test_a_card_or_picture_with_a_token_is_not_sent(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
-    store = hub_store(loopback)
+def test_a_card_or_picture_with_a_token_is_not_sent(loopback, checkpoint, record):
+    store, folder, card = hub_store(loopback), checkpoint(), f"---\nlicense: mit\n---\n{TOKEN}\n"
     with pytest.raises(FilesError, match=r"README.md holds what looks like an access token"):
-        push_run(store, checkpoint(), record, card=f"---\nlicense: mit\n---\n{TOKEN}\n")
-    with pytest.raises(FilesError, match=r"README.md holds what looks like an access token"):
-        push_index(store, "demo", [record], card=f"---\nlicense: mit\n---\n{TOKEN}\n")
-    with pytest.raises(FilesError, match=r"curve.svg holds what looks like an access token"):
-        push_run(store, checkpoint("b"), record, pictures={"curve.svg": f"<svg>{TOKEN}</svg>".encode()})
+        push_index(store, "demo", [record], card=card)
+    for name, text in (("README.md", card), ("curve.svg", f"<svg>{TOKEN}</svg>")):
+        (folder / name).write_text(text)
+        with pytest.raises(FilesError, match=f"{name} holds what looks like an access token"):
+            push_run(store, folder, record)
+        (folder / name).unlink()
     assert "commit" not in loopback.api_calls()
 
 
@@ -195,9 +182,7 @@ def test_a_card_or_picture_with_a_token_is_not_sent(
         (TOKEN, "other-org", "don't have the rights to write to other-org"),
     ],
 )
-def test_access_errors_say_what_to_do(
-    online: None, checkpoint: Checkpoint, record: RunRecord, token: str | None, organisation: str, message: str
-) -> None:
+def test_access_errors_say_what_to_do(online, checkpoint, record, token, organisation, message):
     users = {
         TOKEN: {"name": "tester", "orgs": ["org"], "write": True},
         "reader": {"name": "reader", "orgs": ["org"], "write": False},
@@ -213,7 +198,7 @@ def test_access_errors_say_what_to_do(
             assert server.requests == []
 
 
-def test_private_repositories(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_private_repositories(loopback, checkpoint, record):
     store = hub_store(loopback, private=True)
     push_index(store, "demo", [push_run(store, checkpoint(), record)])
     assert all(repo.private for repo in loopback.state.repositories.values())
@@ -227,9 +212,7 @@ def test_private_repositories(loopback: LoopbackHub, checkpoint: Checkpoint, rec
 # -- content that was there before
 
 
-def test_weights_on_main_never_lie_beside_ours(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_weights_on_main_never_lie_beside_ours(loopback, checkpoint, record):
     """A sharded release beside main's model.safetensors would silently load main's weights."""
     loopback.state.put("model", "org/demo-d64-E4", "main", {"model.safetensors": b"main's", "extra.txt": b"x"})
     folder = checkpoint()
@@ -243,9 +226,7 @@ def test_weights_on_main_never_lie_beside_ours(
     assert "extra.txt" not in tree
 
 
-def test_files_of_a_squashed_first_commit_are_removed_from_the_branch(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_files_of_a_squashed_first_commit_are_removed_from_the_branch(loopback, checkpoint, record):
     loopback.state.put("model", "org/demo-d64-E4", "main", {"old.safetensors": b"old", "config.json": b"{}"})
     repo = loopback.state.repository("model", "org/demo-d64-E4")
     head = repo.commits[repo.branches["main"]]
@@ -256,28 +237,26 @@ def test_files_of_a_squashed_first_commit_are_removed_from_the_branch(
     assert repo.commits[pushed.commit or ""].parent == head.id
 
 
-def test_a_branch_of_someone_else_is_left_alone(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_branch_of_someone_else_is_left_alone(loopback, checkpoint, record):
     theirs = loopback.state.put("model", "org/demo-d64-E4", "tokens001.5M-seed0", {"notes.txt": b"mine"})
     with pytest.raises(ConflictError, match="with other weights"):
         push_run(hub_store(loopback), checkpoint(), record)
     assert loopback.state.repository("model", "org/demo-d64-E4").branches["tokens001.5M-seed0"] == theirs
 
 
-def test_a_hub_that_loses_files_is_noticed(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_a_hub_that_loses_files_is_noticed(loopback, checkpoint, record):
     commit = loopback.state.commit
 
-    def forgetful(repo, branch, changes, *rest, **named):  # type: ignore[no-untyped-def]
+    def forgetful(repo, branch, changes, *rest, **named):
         kept = {path: entry for path, entry in changes.items() if path != "config.json"}
         return commit(repo, branch, kept, *rest, **named)
 
-    loopback.state.commit = forgetful  # type: ignore[method-assign]
+    loopback.state.commit = forgetful
     with pytest.raises(IntegrityError, match=r"config\.json is missing"):
         push_run(hub_store(loopback), checkpoint(), record)
 
 
-def test_a_repository_with_many_branches_and_commits(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_a_repository_with_many_branches_and_commits(loopback, checkpoint):
     """Listings come in pages: the first commit is on the last one."""
     for number in range(120):
         loopback.state.put("model", "org/demo-d64-E4", "main", {"notes.txt": b"%d" % number})
@@ -292,7 +271,7 @@ def test_a_repository_with_many_branches_and_commits(loopback: LoopbackHub, chec
 # -- malicious content
 
 
-def _index(server: LoopbackHub, *rows: str | bytes) -> None:
+def _index(server, *rows):
     lines = [row if isinstance(row, bytes) else row.encode() for row in rows]
     server.state.put("dataset", "org/demo-runs", "main", {"runs.jsonl": b"\n".join(lines)})
 
@@ -316,7 +295,7 @@ def _index(server: LoopbackHub, *rows: str | bytes) -> None:
         "null",
     ],
 )
-def test_malicious_rows_are_named_and_can_be_left_out(loopback: LoopbackHub, row: str | bytes) -> None:
+def test_malicious_rows_are_named_and_can_be_left_out(loopback, row):
     good = make_record(run_id="good")
     _index(loopback, good.to_json(), row)
     store = hub_store(loopback)
@@ -332,15 +311,15 @@ def test_malicious_rows_are_named_and_can_be_left_out(loopback: LoopbackHub, row
 
 
 def test_a_row_that_points_to_another_repository_is_not_followed_out_of_the_organisation(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, tmp_path: Path
-) -> None:
+    loopback, checkpoint, record, tmp_path
+):
     pushed = push_run(hub_store(loopback), checkpoint(), record)
     before = len(loopback.requests)
     pull_run(hub_store(loopback), pushed.replaced(repo="elsewhere/demo-d64-E4"), tmp_path / "to")
     assert all("elsewhere" not in request.path for request in loopback.requests[before:])
 
 
-def test_an_index_that_is_too_large_is_not_downloaded(loopback: LoopbackHub) -> None:
+def test_an_index_that_is_too_large_is_not_downloaded(loopback):
     _index(loopback, make_record().to_json())
     before = len(loopback.requests)
     with pytest.raises(IntegrityError, match="allowed are 100"):
@@ -348,9 +327,7 @@ def test_an_index_that_is_too_large_is_not_downloaded(loopback: LoopbackHub) -> 
     assert [request.api for request in loopback.requests[before:]] == ["info"]
 
 
-def test_pulling_ignores_what_a_release_may_not_hold(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, tmp_path: Path
-) -> None:
+def test_pulling_ignores_what_a_release_may_not_hold(loopback, checkpoint, record, tmp_path):
     pushed = push_run(hub_store(loopback), checkpoint(), record)
     extra = {"training_args.bin": b"pickle", "sub/config.json": b"{}", "evil.pkl": b"x", "sub/x.safetensors": b"y"}
     loopback.state.put("model", "org/demo-d64-E4", pushed.branch or "", extra)
@@ -362,13 +339,13 @@ def test_pulling_ignores_what_a_release_may_not_hold(
 
 
 @pytest.mark.parametrize("organisation", ["", "a/b", "..", "a b", "-x", "https://huggingface.co"])
-def test_organisations_have_names(online: None, organisation: str) -> None:
+def test_organisations_have_names(online, organisation):
     with pytest.raises(FilesError, match="organisation"):
         HubStore(organisation)
 
 
 @pytest.mark.slow
-def test_a_sweep_of_280_runs(loopback: LoopbackHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_of_280_runs(loopback, tmp_path, capsys):
     """Forty sizes with seven runs each; prints requests and seconds per run."""
     store, pushed, started = hub_store(loopback), [], time.perf_counter()
     for number in range(280):

@@ -1,37 +1,34 @@
 """The pace of calls: never more in five minutes than allowed, whoever calls, and no waiting below that."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from hub import push_index, push_repo_cards, push_runs
 from hub.store.pace import CALLS_PER_WINDOW, Pace
-from tests.hub.conftest import Checkpoint, hub_store
-from tests.hub.loopback import LoopbackHub
+from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 
 
 class Clock:
     """Time that passes only by sleeping."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 1000.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
 
 
-def busiest(times: list[float], window: float) -> int:
+def busiest(times, window):
     """The largest number of the times within one window."""
     return max(sum(start <= other < start + window for other in times) for start in times)
 
 
-def test_a_window_takes_so_many_calls_and_no_more() -> None:
+def test_a_window_takes_so_many_calls_and_no_more():
     clock = Clock()
     pace = Pace(10, 60.0, clock=clock, sleep=clock.sleep)
     times = []
@@ -43,7 +40,7 @@ def test_a_window_takes_so_many_calls_and_no_more() -> None:
     assert times[8] < 1010.0  # the first were not kept waiting; three together would have been too many
 
 
-def test_calls_that_come_slowly_are_not_kept_waiting() -> None:
+def test_calls_that_come_slowly_are_not_kept_waiting():
     clock = Clock()
     pace = Pace(10, 60.0, clock=clock, sleep=lambda seconds: pytest.fail(f"slept {seconds}"))
     for _ in range(50):
@@ -51,7 +48,7 @@ def test_calls_that_come_slowly_are_not_kept_waiting() -> None:
         clock.now += 6.01
 
 
-def test_threads_share_a_pace() -> None:
+def test_threads_share_a_pace():
     waits: list[float] = []
     pace = Pace(10, 60.0, clock=lambda: 1000.0, sleep=waits.append)
     with ThreadPoolExecutor(8) as pool:
@@ -59,19 +56,19 @@ def test_threads_share_a_pace() -> None:
     assert sorted(waits) == [60.0] * 10 + [120.0] * 10 + [180.0] * 5
 
 
-def test_the_default_stays_below_a_free_account() -> None:
+def test_the_default_stays_below_a_free_account():
     assert Pace().calls == CALLS_PER_WINDOW < 1000
     assert Pace().seconds == 300.0
     with pytest.raises(ValueError, match="calls is 0, allowed is at least 1"):
         Pace(0)
 
 
-def test_every_call_of_the_api_is_paced(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_every_call_of_the_api_is_paced(loopback, checkpoint):
     """What the pace counts is at least what the Hub sees, and hardly more."""
     taken: list[int] = []
 
     class Counting(Pace):
-        def take(self, calls: int) -> None:
+        def take(self, calls):
             taken.append(calls)
 
     store = hub_store(loopback, pace=Counting())

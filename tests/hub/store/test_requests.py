@@ -1,22 +1,19 @@
 """How often the Hub is asked: one retry layer, a token that is refused once, and the limit of commits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hub import list_published, load_index, pull_run, push_index, push_run, push_runs
-from hub.cli import main
 from hub.plain.commands import status_of
 from hub.plain.errors import AccessError, FilesError, PushErrors, UnavailableError
 from hub.record.run_record import RunRecord
 from hub.release.repair import read_branches
 from hub.store.hub import HubStore
 from hub.store.transport import Transport
-from tests.hub.conftest import Checkpoint, hub_store
-from tests.hub.loopback import TOKEN, Fault, LoopbackHub, Request
+from tests.hub.conftest import hub_store
+from tests.hub.loopback import TOKEN, Fault, Request
 from tests.hub.samples import make_record
 
 WRONG_TOKEN = "hf_" + "Wrong" * 6
@@ -57,9 +54,7 @@ FAIL = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
 @pytest.mark.parametrize(("call", "where"), FAIL)
-def test_a_permanent_503_costs_six_requests(
-    loopback: LoopbackHub, checkpoint: Checkpoint, tmp_path: Path, call: str, where: str
-) -> None:
+def test_a_permanent_503_costs_six_requests(loopback, checkpoint, tmp_path, call, where):
     pushed = push_run(hub_store(loopback), checkpoint("old"), make_record())
     push_index(hub_store(loopback), "demo", [pushed])
     checkpoint("new", weight=2.0)
@@ -72,9 +67,7 @@ def test_a_permanent_503_costs_six_requests(
 
 
 @pytest.mark.parametrize("where", ["uploads", "branches"])
-def test_a_lasting_503_is_not_met_by_every_thread_anew(
-    loopback: LoopbackHub, checkpoint: Checkpoint, where: str
-) -> None:
+def test_a_lasting_503_is_not_met_by_every_thread_anew(loopback, checkpoint, where):
     """Four large files, or four branches that are read at the same time: not six requests for each."""
     for number in range(4):
         record = make_record(run_id=f"run{number}", seed=number)
@@ -98,7 +91,7 @@ def test_a_lasting_503_is_not_met_by_every_thread_anew(
     assert 10**6 - down.times == requests
 
 
-def test_others_in_the_process_keep_the_retries_of_the_library(loopback: LoopbackHub) -> None:
+def test_others_in_the_process_keep_the_retries_of_the_library(loopback):
     from huggingface_hub import HfApi
 
     push_index(hub_store(loopback), "demo", [make_record()])
@@ -107,7 +100,7 @@ def test_others_in_the_process_keep_the_retries_of_the_library(loopback: Loopbac
     assert "runs.jsonl" in files
 
 
-def test_a_hub_without_a_connection_is_given_up_within_seconds(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_without_a_connection_is_given_up_within_seconds(online, monkeypatch):
     """Three attempts and two short waits; a Hub that answers 503 is waited for longer."""
     waited: list[float] = []
     monkeypatch.setattr("hub.store.transport._sleep", waited.append)
@@ -117,9 +110,7 @@ def test_a_hub_without_a_connection_is_given_up_within_seconds(online: None, mon
     assert sum(waited) < 2.0
 
 
-def test_pull_goes_on_from_the_cache_when_there_is_no_network(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_pull_goes_on_from_the_cache_when_there_is_no_network(loopback, checkpoint, record):
     pushed = push_run(hub_store(loopback), checkpoint(), record)
     folder = pull_run(hub_store(loopback), pushed)
     loopback.faults.append(Fault(lambda request: True, "drop", times=10**6))
@@ -129,24 +120,20 @@ def test_pull_goes_on_from_the_cache_when_there_is_no_network(
 # -- tokens
 
 
-def sweep_of(checkpoint: Checkpoint, count: int) -> list[tuple[Path, RunRecord]]:
+def sweep_of(checkpoint, count):
     records = [make_record(run_id=f"run{number:02d}", seed=number) for number in range(count)]
     return [(checkpoint(record.run_id, weight=float(i)), record) for i, record in enumerate(records)]
 
 
 @pytest.mark.parametrize("token", [WRONG_TOKEN, None])
-def test_a_token_that_is_wrong_or_missing_fails_once(
-    loopback: LoopbackHub, checkpoint: Checkpoint, token: str | None
-) -> None:
+def test_a_token_that_is_wrong_or_missing_fails_once(loopback, checkpoint, token):
     with pytest.raises(AccessError, match="token") as caught:
         push_runs(hub_store(loopback, token=token), sweep_of(checkpoint, 12), workers=4)
     assert str(caught.value).count("token") <= 2
     assert loopback.api_calls() == (["list"] if token else [])
 
 
-def test_an_account_without_the_right_to_write_is_not_tried_for_each_run(
-    loopback: LoopbackHub, checkpoint: Checkpoint
-) -> None:
+def test_an_account_without_the_right_to_write_is_not_tried_for_each_run(loopback, checkpoint):
     store = HubStore("other", endpoint=loopback.endpoint, token=TOKEN)
     with pytest.raises(AccessError, match="rights to write to other"):
         push_runs(store, sweep_of(checkpoint, 8), workers=2)
@@ -154,7 +141,7 @@ def test_an_account_without_the_right_to_write_is_not_tried_for_each_run(
     assert len(loopback.api_calls()) <= 4
 
 
-def test_reading_with_a_wrong_token_asks_once(loopback: LoopbackHub) -> None:
+def test_reading_with_a_wrong_token_asks_once(loopback):
     push_index(hub_store(loopback), "demo", [make_record()])
     sent, store = len(loopback.requests), hub_store(loopback, token=WRONG_TOKEN)
     for _ in range(3):
@@ -166,11 +153,11 @@ def test_reading_with_a_wrong_token_asks_once(loopback: LoopbackHub) -> None:
 # -- the limit of commits, 128 per hour and repository: a 429 that does not say when to come back
 
 
-def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback: LoopbackHub, checkpoint: Checkpoint) -> None:
+def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback, checkpoint):
     """Three commits are taken; one is refused, and the others are not sent any more."""
     accepted = [0]
 
-    def beyond(request: Request) -> bool:
+    def beyond(request):
         accepted[0] += request.api == "commit"
         return request.api == "commit" and accepted[0] > 3
 
@@ -190,9 +177,7 @@ def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback: Loopbac
     assert loopback.api_calls().count("commit") == 4 + 5
 
 
-def test_the_limit_of_commits_of_one_repository_leaves_the_others_alone(
-    loopback: LoopbackHub, checkpoint: Checkpoint
-) -> None:
+def test_the_limit_of_commits_of_one_repository_leaves_the_others_alone(loopback, checkpoint):
     full = Fault(lambda request: request.api == "commit" and "demo-d64-E4" in request.path, "status", 429, times=10**6)
     loopback.faults.append(full)
     store = hub_store(loopback)
@@ -202,9 +187,7 @@ def test_the_limit_of_commits_of_one_repository_leaves_the_others_alone(
     assert 10**6 - full.times == 1
 
 
-def test_a_limit_that_says_when_to_come_back_is_waited_for(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_that_says_when_to_come_back_is_waited_for(loopback, checkpoint, record, monkeypatch):
     waited: list[float] = []
     monkeypatch.setattr("hub.store.transport._sleep", waited.append)
     limit = Fault(lambda request: request.api == "commit", "status", 429, {"Retry-After": "40"})
@@ -213,12 +196,12 @@ def test_a_limit_that_says_when_to_come_back_is_waited_for(
     assert 40.0 <= waited[0] < 41.0
 
 
-def test_a_server_without_xet_gets_the_hint(online: None) -> None:
+def test_a_server_without_xet_gets_the_hint(online):
     """The library's upload through Xet ends with this, of the class ConnectionError."""
     transport = Transport("http://127.0.0.1:1", None, timeout=1.0, attempts=3, longest_wait=1.0)
     calls = [0]
 
-    def upload() -> None:
+    def upload():
         calls[0] += 1
         raise ConnectionError(
             "Network error: Request error: HTTP status client error (404 Not Found), "
@@ -244,52 +227,30 @@ def test_a_server_without_xet_gets_the_hint(online: None) -> None:
     ],
 )
 def test_errors_of_the_commands_are_one_line_with_a_status(
-    loopback: LoopbackHub,
-    checkpoint: Checkpoint,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    arguments: list[str],
-    status: int,
-) -> None:
+    the_hub, command, checkpoint, monkeypatch, tmp_path, arguments, status
+):
     monkeypatch.chdir(tmp_path)
-    use(monkeypatch, loopback)
-    push_index(hub_store(loopback), "demo", [push_run(hub_store(loopback), checkpoint(), make_record())])
-    shown = run_command(monkeypatch, capsys, arguments)
-    assert shown[0] == status
-    *progress, error = shown[1].splitlines()
+    push_index(hub_store(the_hub), "demo", [push_run(hub_store(the_hub), checkpoint(), make_record())])
+    found, _, shown = command(*arguments)
+    *progress, error = shown.splitlines()
+    assert found == status
     assert error.startswith("error: ")
     assert all(line.startswith("fetching ") for line in progress)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_hub_that_is_down_ends_a_command_with_one_line(
-    loopback: LoopbackHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    use(monkeypatch, loopback)
-    loopback.faults.append(Fault(lambda request: True, "status", 503, times=10**6))
+def test_a_hub_that_is_down_ends_a_command_with_one_line(the_hub, command):
+    the_hub.faults.append(Fault(lambda request: True, "status", 503, times=10**6))
     for arguments in (["runs", "hf://org"], ["runs", "hf://org", "demo"], ["published"]):
-        status, error = run_command(monkeypatch, capsys, arguments)
+        status, _, error = command(*arguments)
         assert (status, error.count("\n")) == (1, 1)
         assert error.startswith("error: the Hub answered 503")
 
 
-def use(monkeypatch: pytest.MonkeyPatch, server: LoopbackHub) -> None:
-    """Make the loopback Hub the one that the commands talk to."""
-    from huggingface_hub import constants
-
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-
-
-def run_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> tuple[int, str]:
-    """Exit status and standard error of `python -m hub`."""
-    monkeypatch.setattr("sys.argv", ["hub", *arguments])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    return int(stopped.value.code or 0), capsys.readouterr().err
+def test_a_missing_token_is_reported_once(online, command, checkpoint, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    for folder, record in sweep_of(checkpoint, 6):
+        record.save(folder)
+        folder.rename(tmp_path / "sweep" / folder.name)
+    status, _, error = command("push", tmp_path / "sweep", "hf://org")
+    assert (status, error.count("no access token"), error.count("error: ")) == (2, 1, 1)

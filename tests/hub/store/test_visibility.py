@@ -1,28 +1,20 @@
 """Private and public do not mix: no private run in a public index, and no public index of private models."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from hub import BackgroundPusher, PushErrors, push_index, push_run, push_runs
 from hub.plain.errors import FilesError
-from hub.record.run_record import RunRecord
 from hub.release.discovery import collect
-from tests.hub.conftest import Checkpoint, hub_store
-from tests.hub.loopback import LoopbackHub
+from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 
 
-def written(server: LoopbackHub) -> dict[tuple[str, str], list[str]]:
+def written(server):
     return {key: sorted(repo.commits) for key, repo in server.state.repositories.items()}
 
 
 @pytest.mark.parametrize("kind", ["dataset", "model"])
-def test_a_private_push_into_what_is_public_is_refused(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord, kind: str
-) -> None:
+def test_a_private_push_into_what_is_public_is_refused(loopback, checkpoint, record, kind):
     name = "org/demo-runs" if kind == "dataset" else "org/demo-d64-E4"
     loopback.state.create(kind, name, private=False)
     before = written(loopback)
@@ -31,7 +23,7 @@ def test_a_private_push_into_what_is_public_is_refused(
     assert written(loopback) == before
 
 
-def test_an_index_that_is_public_takes_no_row_of_a_private_push(loopback: LoopbackHub, record: RunRecord) -> None:
+def test_an_index_that_is_public_takes_no_row_of_a_private_push(loopback, record):
     """Also if it became public after it was looked at."""
     store = hub_store(loopback, private=True)
     push_index(store, "demo", [record])
@@ -46,7 +38,7 @@ def test_an_index_that_is_public_takes_no_row_of_a_private_push(loopback: Loopba
     assert written(loopback) == before
 
 
-def test_private_models_get_no_public_index(loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord) -> None:
+def test_private_models_get_no_public_index(loopback, checkpoint, record):
     """As when a private push was interrupted, and the command is started again without --private."""
     folder = checkpoint()
     pushed = push_run(hub_store(loopback, private=True), folder, record)
@@ -63,9 +55,7 @@ def test_private_models_get_no_public_index(loopback: LoopbackHub, checkpoint: C
     assert all(repo.private for repo in loopback.state.repositories.values())
 
 
-def test_a_background_push_finds_out_before_it_sends(
-    loopback: LoopbackHub, checkpoint: Checkpoint, record: RunRecord
-) -> None:
+def test_a_background_push_finds_out_before_it_sends(loopback, checkpoint, record):
     loopback.state.create("dataset", "org/demo-runs", private=False)
     pusher = BackgroundPusher(hub_store(loopback, private=True), "demo")
     pusher.submit(checkpoint(), record)
@@ -74,13 +64,13 @@ def test_a_background_push_finds_out_before_it_sends(
     assert set(loopback.state.repositories) == {("dataset", "org/demo-runs")}
 
 
-def test_a_public_collection_takes_nothing_private(loopback: LoopbackHub, record: RunRecord) -> None:
+def test_a_public_collection_takes_nothing_private(loopback, record):
     collect(hub_store(loopback), "demo", [])
     with pytest.raises(FilesError, match="collection 'Runs of demo' is public"):
         collect(hub_store(loopback, private=True), "demo", [record])
 
 
-def test_visibility_is_asked_for_once(loopback: LoopbackHub, tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_visibility_is_asked_for_once(loopback, tmp_path, checkpoint):
     store = hub_store(loopback)
     runs = [(checkpoint(f"c{n}", weight=n), make_record(run_id=f"run{n}", seed=n)) for n in range(3)]
     push_index(store, "demo", push_runs(store, runs))
