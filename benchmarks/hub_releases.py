@@ -37,10 +37,11 @@ import pyarrow.parquet  # noqa: F401 (imported here, so that it is not timed)
 from huggingface_hub import HfApi, hf_hub_download, logging
 
 from benchmarks.report import Report, parse, seconds
-from hub import HubStore, RunRecord, load_index, push_index, push_repo_cards, push_runs
+from hub import HubStore, RunRecord, load_index, push_runs
 from hub.plain.atomic import copy_file
 from hub.record.names import branch_name, repo_name
 from hub.release.cards import model_card
+from hub.release.push import push_listing
 from hub.store.pace import WINDOW_SECONDS, Pace
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
@@ -135,8 +136,7 @@ def ours(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cache: Path, w
     def push() -> None:
         target = store()
         pushed = push_runs(target, runs, workers=workers)
-        push_index(target, "demo", pushed)
-        push_repo_cards(target, "demo", [record.repo or "" for record in pushed])
+        push_listing(target, "demo", pushed)
 
     costs = {"push": measured(server, push, clock), "push again": measured(server, push, clock)}
     empty = cache / "empty"

@@ -3,7 +3,7 @@
 One model repository per (sweep, size, number of experts): `demo-d256-E8`. One branch per run, named by its trained
 tokens and seed: `tokens002.0B-seed0`; an intermediate checkpoint has its step in front:
 `step0001000-tokens002.0B-seed0`. Where a run departs from the recipe, the name says how (`recipe_suffix`):
-`tokens002.0B-seed0-lr0.004`. The index of a sweep is the data set repository `demo-runs`.
+`tokens002.0B-seed0-lr0.004`. The index of a sweep is the dataset repository `demo-runs`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def size_name(d_model: int, experts: int, n_blocks: int, n_heads: int) -> str:
 
 
 def index_name(sweep: str) -> str:
-    """The name of the data set repository with the index of a sweep."""
+    """The name of the dataset repository with the index of a sweep."""
     return f"{sweep}-runs"
 
 

@@ -29,25 +29,6 @@ def check_announcement(store: Store, tag: str, collection: bool) -> None:
         checked_name(tag, "tag", MAX_TAG_LENGTH)
 
 
-def announce(
-    store: Store,
-    sweep: str,
-    records: Iterable[RunRecord],
-    *,
-    commit: str,
-    tag: str = "",
-    collection: bool = False,
-    others: Iterable[str] = (),
-) -> list[str]:
-    """Tag the index at `commit` and collect the repositories, as far as asked for; a line for each that was done."""
-    done = []
-    if isinstance(store, HubStore) and tag:
-        done.append(f"tag {tag} {tag_index(store, sweep, tag, commit=commit)}")
-    if isinstance(store, HubStore) and collection:
-        done.append(f"collection {collect(store, sweep, records, others=others)}")
-    return done
-
-
 def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = None) -> str:
     """Name a commit of a sweep's index.
 

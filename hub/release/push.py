@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hub.plain import strict_json
 from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, PushErrors, RecordError
@@ -21,10 +22,11 @@ from hub.plain.metadata import read_card
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.release.cards import model_card, refreshed, same_card
-from hub.release.discovery import announce, check_announcement
+from hub.release.discovery import check_announcement, collect, tag_index
 from hub.release.index import push_index, push_repo_cards
 from hub.store.base import Equivalent, Publication, Store
 from hub.store.files import Release, check_secrets, content_of, release_of
+from hub.store.hub import HubStore
 
 MAX_WORKERS = 32
 _AWAKE_SECONDS = 0.2
@@ -259,24 +261,23 @@ def release_runs(
     store: Store,
     runs: Sequence[Run],
     *,
-    workers: int = 1,
-    predicted_losses: Mapping[str, float] | None = None,
-    license: str | None = None,
     index: bool = True,
     describe: Callable[[str], tuple[str, Publication]] | None = None,
     tag: str = "",
     collection: bool = False,
-    done: Callable[[RunRecord], object] = lambda record: None,
+    license: str | None = None,
+    **options: Any,
 ) -> Released:
-    """Release runs, then the index of each sweep and `main` of its repositories, and announce it as far as asked for.
+    """Release runs, then the index of each sweep and `main` of its repositories, and tag and collect them if asked to.
 
     Args:
-        store, runs, workers, predicted_losses, license, done: as for `push_runs`.
+        store, runs: as for `push_runs`.
         index: whether to write the indexes, and what follows from them.
         describe: called with each sweep once all its runs are in the index: publishes a law of it and returns the
             law's repository and the index as it is then.
         tag: a name for this state of the indexes; empty for none.
         collection: whether to put the repositories of each sweep into a collection.
+        license, options: as for `push_runs`.
 
     Raises:
         FilesError, AccessError: as `push_runs`; nothing was written.
@@ -285,9 +286,7 @@ def release_runs(
     check_announcement(store, tag, collection)
     result = Released()
     try:
-        result.records = push_runs(
-            store, runs, workers=workers, predicted_losses=predicted_losses, license=license, done=done
-        )
+        result.records = push_runs(store, runs, license=license, **options)
     except PushErrors as errors:
         result.records, result.failed = errors.pushed, errors
     for sweep in sorted({record.sweep for record in result.records}) if index else ():
@@ -297,11 +296,12 @@ def release_runs(
             if result.failed is None and describe is not None:
                 law, result.indexes[sweep] = describe(sweep)
                 others.append(law)
-            if result.failed is None:
-                at = result.indexes[sweep].commit
-                result.messages += announce(
-                    store, sweep, records, commit=at, tag=tag, collection=collection, others=others
-                )
+            if result.failed is None and isinstance(store, HubStore):
+                if tag:
+                    commit = tag_index(store, sweep, tag, commit=result.indexes[sweep].commit)
+                    result.messages.append(f"tag {tag} {commit}")
+                if collection:
+                    result.messages.append(f"collection {collect(store, sweep, records, others=others)}")
         except HubError as error:
             raise PushErrors([(f"the index of {sweep}", error)], result.records) from None
     return result

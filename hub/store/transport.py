@@ -1,7 +1,7 @@
 """Calls to the Hub with what `huggingface_hub` leaves out: a timeout, retries that honour Retry-After, clear errors.
 
 `call` repeats what may be repeated without harm (reading, and making what may exist already); `call_once` does not,
-for commits, whose caller must look at what happened before sending again. Both turn the library's exceptions into
+for commits, whose caller must check what happened before sending again. Both turn the library's exceptions into
 those of `hub.plain.errors`, whose texts hold no token.
 
 There is one retry layer, this one: the library tries some requests six times itself, so a request that fails inside a

@@ -66,13 +66,13 @@ def test_transformers_and_datasets_load_a_release(loopback, tmp_path):
     push_index(store, "demo", [pushed, make_record(run_id="second", seed=1, eval_loss=None)])
     # The index lists each checkpoint once; for the card on main, the other one stands in an index of its own.
     loopback.state.put("dataset", "org/wide-runs", "main", {"runs.jsonl": other.to_json().encode() + b"\n"})
-    push_repo_cards(store, "wide", [other.repo or ""])
+    push_repo_cards(store, "wide", [other.repo])
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
         **{"HF_ENDPOINT": loopback.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
         **{"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"},
     }
-    arguments = [pushed.repo or "", pushed.branch or "", pushed.commit or "", "org/demo-runs"]
+    arguments = [pushed.repo, pushed.branch, pushed.commit, "org/demo-runs"]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,

@@ -13,10 +13,10 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
-from hub import RunRecord, cli, load_index, open_store, push_index, push_run
+from hub import RunRecord, load_index, open_store, push_index, push_run
 from hub.release import published as hub_published
 from hub.release.published import CONVERTERS, REPOSITORY, STEP_TOKENS
-from tests.hub.conftest import loopback, online  # noqa: F401
+from tests.hub.conftest import command, loopback, online, the_hub  # noqa: F401
 from tests.modeling_switch_moe.test_convert import theirs
 from training import published
 
@@ -31,30 +31,13 @@ def checkpoint(**changes) -> bytes:
 
 
 @pytest.fixture
-def server(loopback, monkeypatch):
+def server(the_hub, monkeypatch):
     """The authors' repository on the loopback Hub, and the installed entry point."""
-    from huggingface_hub import constants
-
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, loopback.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", loopback.endpoint)
     point = EntryPoint("switch_moe", "training.published:convert", CONVERTERS)
     monkeypatch.setattr(hub_published, "entry_points", lambda group: [point] if group == CONVERTERS else [])
     files = {"48/4/3/15258.pt": checkpoint(), "48/4/3/9000.pt": checkpoint(), "48/8/3/15258.pt": checkpoint()}
-    loopback.state.put("model", REPOSITORY, "main", files)
-    return loopback
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["hub", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        shown = capsys.readouterr()
-        return int(stopped.value.code or 0), shown.out, shown.err
-
-    return run
+    the_hub.state.put("model", REPOSITORY, "main", files)
+    return the_hub
 
 
 def test_the_command_writes_a_model_a_record_and_a_card(server, command, tmp_path):

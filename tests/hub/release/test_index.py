@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard
 from hub import describe_index, list_runs, load_index, load_records, open_store, push_index, push_repo_cards, push_run
 from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
 from hub.plain.metadata import read_card, tags_of
+from hub.release.push import push_listing
 from tests.hub.conftest import hub_store
 from tests.hub.loopback import TOKEN, Fault
 from tests.hub.samples import make_record
@@ -33,9 +34,8 @@ def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store, checkpo
     data = {"id": "org/corpus", "fingerprint": "f"}
     pushed = [push(store, checkpoint, number, eval_loss=4.0 + number, dataset=data) for number in range(2)]
     longest = push(store, checkpoint, 2, tokens=3_000_000, eval_loss=3.5, dataset=data)
-    push_index(store, "demo", [*pushed, longest])
-    push_repo_cards(store, "demo", [record.repo or "" for record in pushed])
-    released = store.files("model", "demo-d64-E4", longest.branch or "")
+    push_listing(store, "demo", [*pushed, longest])
+    released = store.files("model", "demo-d64-E4", longest.branch)
     on_main = store.files("model", "demo-d64-E4")
     assert set(on_main) == set(released)
     assert all(on_main[name] == released[name] for name in set(released) - {"README.md"})
@@ -45,7 +45,7 @@ def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store, checkpo
     assert f"`main` holds the same files as the revision `{longest.branch}`" in card
     assert "| tokens001.5M-seed0 | 1.5M | 4.0000 |" in card
     assert "| tokens001.5M-seed1 | 1.5M | 5.0000 |" in card
-    on_hub = "/" in (longest.repo or "")  # a folder is named as it lies in the store
+    on_hub = "/" in (longest.repo)  # a folder is named as it lies in the store
     place = f'"{longest.repo}", "{longest.commit}"' if on_hub else f'"models/{longest.repo}/{longest.branch}"'
     assert f"= {place}\n" in card
     assert len(ModelCard(card).data.eval_results) == 6  # by the Hub's own parser
@@ -60,17 +60,15 @@ def test_main_holds_the_longest_run_and_a_card_with_all_revisions(store, checkpo
 
 
 def test_main_follows_a_longer_run_and_loses_what_the_one_before_left(store, checkpoint):
-    push_index(store, "demo", [push(store, checkpoint, 0)])
-    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    push_listing(store, "demo", [push(store, checkpoint, 0)])
     folder = checkpoint("sharded", weight=9.0)
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = {"weight_map": {"weight": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "tokenizer.json").unlink()
     longer = push_run(store, folder, make_record(run_id="longer", tokens=3_000_000))
-    push_index(store, "demo", [longer])
-    push_repo_cards(store, "demo", ["demo-d64-E4"])
-    assert set(store.files("model", "demo-d64-E4")) == set(store.files("model", "demo-d64-E4", longer.branch or ""))
+    push_listing(store, "demo", [longer])
+    assert set(store.files("model", "demo-d64-E4")) == set(store.files("model", "demo-d64-E4", longer.branch))
     assert "model.safetensors" not in store.files("model", "demo-d64-E4")
 
 
@@ -78,8 +76,7 @@ def test_weights_of_no_run_on_main_stay(store, checkpoint, caplog):
     pushed = push(store, checkpoint, 0)
     theirs = (checkpoint("theirs", weight=7.0) / "model.safetensors").read_bytes()
     store.update("model", "demo-d64-E4", (), lambda _: {"model.safetensors": theirs}, "mine")
-    push_index(store, "demo", [pushed])
-    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    push_listing(store, "demo", [pushed])
     assert store.read("model", "demo-d64-E4", "model.safetensors") == theirs
     assert "main has weights of no run in the index" in caplog.text
     assert "**The branch `main` has no weights.**" in main_card(store)
@@ -97,19 +94,16 @@ def test_weights_are_copied_inside_the_store(loopback, checkpoint, tmp_path):
     assert [commit.title for commit in repo.history("main")] == ["List the revisions", "initial commit"]
     local = open_store(tmp_path / "folder")
     pushed = push(local, lambda name, weight: checkpoint(f"{name}-local", weight=weight), 0)
-    push_index(local, "demo", [pushed])
-    push_repo_cards(local, "demo", ["demo-d64-E4"])
-    places = [tmp_path / "folder/models/demo-d64-E4" / name for name in ("main", pushed.branch or "")]
+    push_listing(local, "demo", [pushed])
+    places = [tmp_path / "folder/models/demo-d64-E4" / name for name in ("main", pushed.branch)]
     assert len({(place / "model.safetensors").stat().st_ino for place in places}) == 1  # a hard link
 
 
 def test_what_a_person_wrote_on_main_stays(store, checkpoint):
-    push_index(store, "demo", [push(store, checkpoint, 0)])
-    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    push_listing(store, "demo", [push(store, checkpoint, 0)])
     edited = main_card(store).replace("## How to load", "A note of ours.\n\n## How to load")
     store.update("model", "demo-d64-E4", (), lambda _: {"README.md": edited.encode()}, "edit")
-    push_index(store, "demo", [push(store, checkpoint, 1)])
-    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    push_listing(store, "demo", [push(store, checkpoint, 1)])
     assert "A note of ours." in main_card(store)
     assert "| tokens001.5M-seed1 |" in main_card(store)
     own = b"---\nlicense: mit\n---\nquite another card\n"
@@ -125,8 +119,7 @@ def test_rows_that_another_writer_added_meanwhile_are_on_the_card(loopback, chec
 
     def other():
         theirs = hub_store(loopback)
-        push_index(theirs, "demo", [push(theirs, checkpoint, 1)])
-        push_repo_cards(theirs, "demo", ["demo-d64-E4"])
+        push_listing(theirs, "demo", [push(theirs, checkpoint, 1)])
 
     def before_the_card_is_read(request):
         return request.api == "revision" and request.path.startswith("/api/models")
@@ -186,11 +179,10 @@ def test_a_law_is_checked_before_it_is_sent(store):
 
 def test_a_sweep_without_an_index_is_read_from_its_repositories(store, checkpoint, caplog):
     pushed = [push(store, checkpoint, number, d_model=64 * (1 + number % 2)) for number in range(4)]
-    push_index(store, "demo", pushed)
-    push_repo_cards(store, "demo", [record.repo or "" for record in pushed])
+    push_listing(store, "demo", pushed)
     other = push_run(store, checkpoint("other", weight=9.0), make_record(run_id="x", sweep="demo-d64", seed=9))
     push_index(store, "demo-d64", [other])
-    push_repo_cards(store, "demo-d64", [other.repo or ""])
+    push_repo_cards(store, "demo-d64", [other.repo])
     caplog.set_level(logging.WARNING)
     assert list_runs(store, "demo") == load_index(store, "demo")
     assert "has no index of the sweep demo; its 4 runs were read from 4 branches, one by one" in caplog.text
@@ -200,8 +192,7 @@ def test_a_sweep_without_an_index_is_read_from_its_repositories(store, checkpoin
 def test_what_is_broken_is_named_or_left_out(loopback, checkpoint):
     store = hub_store(loopback)
     good = push(store, checkpoint, 0)
-    push_index(store, "demo", [good])
-    push_repo_cards(store, "demo", [good.repo or ""])
+    push_listing(store, "demo", [good])
     loopback.state.put("model", "org/demo-d64-E4", "broken", {"run.json": b'{"run_id": "<script>"}'})
     loopback.state.put("model", "org/demo-d64-E4", "notes", {"notes.txt": b"no run"})
     with pytest.raises(RecordError, match=r"1 of 3 run records are not valid\nrun.json of demo-d64-E4@broken"):
@@ -216,8 +207,7 @@ def test_load_records_falls_back_to_the_listing(loopback, checkpoint, monkeypatc
 
     store = hub_store(loopback)
     pushed = push(store, checkpoint, 0)
-    push_index(store, "demo", [pushed])
-    push_repo_cards(store, "demo", [pushed.repo or ""])
+    push_listing(store, "demo", [pushed])
     loopback.state.repositories.pop(("dataset", "org/demo-runs"))
     monkeypatch.setattr(sources, "open_store", lambda uri: hub_store(loopback))
     assert load_records("hf://org/demo-runs") == [pushed]
@@ -238,7 +228,7 @@ def test_a_malicious_index_does_no_harm_to_the_cards(loopback, checkpoint):
     push_index(store, "demo", [pushed])
     good = store.read("dataset", "demo-runs", "runs.jsonl")
     loopback.state.put("dataset", "org/demo-runs", "main", {"runs.jsonl": good + b'{"run_id": "<b>"}\n'})
-    push_repo_cards(store, "demo", [pushed.repo or "", "../../etc"])
+    push_repo_cards(store, "demo", [pushed.repo, "../../etc"])
     released = store.read("model", "demo-d64-E4", "README.md", pushed.branch).decode()
     for card in (main_card(store), released):
         body = re.sub(r"```.*?```|<!-- /?(?:revisions|loading|place|run|main) -->", "", card, flags=re.DOTALL)
@@ -254,7 +244,7 @@ def test_a_card_of_a_folder_is_put_right_at_its_place_and_else_left_alone(store,
     card = store.read("model", "demo-d64-E4", "README.md", pushed.branch).decode()
     assert "A word of mine." in card
     assert "elsewhere" not in card
-    on_hub = "/" in (pushed.repo or "")
+    on_hub = "/" in (pushed.repo)
     place = f'"{pushed.repo}", "{pushed.branch}"' if on_hub else f'"models/{pushed.repo}/{pushed.branch}"'
     assert f"= {place}\n" in card
     assert "| next |" in card

@@ -17,9 +17,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from hub import open_store, push_index, push_repo_cards, push_run
+from hub import open_store, push_run
 from hub.cli import main
 from hub.record.run_record import RunRecord
+from hub.release.push import push_listing
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 
@@ -93,8 +94,7 @@ def pushed_code(store, folder, monkeypatch, capsys):
 
 def release(store, folder):
     pushed = push_run(store, folder, RunRecord.load(folder))
-    push_index(store, "demo", [pushed])
-    push_repo_cards(store, "demo", [pushed.repo or ""])
+    push_listing(store, "demo", [pushed])
     return pushed
 
 

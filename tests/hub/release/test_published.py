@@ -1,15 +1,13 @@
 """The authors' checkpoints, from a loopback Hub that holds a small file in their layout."""
 
 import io
-import pickle
-from pathlib import Path
 
 import pytest
 import torch
 
 from hub import PublishedRun, list_published, pull_published
 from hub.plain.errors import IntegrityError, NotFoundError
-from hub.release.published import REPOSITORY, STEP_TOKENS
+from hub.release.published import REPOSITORY
 from tests.hub.loopback import Fault
 
 RUN = PublishedRun(d_model=64, experts=4, n_heads=1, steps=15258)
@@ -72,7 +70,7 @@ def test_the_runs_that_there_are(published, tmp_path):
 def test_a_damaged_download_is_not_converted(published, tmp_path):
     entry = published.state.repository("model", REPOSITORY).resolve("main").tree[RUN.path]
     content = published.state.content(entry)
-    published.state.large[entry.lfs or ""] = content[:-1] + bytes([content[-1] ^ 1])
+    published.state.large[entry.lfs] = content[:-1] + bytes([content[-1] ^ 1])
     with pytest.raises(IntegrityError, match="was received with sha256"):
         pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
 
@@ -84,21 +82,3 @@ def test_faults_on_the_way_are_survived(published, tmp_path):
     pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
     assert [fault.times for fault in published.faults] == [0, 0, 0]
     assert (tmp_path / "out" / "seen.txt").read_text() == "2000000000 15.0"
-
-
-def test_a_malicious_pickle_is_not_run(published, tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "ran",))
-
-    published.state.put("model", REPOSITORY, "main", {RUN.path: pickle.dumps({"model": Evil()})})
-    with pytest.raises(pickle.UnpicklingError):
-        pull_published(RUN, tmp_path / "out", _convert, endpoint=published.endpoint)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_the_step_table_follows_from_the_batch_ramp():
-    """128 sequences below step 7629, 256 below 11444, then 512, of 512 tokens each."""
-    for steps, tokens in STEP_TOKENS.items():
-        ramp = 128 * min(steps, 7629) + 256 * max(0, min(steps, 11444) - 7629) + 512 * max(0, steps - 11444)
-        assert ramp * 512 == pytest.approx(tokens, rel=3e-4)

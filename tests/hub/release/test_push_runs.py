@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hub import load_index, push_index, push_repo_cards, push_runs
+from hub import load_index, push_runs
 from hub.plain.errors import FilesError, PushErrors, UnavailableError
 from hub.record.run_record import RunRecord
+from hub.release.push import push_listing
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store
 from tests.hub.loopback import Fault
@@ -32,8 +33,7 @@ def runs(checkpoint):
 
 def release(store, runs, workers):
     pushed = push_runs(store, runs, workers=workers)
-    push_index(store, "demo", pushed)
-    push_repo_cards(store, "demo", [record.repo or "" for record in pushed])
+    push_listing(store, "demo", pushed)
     return pushed
 
 
@@ -44,9 +44,9 @@ def assert_complete(server, pushed, runs):
     assert len(listed) == len(runs)
     for folder, record in runs:
         row = listed[record.run_id]
-        repo = server.state.repository("model", row.repo or "")
-        assert repo.branches[row.branch or ""] == row.commit
-        weights = repo.commits[row.commit or ""].tree["model.safetensors"]
+        repo = server.state.repository("model", row.repo)
+        assert repo.branches[row.branch] == row.commit
+        weights = repo.commits[row.commit].tree["model.safetensors"]
         assert server.state.content(weights) == (Path(folder) / "model.safetensors").read_bytes()
         card = server.state.content(repo.resolve("main").tree["README.md"]).decode()
         assert f"| {row.branch} |" in card
@@ -119,8 +119,8 @@ def test_a_hub_that_goes_down_on_the_way_leaves_whole_runs_only(loopback, runs, 
     assert len(caught.value.failures) + len(caught.value.pushed) == RUNS
     loopback.faults.clear()
     for record in caught.value.pushed:
-        repo = loopback.state.repository("model", record.repo or "")
-        assert set(repo.commits[record.commit or ""].tree) > {"model.safetensors", "run.json", "README.md"}
+        repo = loopback.state.repository("model", record.repo)
+        assert set(repo.commits[record.commit].tree) > {"model.safetensors", "run.json", "README.md"}
     assert_complete(loopback, release(hub_store(loopback), runs, 4), runs)
 
 

@@ -10,6 +10,7 @@ from hub.plain.metadata import read_card
 from hub.record.names import branch_name
 from hub.record.run_record import RunRecord
 from hub.release.index import merge
+from hub.release.push import push_listing
 from tests.hub.conftest import hub_cache, hub_store
 from tests.hub.loopback import Fault
 from tests.hub.samples import make_record
@@ -71,7 +72,7 @@ def test_what_is_missing_on_a_branch_is_sent(store, checkpoint, record, name):
     remove(store, record, name)
     assert name not in store.files("model", REPO, BRANCH)
     again = push_run(store if hasattr(store, "root") else _fresh(store), folder, record)
-    assert store.files("model", REPO, again.commit or "") == before
+    assert store.files("model", REPO, again.commit) == before
 
 
 def overwrite(store, record):
@@ -296,8 +297,7 @@ def test_a_licence_is_named_if_it_is_given(store, checkpoint, record):
     from hub import push_repo_cards
 
     folder = checkpoint()
-    push_index(store, "demo", [push_run(store, folder, record)])
-    push_repo_cards(store, "demo", [REPO])
+    push_listing(store, "demo", [push_run(store, folder, record)])
     places = [("model", REPO, BRANCH), ("model", REPO, "main"), ("dataset", "demo-runs", "main")]
 
     def licences():
@@ -316,12 +316,11 @@ def test_a_licence_is_named_if_it_is_given(store, checkpoint, record):
 
 def test_the_copy_on_main_is_no_second_run(tmp_path, checkpoint):
     """When a folder without its index is read, or a store is pushed on."""
-    from hub import load_records, open_store, push_repo_cards, run_folders
+    from hub import load_records, open_store, run_folders
 
     store = open_store(tmp_path / "releases")
     runs = [(checkpoint(f"c{n}", weight=n), make_record(run_id=f"run{n}", seed=n)) for n in range(2)]
-    push_index(store, "demo", push_runs(store, runs))
-    push_repo_cards(store, "demo", [REPO])
+    push_listing(store, "demo", push_runs(store, runs))
     models = tmp_path / "releases" / "models"
     assert (models / REPO / "main" / "run.json").is_file()
     assert sorted(record.run_id for record in load_records(models)) == ["run0", "run1"]

@@ -41,7 +41,7 @@ def assert_complete(server, pushed, folder):
     listed = load_index(hub_store(server), "demo")
     assert listed == [pushed]
     repo = server.state.repository("model", "org/demo-d64-E4")
-    commit = repo.commits[listed[0].commit or ""]
+    commit = repo.commits[listed[0].commit]
     assert repo.branches[BRANCH] == commit.id
     assert set(commit.tree) == {
         *(".gitattributes", "README.md", "config.json", "model.safetensors", "modeling_switch_moe.py"),

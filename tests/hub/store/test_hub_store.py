@@ -221,7 +221,7 @@ def test_weights_on_main_never_lie_beside_ours(loopback, checkpoint, record):
     index = {"weight_map": {"weight": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     pushed = push_run(hub_store(loopback), folder, record)
-    tree = loopback.state.repository("model", "org/demo-d64-E4").commits[pushed.commit or ""].tree
+    tree = loopback.state.repository("model", "org/demo-d64-E4").commits[pushed.commit].tree
     assert "model.safetensors" not in tree
     assert "extra.txt" not in tree
 
@@ -233,8 +233,8 @@ def test_files_of_a_squashed_first_commit_are_removed_from_the_branch(loopback, 
     squashed = type(head)(head.id, None, "squashed", "", head.tree, head.number)
     repo.commits = {head.id: squashed}
     pushed = push_run(hub_store(loopback), checkpoint(), record)
-    assert "old.safetensors" not in repo.commits[pushed.commit or ""].tree
-    assert repo.commits[pushed.commit or ""].parent == head.id
+    assert "old.safetensors" not in repo.commits[pushed.commit].tree
+    assert repo.commits[pushed.commit].parent == head.id
 
 
 def test_a_branch_of_someone_else_is_left_alone(loopback, checkpoint, record):
@@ -261,7 +261,7 @@ def test_a_repository_with_many_branches_and_commits(loopback, checkpoint):
     for number in range(120):
         loopback.state.put("model", "org/demo-d64-E4", "main", {"notes.txt": b"%d" % number})
     pushed = push_run(hub_store(loopback), checkpoint(), make_record())
-    tree = loopback.state.repository("model", "org/demo-d64-E4").commits[pushed.commit or ""].tree
+    tree = loopback.state.repository("model", "org/demo-d64-E4").commits[pushed.commit].tree
     assert "notes.txt" not in tree
     for number in range(120):
         loopback.state.create("model", f"org/more-{number}", private=False)
@@ -330,8 +330,8 @@ def test_an_index_that_is_too_large_is_not_downloaded(loopback):
 def test_pulling_ignores_what_a_release_may_not_hold(loopback, checkpoint, record, tmp_path):
     pushed = push_run(hub_store(loopback), checkpoint(), record)
     extra = {"training_args.bin": b"pickle", "sub/config.json": b"{}", "evil.pkl": b"x", "sub/x.safetensors": b"y"}
-    loopback.state.put("model", "org/demo-d64-E4", pushed.branch or "", extra)
-    head = loopback.state.repository("model", "org/demo-d64-E4").branches[pushed.branch or ""]
+    loopback.state.put("model", "org/demo-d64-E4", pushed.branch, extra)
+    head = loopback.state.repository("model", "org/demo-d64-E4").branches[pushed.branch]
     folder = pull_run(hub_store(loopback), pushed.replaced(commit=head), tmp_path / "to")
     assert {path.name for path in folder.rglob("*")} == {
         *("README.md", "config.json", "model.safetensors", "modeling_switch_moe.py", "run.json", "tokenizer.json")

@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hub import push_index, push_repo_cards, push_runs
+from hub import push_runs
+from hub.release.push import push_listing
 from hub.store.pace import CALLS_PER_WINDOW, Pace
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
@@ -74,6 +75,5 @@ def test_every_call_of_the_api_is_paced(loopback, checkpoint):
     store = hub_store(loopback, pace=Counting())
     runs = [(checkpoint(f"c{n}", weight=n), make_record(run_id=f"run{n}", seed=n)) for n in range(3)]
     pushed = push_runs(store, runs)
-    push_index(store, "demo", pushed)
-    push_repo_cards(store, "demo", ["demo-d64-E4"])
+    push_listing(store, "demo", pushed)
     assert len(loopback.api_calls()) <= sum(taken) <= len(loopback.api_calls()) + 2

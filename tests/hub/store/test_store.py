@@ -24,7 +24,7 @@ def test_a_pushed_run_holds_the_listed_files_only(store, checkpoint, record):
     assert pushed.commit
     files = store.files("model", "demo-d64-E4", "tokens001.5M-seed0")
     assert set(files) == RELEASED
-    assert files["model.safetensors"].sha256 == (pushed.weights_sha256 or {})["model.safetensors"]
+    assert files["model.safetensors"].sha256 == pushed.weights_sha256["model.safetensors"]
     inside = RunRecord.from_json(store.read("model", "demo-d64-E4", "run.json", pushed.branch))
     assert inside == pushed.replaced(commit=None)
     assert store.branches("model", "demo-d64-E4")[pushed.branch] == pushed.commit
