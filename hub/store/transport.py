@@ -137,15 +137,15 @@ class Transport:
     @contextmanager
     def _turn(self) -> Iterator[Callable[[float], None]]:
         """Gives the waiting before a new attempt, which also waits for its turn to ask a Hub that fails."""
-        began, mine = time.monotonic(), False
+        mine = False
 
         def pause(seconds: float) -> None:
             nonlocal mine
-            until = time.monotonic() + seconds
+            failed = time.monotonic()
             mine = mine or self._asking.acquire(timeout=max(seconds, _LONGEST_BACKOFF))
-            if self._gave_up and self._gave_up[0] > began:
+            if self._gave_up and self._gave_up[0] > failed:
                 raise self._gave_up[1]
-            if (remaining := until - time.monotonic()) > 0:
+            if (remaining := failed + seconds - time.monotonic()) > 0:
                 _sleep(remaining)
 
         try:

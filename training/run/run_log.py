@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "log.jsonl"
 MAX_BYTES = 4_000_000
-# Lines that are kept as long as there is room: what happened at a step, and not how it went on.
+# Lines that are kept as long as there is room: events at a step.
 _EVENTS = ("skipped_batch", "loss_spike", "eval_loss")
 
 
@@ -70,7 +70,7 @@ def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: 
 
 
 def _lines(log: Path, last_token: int) -> Iterator[tuple[bytes, bool]]:
-    """(line, whether it is of an event), up to so many tokens; a line that is cut short is no line."""
+    """(line, whether it is an event) up to this many tokens; incomplete lines are skipped."""
     if not log.exists():
         return
     with open(log, "rb") as file:
