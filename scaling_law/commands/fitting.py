@@ -134,10 +134,8 @@ def profile(
     result = fit_law(_load(runs, loss, status), kind, fixed=dict(fix), bounds=dict(bound), **options)
     names = [name.strip() for name in coefficients.split(",")] if coefficients else None
     found = profiles_of(result, names, level)
-    rows = [
-        {"coefficient": p.coefficient, "value": value, "low": p.low, "high": p.high}
-        for p, value in zip(found.intervals, found.values, strict=True)
-    ]
+    columns = ("coefficient", "value", "low", "high")
+    rows = [{name: row[name] for name in columns} for row in found.to_rows()]
     show({"level": level, "profiles": rows, "status": result.status.verdict}, as_json, found)
     exit_untrusted(result.status.converged)
 

@@ -89,7 +89,9 @@ class PaperTable:
             for cell in shown
         ]
         title = f"{self.title}: {self.agreeing} of {len(self.cells)} agree to the printed digits"
-        styles, notes = ["" if cell.agrees else "yellow" for cell in shown], [self.note] if self.note and shown else []
+        if not rows:
+            return Table((), (), notes=[title])
+        styles, notes = ["" if cell.agrees else "yellow" for cell in shown], [self.note] if self.note else []
         return Table(("", "", "printed", "ours", "difference", ""), rows, title=title, styles=styles, notes=notes)
 
 
