@@ -144,6 +144,8 @@ class Table:
 
     def _numbers(self) -> list[bool]:
         """For each column whether it is one of numbers: most of its cells start with a digit."""
+        if not self.header:
+            return [False] * len(self.rows[0] if self.rows else ())
         columns = zip(*self._cells(), strict=True) if self.rows else ([] for _ in self.header)
         told = [[text for text in column if text.strip(f"+-{UNKNOWN}")] for column in columns]
         return [sum(text.lstrip("+-±×∞")[:1].isdigit() for text in texts) > len(texts) / 2 for texts in told]

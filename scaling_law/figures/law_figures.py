@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,16 +41,16 @@ from scaling_law.laws import JointLaw
 from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.optimum import has_optimum, no_optimum, optimal_widths
 from scaling_law.size.architecture import active_parameters, affordable_tokens, total_parameters
+from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from scaling_law.fitting.fit_result import FitResult
 
-__all__ = ["EXPERTS", "isoflop", "memory_curves", "memory_optimal", "predicted_against_observed", "save"]
+__all__ = ["isoflop", "memory_optimal", "predicted_against_observed", "save"]
 
 FloatArray = NDArray[np.float64]
-EXPERTS = (1, 2, 4, 8, 16, 32)
 
 
 def predicted_against_observed(result: FitResult, axes: Any = None) -> NDArray[Any]:
@@ -103,7 +105,7 @@ def isoflop(
         best = law.compute_optimal(budget, experts, force=True)
         span = np.geomspace(best.tokens.min() / 12, best.tokens.max() * 12, 200)
         for i, e in enumerate(experts):
-            draw_loss(ax, law, span, budget / 6 / span, span, e)
+            draw_loss(ax, law, span, affordable_tokens(budget, span), span, e)
             ax.plot(best.tokens[i], best.loss[i], "o", color=colour_of(e), markersize=5, markeredgecolor="white")
         low, high = float(best.loss.min()), float(best.loss.max())
         ax.set(title=in_flops(budget), xlim=(span[0], span[-1]))
@@ -117,7 +119,7 @@ def isoflop(
 def memory_optimal(
     law: JointLaw,
     flops: float = 1e22,
-    experts: Sequence[float] = EXPERTS,
+    experts: Sequence[float] = PAPER.experts,
     kv_cache_tokens: float = 0.0,
     inference_tokens: float = 0.0,
     ax: Axes | None = None,
@@ -131,16 +133,12 @@ def memory_optimal(
 
 def draw_memory_optimal(
     ax: Axes, law: JointLaw, flops: float, experts: Sequence[float], kv_cache_tokens: float, inference_tokens: float
-) -> FloatArray:
-    """Draw one panel of `memory_optimal`; returns the boundaries between the shaded regions, in parameters."""
+) -> None:
+    """Draw one panel of `memory_optimal`."""
     within = models_within_memory(law, flops, experts, kv_cache_tokens, inference_tokens)
     memory, losses = within.memory, within.loss
     best = np.argmin(losses, axis=1)
-    edges = np.flatnonzero(np.diff(best)) + 1
-    for first, last in zip([0, *edges], [*edges, len(best)], strict=True):
-        right = memory[min(last, len(memory) - 1)]
-        ax.axvspan(memory[first], right, color=colour_of(experts[best[first]]), alpha=0.12, linewidth=0)
-        _draw_best(ax, law, within, slice(first, last + 1), int(best[first]), experts)
+    regions = shade_best(ax, memory, best, experts)
     for i, e in enumerate(experts):
         if not np.isfinite(losses[:, i]).any():
             continue  # no optimum, or all of it beyond the range guard
@@ -149,34 +147,35 @@ def draw_memory_optimal(
         inside = in_fitted_range(law, within.n_active[:end, i], within.tokens[:end, i], e)
         draw_curve(ax, memory[:end], np.where(np.isfinite(losses[:end, i]), losses[:end, i], np.nan), inside, e)
         ax.plot(memory[end - 1], losses[end - 1, i], "o", color=colour_of(e), markersize=4)
-    _draw_boundaries(ax, law, within, best, experts)
+    if law.draws is not None:
+        for part, i in regions:  # the interval of the best
+            drawn = law.loss_draws(within.n_active[part, i], within.tokens[part, i], experts[i])
+            draw_band(ax, memory[part], drawn, color=colour_of(experts[i]), alpha=0.25)
+        for k, ((_, left), (_, right)) in enumerate(pairwise(regions)):  # a bar for each boundary
+            height = 0.03 + 0.03 * (k % 2)  # of the axes: at two heights, for neighbours may overlap
+            style: dict[str, Any] = {"marker": "|", "markersize": 5, "linewidth": 1.2, "label": "_" + BOUNDARY}
+            ends = boundary_interval(law, within, experts, left, right)
+            ax.plot(ends, [height, height], color=DARK, transform=ax.get_xaxis_transform(), **style)
     reached = losses[np.arange(len(best)), best]
     ax.set(xlim=(memory[0], memory[-1]), ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
     log_axis(ax, "memory limit (parameters)")
     cache = f", KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else ""
     served = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
     ax.set_title(f"{in_flops(flops)}{served}{cache}", fontsize=10 if not (cache and served) else 8.5)
-    return memory[edges]
 
 
-def _draw_best(ax: Axes, law: JointLaw, within: WithinMemory, part: slice, i: int, experts: Sequence[float]) -> None:
-    """The 95 % interval of the loss where the E numbered `i` is the best."""
-    if law.draws is not None:
-        losses = law.loss_draws(within.n_active[part, i], within.tokens[part, i], experts[i])
-        draw_band(ax, within.memory[part], losses, color=colour_of(experts[i]), alpha=0.25)
+def shade_best(
+    ax: Axes, x: FloatArray, best: NDArray[np.int64], experts: Sequence[float], alpha: float = 0.12
+) -> list[tuple[slice, int]]:
+    """Shade where each E is best, `best` [k] along `x` being its number in `experts`.
 
-
-def _draw_boundaries(
-    ax: Axes, law: JointLaw, within: WithinMemory, best: NDArray[np.int64], experts: Sequence[float]
-) -> None:
-    """A bar at the bottom for each boundary between shaded regions, at two heights, for neighbours may overlap."""
-    if law.draws is None:
-        return
-    for k, edge in enumerate(np.flatnonzero(np.diff(best)) + 1):
-        ends = boundary_interval(law, within, experts, int(best[edge - 1]), int(best[edge]))
-        height = 0.03 + 0.03 * (k % 2)  # of the axes
-        style: dict[str, Any] = {"marker": "|", "markersize": 5, "linewidth": 1.2, "label": "_" + BOUNDARY}
-        ax.plot(ends, [height, height], color=DARK, transform=ax.get_xaxis_transform(), **style)
+    Returns (part of x, number of the E) for each region; a part ends at the first point of the next.
+    """
+    edges = [0, *(np.flatnonzero(np.diff(best)) + 1), len(best)]
+    regions = [(slice(first, last + 1), int(best[first])) for first, last in pairwise(edges)]
+    for part, i in regions:
+        ax.axvspan(x[part][0], x[part][-1], color=colour_of(experts[i]), alpha=alpha, linewidth=0)
+    return regions
 
 
 def boundary_interval(
@@ -227,26 +226,11 @@ def models_within_memory(
     free = optimal_widths(law, flops, columns, Constraints.of(law, inference_tokens=inference_tokens))
     sizes = np.asarray(total_parameters(free.d_model, columns, vocab_size=law.vocab_size), float)[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
-    elements: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "bytes_per_parameter": 1.0, "bytes_per_kv": 1.0}
-    limits = np.array(
-        [Constraints.of(law, max_memory_bytes=float(m), **elements).width_limit(columns) for m in memory]
-    )
+    limited = partial(Constraints.of, law, kv_cache_tokens=kv_cache_tokens, bytes_per_parameter=1, bytes_per_kv=1)
+    limits = np.array([limited(max_memory_bytes=float(limit)).width_limit(columns) for limit in memory])
     n_active = active_parameters(np.minimum(free.d_model, limits), vocab_size=law.vocab_size)
     tokens = affordable_tokens(flops, n_active, inference_tokens)
     losses = law.loss(n_active, tokens, columns)
     losses = np.where(near_the_runs(law, n_active, tokens, columns) & free.exists, losses, np.inf)
     kept = np.isfinite(losses).any(axis=1)
     return WithinMemory(memory[kept], n_active[kept], tokens[kept], losses[kept])
-
-
-def memory_curves(
-    law: JointLaw,
-    flops: float,
-    experts: Sequence[float],
-    kv_cache_tokens: float = 0.0,
-    inference_tokens: float = 0.0,
-    points: int = 300,
-) -> tuple[FloatArray, FloatArray]:
-    """Memory limits [points] in parameters, and the loss [points, E] of the best model within each limit."""
-    within = models_within_memory(law, flops, experts, kv_cache_tokens, inference_tokens, points)
-    return within.memory, within.loss

@@ -9,6 +9,7 @@ difference hold the two models fixed and compare them in each draw.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from scaling_law.figures.drawing import (
     save,
     shared_legend,
 )
-from scaling_law.figures.law_figures import EXPERTS, draw_memory_optimal, isoflop, memory_optimal, near_the_runs
+from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, near_the_runs, shade_best
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import JointLaw
 from scaling_law.laws.kinds import joint_to_chinchilla
@@ -43,13 +44,15 @@ from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.matched import matched_memory
 from scaling_law.planning.optimum import WidthOptimum, chinchilla_optimum, optimal_widths
-from scaling_law.size.architecture import Architecture, active_parameters, width_of_total
+from scaling_law.size.architecture import Architecture, active_parameters, affordable_tokens, width_of_total
+from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from scaling_law.fitting.fit_result import FitResult
 
+EXPERTS = PAPER.experts
 SCENARIOS: tuple[tuple[str, dict[str, float]], ...] = (
     ("model size", {}),
     ("with KV cache of 32k tokens", {"kv_cache_tokens": 32_768}),
@@ -89,7 +92,7 @@ def _saved_by_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -
 
     def at_optimum(e: float) -> tuple[Any, Any]:
         m, mu, n, nu = joint_to_chinchilla(columns, np.asarray(float(e)))
-        n_active, tokens = chinchilla_optimum(m, mu, n, nu, flops / 6.0)
+        n_active, tokens = chinchilla_optimum(m, mu, n, nu, affordable_tokens(flops, 1.0))
         return m * n_active**mu + n * tokens**nu, mu * nu / (mu + nu)
 
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -115,10 +118,10 @@ def family(law: JointLaw, ax: Axes | None = None) -> Axes:
     for e, width in ((1, 1664), (2, 1408), (4, 1152)):
         n = Architecture(width, e).n_active
         label = f"{label_of(e)}, d_model {width}, N_act {format_count(n)}"
-        draw_loss(ax, law, flops, n, flops / 6 / n, e, label=label)
+        draw_loss(ax, law, flops, n, affordable_tokens(flops, n), e, label=label)
         optimum = _budget_of_optimum(law, n, e)
         if flops[0] <= optimum <= flops[-1]:
-            ax.plot(optimum, law.loss(n, optimum / 6 / n, e), "o", color=colour_of(e), markersize=5)
+            ax.plot(optimum, law.loss(n, affordable_tokens(optimum, n), e), "o", color=colour_of(e), markersize=5)
     ax.set(xscale="log", xlabel=FLOPS, ylabel=f"predicted {LOSS}")
     ax.set_title("1.1B total parameters; ● compute-optimal for this size", fontsize=10)
     legend(ax)
@@ -155,21 +158,12 @@ def best_by_budget(law: JointLaw, sizes: Sequence[float] = (2e9, 5e9, 10e9), axe
 
 def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: dict[str, float]) -> WidthOptimum:
     """[budgets, E]: the best models within the memory of a dense model of `size` in this scenario."""
-    limits: dict[str, Any] = dict(extra)
-    if "kv_cache_tokens" in extra:
-        width = width_of_total(size, 1, law.vocab_size)
-        limits["max_memory_bytes"] = float(_dense_memory(law, width, extra["kv_cache_tokens"]))
-    else:
-        limits["max_parameters"] = size
+    dense = Constraints.of(law, **extra)
+    width = width_of_total(size, 1, law.vocab_size)
+    memory = float(dense.weight_bytes(width, 1) + dense.kv_bytes(width))
     grid = np.broadcast_to(flops[:, None], (len(flops), len(EXPERTS)))
     experts = np.broadcast_to(np.array(EXPERTS, float), grid.shape)
-    return optimal_widths(law, grid, experts, Constraints.of(law, **limits))
-
-
-def _dense_memory(law: JointLaw, width: float, kv_tokens: float) -> Any:
-    """Bytes of a dense bf16 model of this (fractional) width and its KV cache."""
-    constraints = Constraints.of(law, kv_cache_tokens=kv_tokens)
-    return constraints.weight_bytes(width, 1) + constraints.kv_bytes(width)
+    return optimal_widths(law, grid, experts, replace(dense, max_memory_bytes=memory))
 
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) -> None:
@@ -178,11 +172,7 @@ def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) 
     losses = np.where(np.isfinite(found.loss) & near, found.loss, np.nan)
     shown = ~np.isnan(losses[:, 0])
     x, losses, n, tokens = (v[shown] for v in (flops, losses, found.n_active, found.tokens))
-    best = np.nanargmin(losses, axis=1)
-    edges = np.flatnonzero(np.diff(best)) + 1
-    for first, last in zip([0, *edges], [*edges, len(best)], strict=True):
-        right = x[min(last, len(x) - 1)]
-        ax.axvspan(x[first], right, color=colour_of(EXPERTS[best[first]]), alpha=0.14, linewidth=0)
+    shade_best(ax, x, np.nanargmin(losses, axis=1), EXPERTS, alpha=0.14)
     of_dense = None if law.draws is None else law.loss_draws(n[:, 0], tokens[:, 0], 1)
     for i, e in enumerate(EXPERTS):
         own = ~np.isnan(losses[:, i])
@@ -205,12 +195,13 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
     right.axhline(0.0, color=colour_of(1), linewidth=1)
     for i, e in enumerate(experts):
         n = np.minimum(found.n_active[:, i], law.compute_optimal(flops, e, force=True).n_active)
-        inside = known & in_fitted_range(law, n, flops / 6 / n, e)
+        tokens = affordable_tokens(flops, n)
+        inside = known & in_fitted_range(law, n, tokens, e)
         draw_curve(left, flops, losses[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
         draw_curve(right, flops, losses[:, i] - dense.loss, inside, e)
         if law.draws is not None:
-            difference = law.loss_draws(n, flops / 6 / n, e) - law.loss_draws(dense.n_active, dense.tokens, 1)
-            draw_band(right, flops, difference, color=colour_of(e))
+            own, of_dense = law.loss_draws(n, tokens, e), law.loss_draws(dense.n_active, dense.tokens, 1)
+            draw_band(right, flops, own - of_dense, color=colour_of(e))
     left.set(xscale="log", xlabel=FLOPS, ylabel=LOSS)
     right.set(xscale="log", xlabel=FLOPS, ylabel="loss against dense (nats)")
     legend(left, fontsize=9)

@@ -8,19 +8,18 @@ rest is shown, not tuned away.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hub.plain.tables import Table
 from hub.plain.units import format_count, parse_count
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import JointLaw
 from scaling_law.paper import printed as paper
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import Architecture, training_flops
 from scaling_law.size.listing import ROWS
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ class PaperTable:
 
     @property
     def median_relative_difference(self) -> float:
-        ordered = sorted(abs(cell.relative) for cell in self.cells)
-        middle = len(ordered) // 2
-        return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
+        return statistics.median(abs(cell.relative) for cell in self.cells)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -77,27 +74,25 @@ class PaperTable:
         head = {"name": self.name, "title": self.title, "note": self.note}
         return head | {"agreeing": self.agreeing, "of": len(self.cells), "cells": cells}
 
-    def render(self, only_differing: bool = False) -> RenderableType:
+    def render(self, only_differing: bool = False) -> Table:
         """For rich to print; `only_differing` leaves out the cells that agree."""
-        from rich.table import Table
-        from rich.text import Text
-
-        title = f"{self.title}: {self.agreeing} of {len(self.cells)} agree to the printed digits"
-        if only_differing and self.agreeing == len(self.cells):
-            return Text(title, style="italic")
-        table = Table(title=title, title_justify="left", caption=self.note or None, caption_justify="left")
-        for name in ("", "", "printed", "ours", "difference", ""):
-            table.add_column(name, justify="right" if name else "left", overflow="fold")
-        for cell in self.cells:
-            if only_differing and cell.agrees:
-                continue
-            style = "" if cell.agrees else "yellow"
-            shown = _like(cell.printed, cell.value)
-            part = f"{cell.relative:+.2%}" if cell.half_unit else f"{cell.difference:+g}"
-            table.add_row(
-                cell.row, cell.column, cell.printed, shown, part, "" if cell.agrees else "differs", style=style
+        shown = [cell for cell in self.cells if not (only_differing and cell.agrees)]
+        rows = [
+            (
+                cell.row,
+                cell.column,
+                cell.printed,
+                _like(cell.printed, cell.value),
+                f"{cell.relative:+.2%}" if cell.half_unit else f"{cell.difference:+g}",
+                "" if cell.agrees else "differs",
             )
-        return table
+            for cell in shown
+        ]
+        title = f"{self.title}: {self.agreeing} of {len(self.cells)} agree to the printed digits"
+        if not rows:
+            return Table((), (), notes=[title])
+        styles, notes = ["" if cell.agrees else "yellow" for cell in shown], [self.note] if self.note else []
+        return Table(("", "", "printed", "ours", "difference", ""), rows, title=title, styles=styles, notes=notes)
 
 
 def all_tables(law: JointLaw) -> list[PaperTable]:
@@ -178,7 +173,7 @@ def text_numbers(law: JointLaw) -> PaperTable:
         what = f"FLOPs per token saved, E = {experts}"
         cells.append(Cell("1.1B family", what, printed, float(printed[:-1]), saved, 0.5))
     n, d = paper.CAPTION_DENSE
-    row = law.optimal(6 * n * d, [paper.CAPTION_EXPERTS], max_parameters=n, force=True).rows[0]
+    row = law.optimal(float(training_flops(n, d)), [paper.CAPTION_EXPERTS], max_parameters=n, force=True).rows[0]
     for name, printed in paper.CAPTION.items():
         cells.append(_cell("1B dense on 10B, matched at E = 16", name, printed, getattr(row, name)))
     return PaperTable("text", "Numbers of the text", tuple(cells))

@@ -15,23 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.tables import Summarised, literal
-from hub.plain.units import format_count
+from hub.plain.tables import ResultTable, Table, literal
+from hub.plain.units import format_count, format_flops
 from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions
 from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER
-
-if TYPE_CHECKING:
-    import pandas
-    from rich.console import RenderableType
 
 FloatArray = NDArray[np.float64]
 Answer = Callable[[JointLaw], float]
@@ -120,7 +116,7 @@ def candidate_grid(
 
 
 @dataclass(frozen=True)
-class Design(Summarised):
+class Design(ResultTable):
     """Chosen runs (indices into the candidates, in the order they were found useful) and what they promise.
 
     `deviation_before` and `deviation_after` are standard deviations of the answer; the latter is the promise of the
@@ -141,40 +137,31 @@ class Design(Summarised):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs."""
-        rows = []
-        for a, tokens in self.runs():
-            shape = {"d_model": a.d_model, "n_blocks": a.blocks, "n_heads": a.heads, "experts": a.experts}
-            sizes = {"vocab_size": a.vocab_size, "n_active": a.n_active, "n_total": a.n_total}
-            rows.append(shape | sizes | {"tokens": tokens, "training_flops": a.training_flops(tokens)})
-        return rows
+        return [
+            a.shape
+            | {"vocab_size": a.vocab_size, "n_active": a.n_active, "n_total": a.n_total}
+            | {"tokens": tokens, "training_flops": a.training_flops(tokens)}
+            for a, tokens in self.runs()
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         names = ("deviation_before", "deviation_after", "flops", "warmup_tokens")
         return {name: getattr(self, name) for name in names} | {"runs": self.to_rows()}
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """One line per run (pandas)."""
-        import pandas
-
-        return pandas.DataFrame(self.to_rows())
-
-    def summary(self) -> RenderableType:
+    def summary(self) -> Table:
         """For rich to print."""
-        from rich.table import Table
-
-        title = f"{len(self.chosen)} runs, {self.flops:.3g} FLOPs: standard deviation of the answer "
+        note = "the warm-up is not known: runs may be shorter than it"
+        if self.warmup_tokens is not None:
+            note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
+        title = f"{len(self.chosen)} runs, {format_flops(self.flops)} FLOPs: standard deviation of the answer "
         title += f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
-        known = self.warmup_tokens is not None
-        note = f"each longer than its warm-up of {format_count(self.warmup_tokens or 0)} tokens" if known else ""
-        caption = note or "the warm-up is not known: runs may be shorter than it"
-        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-        for name in ("d_model", "E", "N_act", "tokens", "FLOPs"):
-            table.add_column(name, justify="right")
-        for a, tokens in self.runs():
-            flops = f"{a.training_flops(tokens):.2e}"
-            table.add_row(str(a.d_model), str(a.experts), format_count(a.n_active), format_count(tokens), flops)
-        return table
+        rows = [
+            {"d_model": a.d_model, "experts": a.experts, "n_active": a.n_active, "tokens": tokens}
+            | {"flops": a.training_flops(tokens)}
+            for a, tokens in self.runs()
+        ]
+        return Table.of(rows, title=title, notes=[note])
 
 
 def next_runs(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain import strict_json
-from hub.plain.tables import ResultTable, Summarised, Table
+from hub.plain.tables import ResultTable, Table
 from hub.plain.units import format_count
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
@@ -36,8 +36,6 @@ from scaling_law.size.architecture import (
 )
 
 if TYPE_CHECKING:
-    import pandas
-
     from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
@@ -170,7 +168,7 @@ class MatchedModel:
 
 
 @dataclass(frozen=True)
-class MatchedPlan(Summarised):
+class MatchedPlan(ResultTable):
     """The models, the dense one first, and which law predicted them (`law` is its provenance and coefficients).
 
     `warnings` say how far they lie outside of what the law was fitted on.
@@ -204,42 +202,34 @@ class MatchedPlan(Summarised):
         return Table.of(
             [
                 {
-                    "E": str(model.architecture.experts),
-                    "tokens": "same FLOPs" if model.role == "same FLOPs" else "E times",
-                    "d_model": str(model.architecture.d_model),
-                    "N_act": format_count(model.architecture.n_active),
-                    "N_total": format_count(model.architecture.n_total),
+                    "experts": model.architecture.experts,
+                    "compared at": model.role,
+                    "d_model": model.architecture.d_model,
+                    "n_active": model.architecture.n_active,
+                    "n_total": model.architecture.n_total,
                     "D": format_count(model.tokens),
-                    "loss": f"{model.loss:.4f}",
+                    "loss": model.loss,
                     "95 %": f"{model.low:.3f}…{model.high:.3f}",
                 }
                 for model in self.models
             ],
-            keys=("E", "tokens"),
+            keys=("E", "compared at"),
             first=("N_act", "D", "loss"),
             title=f"{self.flops:.3g} FLOPs, the same memory: predicted losses",
             warnings=self.warnings,
         )
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """One line for each model: architecture, tokens, role, loss with its interval (pandas)."""
-        import pandas
-
-        rows = [asdict(m.architecture) | {"n_active": m.architecture.n_active} | asdict(m) for m in self.models]
-        return pandas.DataFrame(rows).drop(columns="architecture")
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One dict of plain values for each model: architecture, tokens, role, loss with its interval."""
+        rows = [asdict(m) | asdict(m.architecture) | {"n_active": m.architecture.n_active} for m in self.models]
+        return [{name: value for name, value in row.items() if name != "architecture"} for row in rows]
 
     def configurations(self) -> list[dict[str, Any]]:
         """The sections of `train.py` of one trunk for each architecture; a sweep file takes them `from` the plan."""
         runs: dict[Architecture, list[int]] = {}
         for model in self.models:
             runs.setdefault(model.architecture, []).append(model.tokens)
-        return [
-            {
-                "model": {"d_model": a.d_model, "n_blocks": a.blocks, "n_heads": a.heads, "experts": a.experts},
-                "schedule": {"tokens": sorted(tokens)},
-            }
-            for a, tokens in runs.items()
-        ]
+        return [{"model": a.shape, "schedule": {"tokens": sorted(tokens)}} for a, tokens in runs.items()]
 
 
 def plan_matched(

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hub.plain.units import format_bytes, format_count
+from hub.plain.tables import Summarised, Table
+from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import ChinchillaForm
 from scaling_law.planning.constraints import Limits, Quantity, name_limits
@@ -20,14 +21,13 @@ from scaling_law.size.batch_ramp import BatchRamp, RampStage
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from typing_extensions import Unpack
 
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Summarised):
     """A run to launch. Tokens, FLOPs, bytes, hours.
 
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `training_flops` are
@@ -69,7 +69,7 @@ class Plan:
         a = self.architecture
         return {
             "run": {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts}", "sweep": sweep},
-            "model": {"d_model": a.d_model, "experts": a.experts, "n_blocks": a.blocks, "n_heads": a.heads},
+            "model": a.shape,
             "data": {"sequence_length": self.sequence_length},
             "schedule": {
                 "tokens": list(self.branches),
@@ -88,43 +88,32 @@ class Plan:
         head += f"{self.training_flops:.3g} training FLOPs, predicted loss {self.loss:.4f} nats per token\n"
         return head + yaml.safe_dump(self.configuration(sweep), sort_keys=False)
 
-    def summary(self) -> RenderableType:
+    def summary(self) -> Table:
         """For rich to print."""
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(show_header=False, title="Plan", title_justify="left", box=None, padding=(0, 2))
-        for name, value in self._lines():
-            table.add_row(name, value)
-        return Group(table, *(Text(f"⚠ {warning}", style="yellow") for warning in self.warnings))
-
-    def _lines(self) -> list[tuple[str, str]]:
         a = self.architecture
         interval = "" if self.loss_interval is None else " ({:.4f}…{:.4f})".format(*self.loss_interval)
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
         hours = f"{self.gpu_hours:,.1f}" if self.gpu_hours >= 1 else f"{self.gpu_hours:.2g}"
-        training = f"{self.training_flops:.3g} FLOPs"
+        training = f"{format_flops(self.training_flops)} FLOPs"
         if len(self.branches) > 1:
-            training = f"{self.total_flops:.3g} FLOPs with all branches, {self.training_flops:.3g} of the longest run"
-        return [
-            ("architecture", f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts}"),
-            ("parameters", f"{format_count(a.n_active)} active, {format_count(a.n_total)} in total"),
-            (
-                "tokens",
-                f"{self.tokens:,} in {self.steps:,} steps ({self.tokens / a.n_active:.1f} per active parameter)",
-            ),
-            ("branches", ", ".join(format_count(t) for t in self.branches)),
-            ("batch", f"{ramp} tokens on, of {self.sequence_length} tokens each"),
-            ("warm-up, decay", f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens"),
-            ("peak learning rate", f"{self.learning_rate:.3g} ({self.learning_rate_law})"),
-            ("training", training),
-            ("time", f"{hours} GPU-hours at {self.gpu_flops:.3g} FLOP/s and {self.mfu:.0%} MFU"),
-            ("memory", ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value)),
-            ("predicted loss", f"{self.loss:.4f}{interval} nats per token"),
-        ]
+            training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
+        per_parameter = self.tokens / a.n_active
+        lines = {
+            "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts}",
+            "parameters": f"{format_count(a.n_active)} active, {format_count(a.n_total)} in total",
+            "tokens": f"{self.tokens:,} in {self.steps:,} steps ({per_parameter:.1f} per active parameter)",
+            "branches": ", ".join(format_count(tokens) for tokens in self.branches),
+            "batch": f"{ramp} tokens on, of {self.sequence_length} tokens each",
+            "warm-up, decay": f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens",
+            "peak learning rate": f"{self.learning_rate:.3g} ({self.learning_rate_law})",
+            "training": training,
+            "time": f"{hours} GPU-hours at {format_flops(self.gpu_flops)} FLOP/s and {self.mfu:.0%} MFU",
+            "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value),
+            "predicted loss": f"{self.loss:.4f}{interval} nats per token",
+        }
+        return Table((), list(lines.items()), title="Plan", warnings=self.warnings)
 
 
 def plan(

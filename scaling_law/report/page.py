@@ -38,16 +38,16 @@ FIT = "RMSE {:.4f} nats over {} runs of mean loss {:.3f}. {}"
 RATES = "- {}: ln LR = {:.3f} {:+.3f} ln N {:+.3f} ln E, RMSE {:.2f}"
 
 
-def write_report(folder: str | Path, report: str | Path) -> list[Path]:
+def write_report(folder: str | Path, report: str | Path, **options: Any) -> list[Path]:
     """Replace the blocks of the Markdown file `report` and draw its figures beside it; returns what was written.
 
-    Only what the file has a block for is computed. Raises RunsError and ValueError as `load_runs` and `fit` do, and
-    ValueError for a file without a block.
+    Only what the file has a block for is computed; `options` are the fields of `Results`. Raises RunsError and
+    ValueError as `load_runs` and `fit` do, and ValueError for a file without a block.
     """
-    results, target = Results(Path(folder)), Path(report)
+    results, target = Results(Path(folder), **options), Path(report)
     text = target.read_text(encoding="utf-8")
     subfolders = sorted(path.parent.name for path in results.folder.glob("*/runs.jsonl"))
-    about = {"": results} | {f"{name}/": Results(results.folder / name) for name in subfolders}
+    about = {"": results} | {f"{name}/": Results(results.folder / name, **options) for name in subfolders}
     found = [(f"{prefix}{name}", one, make) for prefix, one in about.items() for name, make in BLOCKS.items()]
     found = [(name, one, make) for name, one, make in found if block_of(text, name) is not None]
     if not found:
@@ -147,7 +147,7 @@ def residuals_block(results: Results) -> str:
                 "runs": len(own),
                 "RMSE of the joint law": f"{rmse[e]:.4f}",
                 "its bias": f"{bias[e]:+.4f}",
-                "RMSE of a Chinchilla law for this E": f"{fit(own, 'chinchilla').rmse:.4f}",
+                "RMSE of a Chinchilla law for this E": f"{fit(own, 'chinchilla', outliers=results.outliers).rmse:.4f}",
             }
         )
     return _table(rows)

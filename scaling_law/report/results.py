@@ -26,16 +26,18 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Results:
-    """The records of a folder and what is computed from them, each once."""
+    """The records of a folder and what is computed from them, each once; `trunks` and `outliers` as in `fit`."""
 
     folder: Path
+    trunks: str = "auto"
+    outliers: Any = "keep"
 
     @cached_property
     def runs(self) -> Runs:
         """The final runs, with their held-out loss. ValueError for runs of several vocabularies."""
         if len(sizes := {str(row.get("vocab_size")) for row in self.rows}) > 1:
             raise ValueError(f"{self.folder}: runs of several vocabularies ({', '.join(sizes)}) have no common loss")
-        return load_runs(self.folder / "runs.jsonl")
+        return load_runs(self.folder / "runs.jsonl", trunks=self.trunks)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -45,7 +47,7 @@ class Results:
     @cached_property
     def fitted(self) -> FitResult:
         """The joint law."""
-        return fit(self.runs, "joint")
+        return fit(self.runs, "joint", outliers=self.outliers)
 
     @cached_property
     def bootstrap(self) -> Bootstrap:
@@ -96,7 +98,7 @@ class Results:
         }
         empty = runs.subset(np.zeros(len(runs), bool))
         splits = [Split(runs.subset(~held), runs.subset(held), empty, name) for name, held in parts.items()]
-        return [compare(split, allow_unidentifiable=True) for split in splits]
+        return [compare(split, allow_unidentifiable=True, outliers=self.outliers) for split in splits]
 
     @cached_property
     def rates(self) -> LearningRateGrid | None:

@@ -141,6 +141,11 @@ class Architecture:
         return int(self.n_heads or 0)
 
     @property
+    def shape(self) -> dict[str, int]:
+        """Width, blocks, heads and experts, as records and configurations name them."""
+        return {"d_model": self.d_model, "n_blocks": self.blocks, "n_heads": self.heads, "experts": self.experts}
+
+    @property
     def n_active(self) -> int:
         """Parameters that one token uses, embedding and head included."""
         return round(active_parameters(self.d_model, self.blocks, self.vocab_size))

@@ -109,13 +109,14 @@ def test_learning_rate(shell):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("loss", "--n-active", "big", "--tokens", "1B"), "--n-active='big'"),
-        (("loss", "--n-active", "1B", "--tokens", "1B", "--experts", "0"), "--experts='0'"),
-        (("optimal", "--flops", "1e22", "--memory", "80XB"), "--memory='80XB'"),
+        (("loss", "--n-active", "big", "--tokens", "1B"), "'--n-active': value='big' is not a quantity"),
+        (("loss", "--n-active", "1B", "--tokens", "1B", "--experts", "0"), "'--experts': experts='0'"),
+        (("optimal", "--flops", "1e22", "--memory", "80XB"), "'--memory': memory='80XB' is not a quantity"),
         (("optimal", "--flops", "1e22", "--memory", "1MB"), "nothing fits"),
         (("optimal", "--flops", "1e22", "--law", "nowhere"), "nowhere"),
         (("fit", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("fit", "nowhere.jsonl", "--fix", "e_max"), "nowhere.jsonl"),
+        (("fit", "nowhere.jsonl", "--fix", "e_max"), "'--fix': 'e_max' is not of the form name=number"),
+        (("fit", "nowhere.jsonl", "--bound", "c=1"), "'--bound': 'c=1' is not of the form name=low:high"),
         (("reach", "--loss", "2", "--flops", "1e22", "--memory", "1GB"), "give one of them"),
         (("tables", "figures"), "'figures' is not one of"),
         (("plan", "--flops", "1e20", "--mfu", "0"), "mfu=0"),

@@ -11,6 +11,7 @@ from scaling_law.figures import law_figures as figures
 from scaling_law.law_files.card import law_pictures
 from scaling_law.laws.conditions import fitted_ranges
 from scaling_law.paper import figures as paper_figures
+from scaling_law.size.recipe import PAPER
 
 # Machado, Oliveira and Fernandes 2009, severity 1: what linear RGB becomes for the three kinds of colour blindness.
 SEEN_BY = {
@@ -158,10 +159,10 @@ def test_the_band_is_the_interval_of_the_draws(published):
 
 
 def test_a_boundary_has_an_interval_around_it(published):
-    within = figures.models_within_memory(published, 1e22, figures.EXPERTS)
+    within = figures.models_within_memory(published, 1e22, PAPER.experts)
     best = np.argmin(within.loss, axis=1)
     for edge in np.flatnonzero(np.diff(best)) + 1:
-        low, high = figures.boundary_interval(published, within, figures.EXPERTS, best[edge - 1], best[edge])
+        low, high = figures.boundary_interval(published, within, PAPER.experts, best[edge - 1], best[edge])
         assert low < within.memory[edge] < high < 4 * within.memory[edge]
 
 
@@ -191,18 +192,18 @@ def test_files(published, paper_fit, tmp_path):
     ],
 )
 def test_boundaries_of_the_optimal_regions(published, flops, cache, served, billions):
-    memory, losses = figures.memory_curves(published, flops, figures.EXPERTS, cache, served, points=3000)
-    best = np.argmin(losses, axis=1)
+    within = figures.models_within_memory(published, flops, PAPER.experts, cache, served, points=3000)
+    best = np.argmin(within.loss, axis=1)
     assert np.all(np.diff(best) >= 0)
-    edges = memory[np.flatnonzero(np.diff(best)) + 1] / 1e9
+    edges = within.memory[np.flatnonzero(np.diff(best)) + 1] / 1e9
     np.testing.assert_allclose(edges, billions, rtol=7e-3)
 
 
 def test_small_models_are_guarded(published):
     """Far below the fitted range the bare law flips back to sparse models: the curves stop before."""
-    memory, losses = figures.memory_curves(published, 5e22, figures.EXPERTS)
-    assert memory[0] > 1e9
-    assert np.argmin(losses[0]) == 0
+    within = figures.models_within_memory(published, 5e22, PAPER.experts)
+    assert within.memory[0] > 1e9
+    assert np.argmin(within.loss[0]) == 0
 
 
 def test_every_figure_of_the_paper(published, paper_fit, tmp_path):
@@ -221,4 +222,4 @@ def test_a_law_of_small_runs_that_rises_for_some_experts_still_has_a_card(publis
     law = published.replace(alpha=0.12, gamma=-0.09, conditions=small)
     assert sorted(law_pictures(law)) == ["isoflop.png", "memory_optimal.png"]
     assert law_pictures(published.replace(beta=0.3)) == {}
-    assert np.isfinite(figures.memory_curves(published.replace(conditions=small), 1e22, [1, 8])[1]).all()
+    assert np.isfinite(figures.models_within_memory(published.replace(conditions=small), 1e22, [1, 8]).loss).all()

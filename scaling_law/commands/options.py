@@ -1,0 +1,127 @@
+"""Options that several commands of `scaling-law` have, and the law that `--law` names.
+
+`hub.plain.commands` has the exit statuses: 1 for an answer that is not to be trusted (a fit that did not converge, a
+loss beyond the range guard), 2 for a question that is refused, with one line on standard error and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
+from scaling_law.laws import ChinchillaForm, JointLaw, Law
+
+
+def quantity(parser: Any, help: str, *names: str) -> Any:
+    """An option whose text `parser` reads (COUNT, BYTES, …); a usage error names the option."""
+    return typer.Option(*names, parser=parser, metavar=parser.__name__.upper(), help=help)
+
+
+# of questions to a law
+LawName = Annotated[
+    str, typer.Option("--law", help="published, printed (the paper's rounded table), a folder, or a Hub repo.")
+]
+RatesName = Annotated[
+    str,
+    typer.Option(
+        "--learning-rate-law",
+        help="code (as the paper's runs), paper (as its text says), or a fitted law's file.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Answer even where the law is far outside of its runs.")]
+Experts = Annotated[
+    Any,
+    typer.Option(parser=EXPERTS, help="Experts to compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]"),
+]
+VocabSize = Annotated[
+    int | None, typer.Option(help="Vocabulary size. [default: that of the law's runs; where unknown GPT-2's 50257]")
+]
+Flops = Annotated[float, quantity(COUNT, "Compute budget of training (and inference): 1e22.")]
+Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.")]
+MaxParameters = Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")]
+KvTokens = Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16,384.")]
+InferenceTokens = Annotated[float, quantity(COUNT, "Tokens served over the model's life: 100B.")]
+
+# of fits
+Source = Annotated[
+    str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release folder, or org/sweep-runs on the Hub.")
+]
+Kind = Annotated[str, typer.Option(help="joint, chinchilla or routed.")]
+LossColumn = Annotated[
+    str | None,
+    typer.Option("--loss", help="The column to fit. [default: eval_loss, or the only column of a loss]"),
+]
+Status = Annotated[str, typer.Option(help="Keep runs of this status; 'all' keeps every run.")]
+Trunks = Annotated[
+    str,
+    typer.Option(help="Clusters: auto (parent_run_id, else one size and E), run (each its own), or a column."),
+]
+Outliers = Annotated[
+    Literal["keep", "set_aside"], typer.Option(help="set_aside: fit without the runs far from the law of the others.")
+]
+Allow = Annotated[
+    bool, typer.Option("--allow-unidentifiable", help="Fit although the design cannot identify all coefficients.")
+]
+
+
+def _fixed(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    try:
+        return name.strip(), float(value if equals else "")
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not of the form name=number") from None
+
+
+def _bound(text: str) -> tuple[str, tuple[float | None, ...]]:
+    name, _, value = text.partition("=")
+    ends = value.split(":")
+    try:
+        low, high = (float(end) if end.strip() else None for end in ends)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not of the form name=low:high (an end may be left out)") from None
+    return name.strip(), (low, high)
+
+
+Fix = Annotated[
+    list[Any],
+    typer.Option(parser=_fixed, metavar="NAME=NUMBER", help="Fix a coefficient: --fix e_max=256 (repeatable)."),
+]
+Bound = Annotated[
+    list[Any],
+    typer.Option(
+        parser=_bound, metavar="NAME=LOW:HIGH", help="Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
+    ),
+]
+
+
+def choose_law(name: str) -> Law:
+    """The law that `--law` names: published, printed, a folder with scaling_law.json, or a Hub repo."""
+    from scaling_law.law_files.serialization import load_law
+
+    if name in ("published", "recovered"):
+        return JointLaw.published()
+    return JointLaw.published(rounded=True) if name == "printed" else load_law(name)
+
+
+def choose_joint_law(name: str) -> JointLaw:
+    """As `choose_law`, for questions that only the joint law answers."""
+    law = choose_law(name)
+    if not isinstance(law, JointLaw):
+        raise ValueError(f"--law {name}: a {law.name} law cannot answer this; a joint law is needed")
+    return law
+
+
+def choose_planning_law(name: str) -> ChinchillaForm:
+    """As `choose_law`, for questions about optima: a joint law, or a Chinchilla law for its one E."""
+    law = choose_law(name)
+    if not isinstance(law, ChinchillaForm):
+        raise ValueError(f"--law {name}: a {law.name} law has no optima; a joint or a Chinchilla law is needed")
+    return law
+
+
+def exit_untrusted(trusted: bool) -> None:
+    """End with the status of an answer that is not to be trusted, unless it is."""
+    if not trusted:
+        raise typer.Exit(NOT_TRUSTED)

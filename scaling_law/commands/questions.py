@@ -1,0 +1,395 @@
+"""The commands of `scaling-law` that ask a law: losses, optima, plans, learning rates, figures, tables, next runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hub.plain.commands import COUNT, COUNTS, EXPERTS, Json
+from hub.plain.tables import Table, show
+from hub.plain.units import format_count, parse_count, parse_counts
+from scaling_law.commands.options import (
+    Experts,
+    Flops,
+    Force,
+    InferenceTokens,
+    KvTokens,
+    LawName,
+    MaxParameters,
+    Memory,
+    RatesName,
+    VocabSize,
+    choose_joint_law,
+    choose_law,
+    choose_planning_law,
+    exit_untrusted,
+    quantity,
+)
+from scaling_law.laws import ChinchillaLaw
+
+
+def loss(
+    n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")],
+    tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")],
+    experts: Annotated[
+        Any, quantity(EXPERTS, "Experts: 8, or 1,2,4, or 1-8. [default: 1; a Chinchilla law's own]")
+    ] = None,
+    law: LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """Predict the loss of models, in nats per token.
+
+    Always answers; the exit status is 1 where a model is too far outside the runs of the law for the loss to be
+    trusted.
+
+    Examples:
+
+        scaling-law loss --n-active 1.1B --tokens 20B --experts 1,2,4,8
+
+        scaling-law loss --n-active 1e8,1e9 --tokens 2e10 --law printed --json
+    """
+    chosen = choose_law(law)
+    own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else 1
+    rows = [_loss_row(chosen, n, d, e) for n in n_active for d in tokens for e in experts or [own]]
+    table = Table.of(
+        [
+            {
+                "N_act": format_count(row["n_active"]),
+                "D": format_count(row["tokens"]),
+                "E": str(row["experts"]),
+                "loss": row["loss"],
+                "95 %": "{:.4f}…{:.4f}".format(*row["loss_interval"]) if row.get("loss_interval") else "",
+                "trusted": row["trusted"],
+            }
+            for row in rows
+        ],
+        title=repr(chosen),
+        keys=("N_act", "D", "E"),
+        first=("loss", ""),
+        warnings=tuple(dict.fromkeys(warning for row in rows for warning in row["warnings"])),
+    )
+    show({"law": repr(chosen), "rows": rows}, as_json, table)
+    exit_untrusted(all(row["trusted"] for row in rows))
+
+
+def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
+    from scaling_law.planning.optimal_table import percentile_interval
+
+    row: dict[str, Any] = {"n_active": n, "tokens": d, "experts": e, "loss": float(law.loss(n, d, e))}
+    if law.draws is not None:
+        row["loss_interval"] = percentile_interval(law.loss_draws(n, d, e))
+    return row | {"trusted": not law.beyond_guard(n, d, e), "warnings": law.warnings(n, d, e)}
+
+
+def optimal(
+    flops: Flops,
+    memory: Memory = None,
+    max_parameters: MaxParameters = None,
+    kv_tokens: KvTokens = 0.0,
+    experts: Experts = None,
+    inference_tokens: InferenceTokens = 0.0,
+    bytes_per_parameter: Annotated[float, typer.Option(help="2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
+    bytes_per_kv: Annotated[float, typer.Option(help="Bytes of a KV cache element.")] = 2.0,
+    kv_heads_ratio: Annotated[float, typer.Option(help="KV heads / heads (grouped queries).")] = 1.0,
+    vocab_size: VocabSize = None,
+    integral: Annotated[
+        bool, typer.Option("--integral", help="Only architectures that exist (d_model a multiple of 64).")
+    ] = False,
+    force: Force = False,
+    law: LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """The best model for a budget, for every number of experts, and the best of all.
+
+    Says which numbers of experts the law cannot tell apart. Refused (exit status 2) where every answer is too far
+    outside the runs of the law, unless --force is given.
+
+    Examples:
+
+        scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
+
+        scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
+    """
+    table = choose_planning_law(law).optimal(
+        flops,
+        experts,
+        max_memory_bytes=memory,
+        max_parameters=max_parameters,
+        kv_cache_tokens=kv_tokens,
+        inference_tokens=inference_tokens,
+        bytes_per_parameter=bytes_per_parameter,
+        bytes_per_kv=bytes_per_kv,
+        kv_heads_ratio=kv_heads_ratio,
+        vocab_size=vocab_size,
+        integral=integral,
+        force=force,
+    )
+    show(table.to_dict() if as_json else None, as_json, table)
+
+
+def plan(
+    flops: Flops,
+    memory: Memory = None,
+    max_parameters: MaxParameters = None,
+    kv_tokens: KvTokens = 0.0,
+    inference_tokens: InferenceTokens = 0.0,
+    experts: Experts = None,
+    branches: Annotated[int, typer.Option(help="Measurements from one trunk: the full run, half, a quarter, …")] = 1,
+    gpu_tflops: Annotated[float, typer.Option(help="Peak TFLOP/s of one GPU (989: H100, bf16).")] = 989.0,
+    mfu: Annotated[float, typer.Option(help="Part of the peak that training uses.")] = 0.4,
+    vocab_size: VocabSize = None,
+    sweep: Annotated[str, typer.Option(help="Name of the sweep the run belongs to.")] = "run",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the YAML for train.py to this file.")
+    ] = None,
+    force: Force = False,
+    law: LawName = "published",
+    learning_rate_law: RatesName = "code",
+    as_json: Json = False,
+) -> None:
+    """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
+
+    FLOPs and hours are those of all branches. Refused (exit status 2) where every answer is too far outside the runs
+    of the law, unless --force is given.
+
+    Examples:
+
+        scaling-law plan --flops 1e20 --memory 24GB --kv-tokens 16k -o run.yaml
+
+        scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
+    """
+    from scaling_law.fitting.learning_rate import LearningRateLaw
+    from scaling_law.planning.plan import plan as make_plan
+
+    made = make_plan(
+        choose_planning_law(law),
+        flops,
+        experts,
+        branches=branches,
+        gpu_flops=gpu_tflops * 1e12,
+        mfu=mfu,
+        max_memory_bytes=memory,
+        max_parameters=max_parameters,
+        kv_cache_tokens=kv_tokens,
+        inference_tokens=inference_tokens,
+        vocab_size=vocab_size,
+        learning_rate_law=LearningRateLaw.named(learning_rate_law),
+        force=force,
+    )
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(made.to_yaml(sweep), encoding="utf-8")
+    show(made.to_dict() if as_json else None, as_json, made)
+    if not as_json:
+        launch = f"accelerate launch train.py --config {output}"
+        typer.echo(launch if output else "-o FILE writes the YAML for train.py")
+
+
+def reach(
+    loss: Annotated[float, typer.Option(help="The loss to reach, nats per token: 2.2.")],
+    flops: Annotated[Any, quantity(COUNT, "With a budget: the least memory that reaches the loss within it.")] = None,
+    memory: Memory = None,
+    kv_tokens: KvTokens = 0.0,
+    inference_tokens: InferenceTokens = 0.0,
+    experts: Experts = None,
+    vocab_size: VocabSize = None,
+    force: Force = False,
+    law: LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """The cheapest budget that reaches a loss; or, given a budget, the least memory that does.
+
+    Refused (exit status 2) where every answer is too far outside the runs of the law, unless --force is given.
+
+    Examples:
+
+        scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
+
+        scaling-law reach --loss 2.15 --flops 1e22 --json
+    """
+    from scaling_law.planning.inverse import cheapest_budget, smallest_memory
+
+    if flops is not None and memory is not None:
+        raise ValueError("--memory and --flops: give one of them; the other is the answer")
+    chosen = choose_planning_law(law)
+    limits: dict[str, Any] = {"kv_cache_tokens": kv_tokens, "inference_tokens": inference_tokens}
+    limits |= {"vocab_size": vocab_size, "force": force}
+    if flops is None:
+        found = cheapest_budget(chosen, loss, experts, max_memory_bytes=memory, **limits)
+    else:
+        found = smallest_memory(chosen, flops, loss, experts, **limits)
+    show({"loss": loss, "rows": found.to_rows(), "warnings": list(found.warnings)}, as_json, found)
+
+
+def learning_rate(
+    d_model: Annotated[int, typer.Option(help="Width; blocks and heads follow as d_model / 64 unless given.")],
+    experts: Annotated[int, typer.Option(help="Number of experts.")] = 1,
+    n_blocks: Annotated[int | None, typer.Option(help="Number of blocks.")] = None,
+    n_heads: Annotated[int | None, typer.Option(help="Number of heads.")] = None,
+    vocab_size: VocabSize = None,
+    law: Annotated[
+        str, typer.Option(help="code (as the paper's runs), paper (as its text says), or a fitted law's file.")
+    ] = "code",
+    as_json: Json = False,
+) -> None:
+    """The peak learning rate of an architecture.
+
+    Always answers; the exit status is 1 where the architecture is too far outside of what the law rests on.
+
+    Examples:
+
+        scaling-law learning-rate --d-model 1024 --experts 8
+
+        scaling-law learning-rate --d-model 512 --law paper --json
+
+        scaling-law learning-rate --d-model 192 --n-blocks 3 --law my-learning-rates.json
+    """
+    from scaling_law.fitting.learning_rate import LearningRateLaw
+    from scaling_law.size.architecture import Architecture
+
+    chosen = LearningRateLaw.named(law)
+    a = Architecture(d_model, experts, n_blocks, n_heads, chosen.vocab_size if vocab_size is None else vocab_size)
+    rate, trusted, warnings = chosen.learning_rate(a), not chosen.beyond_guard(a), chosen.warnings(a)
+    value: dict[str, Any] = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}
+    value |= {"d_model": d_model, "experts": experts, "n_active": a.n_active, "n_total": a.n_total}
+    text = f"{rate:.4g}  (reading {chosen.reading!r}: {chosen.source}; N_act {format_count(a.n_active)})"
+    text = "\n".join([text, *(f"⚠ {warning}" for warning in warnings)])
+    show(value | {"trusted": trusted, "warnings": warnings}, as_json, text)
+    exit_untrusted(trusted)
+
+
+def figures(
+    output: Annotated[Path, typer.Argument(help="Folder to write to.")] = Path("figures"),
+    flops: Annotated[Any, quantity(COUNT, "Only the memory-optimal figure, for this budget.")] = None,
+    suffix: Annotated[str, typer.Option(help="png, svg or pdf.")] = "png",
+    law: LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """Draw every figure of the paper that follows from a law; with --flops only the memory-optimal one.
+
+    Examples:
+
+        scaling-law figures docs/figures
+
+        scaling-law figures out --law my-law --suffix svg --flops 1e21
+    """
+    from scaling_law.figures.law_figures import memory_optimal, save
+    from scaling_law.paper.figures import draw_all
+
+    chosen = choose_joint_law(law)
+    if flops is None:
+        show_written(draw_all(chosen, output, suffix), as_json)
+    else:
+        show_written([save(memory_optimal(chosen, flops), output / f"memory_optimal_{flops:.3g}.{suffix}")], as_json)
+
+
+def show_written(paths: list[Path], as_json: bool) -> None:
+    """Say which files were written."""
+    show({"written": [str(path) for path in paths]}, as_json, "\n".join(f"wrote {path}" for path in paths))
+
+
+def tables(
+    name: Annotated[
+        str | None, typer.Argument(help="One table; without it all. Wrong names list those there are.")
+    ] = None,
+    differing: Annotated[bool, typer.Option("--differing", help="Show only cells that differ from print.")] = False,
+    law: LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """Every table of the paper: printed value, ours, difference.
+
+    Examples:
+
+        scaling-law tables
+
+        scaling-law tables compute_optimal --law printed --differing
+
+        scaling-law tables optimal_experts --json
+    """
+    from rich.console import Group
+
+    from scaling_law.paper.tables import all_tables, find
+
+    chosen = all_tables(choose_joint_law(law))
+    chosen = [find(chosen, name)] if name else chosen
+    show([t.to_dict() for t in chosen] if as_json else None, as_json, Group(*(t.render(differing) for t in chosen)))
+
+
+def _pair(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise typer.BadParameter(f"{text!r} is not of the form low:high")
+    return parse_count(low), parse_count(high)
+
+
+def next_runs(
+    flops: Annotated[float, quantity(COUNT, "Budget of all new runs together: 1e20.")],
+    ask: Annotated[
+        str,
+        typer.Option(
+            help="What to make certain: optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2 (which E is better)."
+        ),
+    ],
+    max_runs: Annotated[int, typer.Option(help="At most so many runs.")] = 24,
+    warmup: Annotated[Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]")] = None,
+    experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs to choose from: 1,2,4 or 1-8.")] = "1,2,4,8,16,32",
+    widths: Annotated[Any, quantity(COUNTS, "Their d_model: 256,512,768. [default: 256 to 3072]")] = None,
+    ratio: Annotated[
+        Any,
+        typer.Option("--tokens-per-parameter", parser=_pair, metavar="LOW:HIGH", help="Their D / N_act."),
+    ] = "0.5:80",
+    largest: Annotated[
+        Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", "--max-run-flops")
+    ] = None,
+    vocab_size: VocabSize = None,
+    noise: Annotated[
+        float | None, typer.Option(help="Standard deviation of ln L of one run. [default: from the fit]")
+    ] = None,
+    memory: Memory = None,
+    max_parameters: MaxParameters = None,
+    kv_tokens: KvTokens = 0.0,
+    law: LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """The runs that, for a FLOP budget, make the answer to one question most certain.
+
+    The law needs draws: fit it with --bootstrap. No run is shorter than its warm-up, which the records of the fitted
+    runs tell, or --warmup. --memory, --max-parameters and --kv-tokens are limits of `advantage`.
+
+    Examples:
+
+        scaling-law next-runs --law my-law --flops 1e20 --ask optimum:1e22,8 --max-runs 6
+
+        scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
+    """
+    from scaling_law.planning.design import candidate_grid
+    from scaling_law.planning.design import next_runs as choose
+
+    chosen = choose_joint_law(law)
+    limits = {"max_memory_bytes": memory, "max_parameters": max_parameters, "kv_cache_tokens": kv_tokens}
+    vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
+    widths = widths and [int(width) for width in widths]
+    candidates = candidate_grid(flops / 4 if largest is None else largest, experts, widths, ratio, vocabulary)
+    made = choose(chosen, _answer(ask, limits, vocab_size), flops, candidates, noise, max_runs, warmup)
+    show({"ask": ask} | made.to_dict() if as_json else None, as_json, made)
+
+
+def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
+    """The question of --ask as a function of a law."""
+    from scaling_law.planning import design
+
+    kind, _, rest = ask.partition(":")
+    forms: dict[str, tuple[Any, int]] = {
+        "optimum": (design.log_optimal_parameters, 2),
+        "loss": (design.predicted_loss, 3),
+        "advantage": (design.advantage, 3),
+    }
+    values = parse_counts(rest, "--ask") if rest else []
+    if kind not in forms or len(values) != forms[kind][1]:
+        raise ValueError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")
+    given = {name: value for name, value in limits.items() if value}
+    if given and kind != "advantage":
+        raise ValueError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
+    return forms[kind][0](*values, **given, **({"vocab_size": vocab_size} if kind == "advantage" else {}))
