@@ -1,4 +1,4 @@
-"""What a fit returns: the law, its errors, and a status that says plainly how far it can be trusted."""
+"""The result of a fit: the law, its errors, and the status of convergence and identifiability."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 
 @dataclass(frozen=True)
 class FitStatus:
-    """How a fit went.
+    """Convergence and identifiability of a fit.
 
-    `n_agree` of the `n_released` best of `n_starts` starts ended at the best objective. `bounds_hit` and
-    `undetermined` name coefficients; standard errors are those of the logarithm for the `logarithmic` ones (a, b, c),
-    of ln(E_start − 1) and ln(E_max − E_start), and absolute for the rest. `suspicious` names the runs that lie far
-    from the law the other runs follow, the farthest first, and `deviations` says by how much: their loss minus that of
-    the fit without them, nats per token. Those of `set_aside` had no part in the fit. The runs fitted are of
-    `n_trunks` trunks, found as `trunk_source` says.
+    Attributes:
+        n_agree: how many of the `n_released` best of `n_starts` starts ended at the best objective.
+        bounds_hit, undetermined: names of coefficients.
+        standard_errors: of the logarithm for the `logarithmic` ones (a, b, c), of ln(E_start − 1) and
+            ln(E_max − E_start), absolute for the rest.
+        suspicious, deviations: runs far from the law of the others, the farthest first, and their loss minus that of
+            the fit without them, nats per token. Those of `set_aside` were not fitted.
+        n_trunks, trunk_source: trunks of the fitted runs, and how they were identified.
     """
 
     converged: bool
@@ -103,10 +105,10 @@ class FitStatus:
 
 @dataclass(frozen=True, repr=False)
 class FitResult(ResultTable, Generic[LawT_co]):
-    """A fitted law and its conditions.
+    """A fitted law with what it was fitted on.
 
-    `objective` is the sum of the Huber losses on ln L; `rmse` is in nats per token over the runs fitted, which are
-    those of `used` [n] (positive weight, not set aside). `finalists` are all starts that were finished.
+    `objective` is the sum of Huber losses on ln L; `rmse` is in nats per token over the fitted runs, `used` [n]
+    (positive weight, not set aside). `finalists` are all starts of the second stage.
     """
 
     law: LawT_co
@@ -168,7 +170,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row per coefficient: value, standard error, and what the status says of it.
+        """One row per coefficient: value, standard error, and its status.
 
         Standard errors are as in FitStatus; NaN for coefficients that are fixed or at a bound.
         """

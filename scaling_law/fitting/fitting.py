@@ -1,4 +1,4 @@
-"""Fit a law to runs: all starts at once, the best of them finished to the optimum, and an honest status.
+"""Fit a law to runs: all starts at once, then the best ones to the optimum.
 
 The objective is that of Ludziejewski et al. 2025, Appendix "Fit Details" (`fitting.objective`), as a sum over
 runs: the mean with usual tolerances stops early. Two stages, because E_start and E_max make the surface rough:
@@ -62,8 +62,8 @@ def fit(
         release: how many of the best starts go on to the second stage, where E_start and E_max move (None: 256 of
             the paper's grid, 64 of the scaled one).
         outliers: runs that lie far from the law the others follow (`fitting.outliers`) are named in the status.
-            "keep" fits them like all others; "set_aside" fits without them, and the law's conditions say so. More
-            than 30 % of such runs are a matter of the law or the table: all are kept, with a warning.
+            "keep" fits them too; "set_aside" fits without them and records that in the law's conditions. If more than
+            30 % of the runs are outliers, the law or the table is wrong: all are kept, with a warning.
         loss: the column of losses, as in `load_runs`.
         trunks: which runs share a trunk: "auto", "run" or the name of a column, as in `load_runs`.
         progress: show a progress bar.
@@ -106,7 +106,7 @@ def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutio
 
 
 def _table(runs: Any, loss: str | None, trunks: str) -> Runs:
-    """The table of runs; what `load_runs` asks can also be asked of a Runs that can answer it."""
+    """The table of runs. `loss` and `trunks` belong to `load_runs`; a loaded table accepts what agrees with it."""
     if not isinstance(trunks, str):
         raise ValueError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
     if not isinstance(runs, Runs):

@@ -1,8 +1,8 @@
-"""What the data determine: standard errors, conditioning, and the coefficients that could as well be others.
+"""Identifiability: which coefficients the runs determine, with what standard errors.
 
-Before a fit, the design of the runs (`design_problems`): one number of experts cannot tell how E
-acts, one ratio D/N cannot tell the two powers apart. After it, the Jacobian at the optimum (`examine`): directions
-that the runs do not see at all, and coefficients whose standard error exceeds what anyone could use (`RESOLUTION`).
+Before a fit, from the design of the runs (`design_problems`): one number of experts cannot show the effect of E, one
+ratio D/N cannot separate the two powers. After it, from the Jacobian at the optimum (`examine`): flat directions, and
+coefficients whose standard error is too large to be useful (`RESOLUTION`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def examine(
 def describe_error(name: str, error: float, positive: Collection[str]) -> str:
     """A standard error in words: ×÷ for what is fitted as a logarithm (those `positive`, and Ê's), ± for the rest."""
     if not np.isfinite(error):
-        return "not seen by these runs"
+        return "not determined at all"
     if name in positive or name in TRANSFORM:
         what = {"e_start": " of e_start − 1", "e_max": " of e_max − e_start"}.get(name, "")
         factor = f"×÷ {np.exp(error):.3g}" if error < np.log(1e6) else "more than ×÷ 1e6"

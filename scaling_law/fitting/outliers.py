@@ -1,10 +1,10 @@
-"""Runs that lie far from the law that the other runs follow: a trimmed fit finds them, a robust scale judges them.
+"""Outliers: runs far from the law of the others, found by a trimmed fit and a robust scale.
 
-The Huber loss bounds the pull of one bad run, but a tenth of the runs moves the law. So the law is fitted once more to
-the `CORE` of the runs that lie nearest to it, until these stay the same (the concentration steps of least trimmed
-squares: Rousseeuw and Van Driessen 2006, "Computing LTS regression for large data sets"), and then to all runs that
-agree with that fit. A run is judged by its deviation from the fit without it, in robust standard deviations of such a
-prediction, so that a run which determines the law by itself is not taken for a good one, nor a distant one for bad.
+The Huber loss bounds the pull of one bad run, but a tenth of the runs moves the law. So the law is refitted to the
+`CORE` of runs nearest to it until these stay the same (the concentration steps of least trimmed squares: Rousseeuw and
+Van Driessen 2006, "Computing LTS regression for large data sets"), and then to all runs that agree with that fit. A
+run's deviation is measured from the fit without it, in robust standard deviations of such a prediction: high leverage
+neither hides a bad run nor condemns a distant one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 
 CORE = 0.7  # the part of the runs that the trimmed fit rests on
 HALVES = 16  # random halves of the runs that the trimmed fit also starts from
-MOST = 0.3  # more suspicious runs than this part are no outliers: the law or the table is at fault
+MOST = 0.3  # if a larger part of the runs is suspicious, the law or the table is wrong
 TAIL = 1e-6  # two-sided probability, in Student's t, beyond which a run is suspicious
 SMALLEST = 0.01  # deviations of ln L below this are never suspicious
 
@@ -42,7 +42,7 @@ class Outliers:
 
 
 def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
-    """Look for suspicious runs among those of positive weight, from the fit θ [p] to all of them."""
+    """The suspicious runs among those of positive weight, from the fit θ [p] to all of them."""
     weight, loss = problem.objective.weight, problem.columns["loss"]
     used = problem.used
     residual = -problem.objective.residuals(theta[None])[0]
@@ -61,10 +61,10 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
 
 
 def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask, FloatArray]:
-    """The runs that a fit to themselves lies nearest to, and that fit: the best of several concentrations.
+    """The core of runs with the best trimmed fit, and that fit: the best of several concentrations.
 
-    One starts from θ, the others from fits to random halves of the runs (always the same): where a few runs have
-    pulled θ to themselves, some half without them has not been.
+    One starts from θ, the others from fits to fixed random halves of the runs, of which some are free of the bad runs
+    that may have pulled θ.
     """
     used, free = weight > 0, int(np.sum(problem.lower < problem.upper))
     count = int(used.sum())

@@ -1,10 +1,10 @@
-"""Profile intervals of coefficients: how far one can be moved before the refitted objective says no.
+"""Profile intervals: how far a coefficient can move while the others are refitted.
 
-For each trial value the coefficient is held and all others are fitted again, from the optimum nearest to it. The
-interval ends where the objective has risen by s²/2 times the χ² quantile of one degree of freedom, s² being the
-residual variance of ln L: the likelihood-ratio interval of the Huber objective read as a quasi-likelihood. Unlike
-standard errors it needs no quadratic shape, and it is open (infinite) where the data set no limit; unlike the
-bootstrap it ignores that runs of one trunk belong together.
+For each trial value the coefficient is fixed and all others are refitted, from the nearest optimum. The interval ends
+where the objective has risen by s²/2 times the χ² quantile of one degree of freedom, s² being the residual variance of
+ln L: the likelihood-ratio interval of the Huber objective read as a quasi-likelihood. Unlike standard errors it does
+not assume a quadratic shape, and it is open (infinite) where the data set no limit; unlike the bootstrap it treats
+runs of one trunk as independent.
 """
 
 from __future__ import annotations

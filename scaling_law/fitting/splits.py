@@ -1,8 +1,8 @@
-"""Training, validation and test runs, and the law beside separate Chinchilla laws for each E.
+"""Training, validation and test runs, and the joint law beside separate Chinchilla laws for each E.
 
 The paper (Ludziejewski et al. 2025, Section "Optimization of Formula Coefficients") holds out the 30 runs of lowest
 loss and selects its coefficients by the errors on training and held-out runs, which makes these a validation set. A
-split here has a third part that no selection sees. Held-out runs are the extreme ones: their errors are those of
+split here has a third part that is never selected on. Held-out runs are the extreme ones: their errors measure
 extrapolation.
 """
 

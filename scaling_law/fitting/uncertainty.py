@@ -1,8 +1,7 @@
-"""How sure a fit is: a bootstrap that resamples trunks, and intervals for coefficients and losses.
+"""The cluster bootstrap of a fit, and its intervals for coefficients and losses.
 
-Runs that branch off one trunk share most of their training, so whole trunks are drawn with replacement. All
-resamples are refitted in one batch from the optimum of the full fit. The draws stay with the law (`law.draws`), and
-travel with it.
+Runs that branch off one trunk share most of their training, so whole trunks are drawn with replacement. All resamples
+are refitted in batches from the optimum of the full fit. The draws are stored with the law (`law.draws`).
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ CHUNK = 128  # resamples per batch
 class Bootstrap(ResultTable):
     """Coefficients of refitted resamples.
 
-    `law` is the fitted law with its draws; `converged` [n_draws] says which refits met the tolerance; `n_clusters` is
-    the number of trunks that were resampled, found as `trunk_source` says; `log_residuals` are those of the runs
-    fitted, from the full fit.
+    `law` is the fitted law with its draws; `converged` [n_draws] marks the refits that met the tolerance; `n_clusters`
+    trunks were resampled, identified by `trunk_source`; `log_residuals` are those of the full fit at its runs.
     """
 
     law: Law

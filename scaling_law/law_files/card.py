@@ -1,4 +1,4 @@
-"""The card of a law that is released on the Hub: what it is, its coefficients and conditions, and how to ask it."""
+"""The card of a law on the Hub: formula, coefficients, conditions, figures, and the code that loads it."""
 
 from __future__ import annotations
 

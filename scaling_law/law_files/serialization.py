@@ -1,7 +1,6 @@
 """Laws as files: one JSON, `scaling_law.json`, with coefficients at full precision, conditions and draws.
 
-Written to a temporary name, synced and renamed, so that a reader never sees half a file. What is read is validated:
-it may come from anyone's repository.
+Files are written atomically. What is read is validated: it may come from anyone's repository.
 """
 
 from __future__ import annotations
@@ -43,9 +42,6 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
     coefficients = data.get("coefficients")
     if not isinstance(coefficients, Mapping) or set(coefficients) != set(kind.coefficient_names()):
         raise ValueError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}")
-    for name, value in coefficients.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{source}: coefficients.{name}={value!r} is not a number")
     options: dict[str, Any] = {"experts": data["experts"]} if "experts" in data and kind is ChinchillaLaw else {}
     if data.get("conditions") is not None:
         options["conditions"] = Conditions.from_dict(data["conditions"])
@@ -75,18 +71,13 @@ def load_law(source: str | Path, revision: str | None = None) -> Law:
         ValueError: what is there is no law.
     """
     path = Path(source)
-    content = path.read_bytes() if path.is_file() else _in_folder_or_repository(source, revision)
+    try:
+        content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
+    except hub.NotFoundError as error:
+        what = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
+        raise FileNotFoundError(f"{source}: {what}") from None
     data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
     return law_from_dict(data, str(source))
-
-
-def _in_folder_or_repository(source: str | Path, revision: str | None) -> bytes:
-    try:
-        return hub.read_file(source, FILE_NAME, revision)
-    except hub.NotFoundError as error:
-        raise FileNotFoundError(
-            f"{source}: neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
-        ) from None
 
 
 def push_law(

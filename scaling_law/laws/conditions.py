@@ -1,9 +1,9 @@
-"""The conditions a law was fitted under; they travel with its coefficients and say where it may be believed.
+"""The conditions a law was fitted under. They stay with its coefficients and tell extrapolation from interpolation.
 
-A law outside the range of its runs still returns numbers. `Conditions.warnings` says how far outside a question is;
-beyond the range guard no one should act on the answer: the paper's own law prefers sparse models again, with thousands
-of tokens per parameter, for models far smaller than those it was fitted on. Searches refuse such answers
-(`ExtrapolationError`) unless they are forced.
+A law outside the range of its runs still returns numbers. `Conditions.warnings` reports how far a question
+extrapolates. Nobody should act on an answer beyond the range guard: far below its fitted sizes the paper's own law
+prefers sparse models again, with thousands of tokens per parameter. Searches refuse such answers
+(`ExtrapolationError`) unless forced.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ FloatArray = NDArray[np.float64]
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0}
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 ROUNDING = 1e-9  # a question at the guard itself is inside
-# What a card shows as a link and as code.
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-OPTIONAL = ("dataset", "commit", "vocab_size")  # fields that a file has only where they are known
+OPTIONAL = ("dataset", "commit", "vocab_size")  # left out of a file where unknown, so that older versions read it
 
 
 class ExtrapolationError(ValueError):
@@ -48,7 +47,7 @@ class FittedRange:
 
 @dataclass(frozen=True)
 class Excess:
-    """The value of one quantity that leaves its limits furthest at one end, `times` beyond; at E = `experts`."""
+    """The value of a quantity that lies furthest outside its limits at one end, `times` beyond, at E = `experts`."""
 
     name: str
     value: float
@@ -59,7 +58,7 @@ class Excess:
 
     @property
     def beyond(self) -> bool:
-        """Whether it lies beyond the guard, if its limits are those of all runs."""
+        """Whether it lies beyond the guard (for the limits of all runs)."""
         return self.times > GUARD[self.name] * (1 + ROUNDING)
 
     def __str__(self) -> str:
@@ -73,11 +72,13 @@ class Excess:
 class Conditions:
     """Objective, number of runs, errors and ranges of a fit, and where the runs came from.
 
-    `draws` says how the draws of the law were made, where that needs saying. `dataset` and `commit` name the index on
-    the Hub that the runs were read from, as `load_runs(dataset, revision=commit)` reads it again.
-    `trunks` of the runs were resampled as clusters, found as `trunk_source` says; `set_aside` names runs that were
-    left out of the fit as outliers; `warmup_tokens` is the longest warm-up of the runs, in tokens; `vocab_size`
-    the vocabulary that all of them share, None if it is unknown or they differ.
+    Attributes:
+        draws: how the law's draws were made, if not by the bootstrap of its fit.
+        dataset, commit: the index on the Hub: `load_runs(dataset, revision=commit)` reads the same runs.
+        trunks, trunk_source: number of trunks, the clusters of the bootstrap, and how they were identified.
+        set_aside: runs left out of the fit as outliers.
+        warmup_tokens: the longest warm-up of the runs.
+        vocab_size: the vocabulary that all runs share; None if it is unknown or they differ.
     """
 
     provenance: str
@@ -113,7 +114,7 @@ class Conditions:
         return found | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
 
     def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> Any:
-        """True where N, D, D/N or E (if given) lies further outside the range of all runs than `GUARD`; broadcasts.
+        """True where N, D, D/N or E (if given) is further outside the range of all runs than `GUARD`; broadcasts.
 
         False where the ranges are unknown.
         """
@@ -126,13 +127,13 @@ class Conditions:
         return np.asarray(beyond)
 
     def excesses(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[Excess]:
-        """What lies further outside the range of all runs than the guard allows, the worst of each quantity."""
+        """The worst value of each quantity that lies beyond the guard."""
         return [e for e in excesses(_quantities(n_active, tokens, experts), self.fitted_limits(), experts) if e.beyond]
 
     def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[str]:
-        """Sentences on what leaves the fitted range, for arrays on the worst of each; empty when all is inside.
+        """One sentence on the worst value of each quantity outside the fitted range; [] if all are inside.
 
-        N and D are compared with the runs of the same E where there were any. Unknown ranges are said to be unknown.
+        N and D are compared with the runs of the same E where there are any.
         """
         if self.overall is None:
             return [UNGUARDED]
@@ -154,7 +155,6 @@ class Conditions:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
-        # Versions that do not know these fields read the files of laws that do not need them.
         return {name: value for name, value in data.items() if value is not None or name not in OPTIONAL}
 
     @classmethod

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class ChinchillaForm(Law):
-    """A law that is m N^μ + n D^ν + c for each E, and so can be asked for optima.
+    """A law that is m N^μ + n D^ν + c for each E, and so has optima.
 
-    A subclass has a coefficient `c` and gives `chinchilla_coefficients`; everything else follows.
+    A subclass has a coefficient `c` and defines `chinchilla_coefficients`.
     """
 
     if TYPE_CHECKING:  # bound by `scaling_law.law_methods`, as those of Law
@@ -34,11 +34,11 @@ class ChinchillaForm(Law):
         optimal = law_methods.optimal
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E it does not hold for."""
+        """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
         raise NotImplementedError
 
     def default_experts(self) -> Any:
-        """The numbers of experts that a question without any is asked for: the paper's, within the range guard."""
+        """The expert counts of a question that names none: the paper's, within the range guard."""
         limits = self.conditions.fitted_limits().get("E") if self.conditions else None
         low, high = limits or (1.0, PAPER.experts[-1])
         return tuple(float(e) for e in PAPER.experts if low / GUARD["E"] <= e <= high * GUARD["E"])
@@ -54,8 +54,8 @@ class ChinchillaForm(Law):
 class ChinchillaLaw(ChinchillaForm):
     """L = m N^μ + n D^ν + c with μ, ν < 0, for one number of experts.
 
-    `experts` says for which; None leaves it to the runs of the fit if they have one E, and means dense models else.
-    Its loss does not depend on E, which may be left out of every question.
+    `experts` is that number; None means the one E of the fitted runs if there is only one, else dense models. The
+    loss does not depend on E, which every question may leave out.
     """
 
     name: ClassVar[str] = "chinchilla"
@@ -131,7 +131,7 @@ class JointLaw(ChinchillaForm):
         return joint_to_chinchilla(tuple(self.coefficients.values()), checked_experts(experts))
 
     def to_chinchilla(self, experts: float) -> ChinchillaLaw:
-        """This law for one number of experts, in closed form; its conditions travel along."""
+        """This law for one number of experts, in closed form, with the same conditions."""
         m, mu, n, nu = self.chinchilla_coefficients(experts)
         law = ChinchillaLaw(float(m), float(mu), float(n), float(nu), self.c, experts=float(experts))
         if self.draws is not None:

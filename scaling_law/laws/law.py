@@ -54,7 +54,7 @@ class _Draws:
 
 @dataclass(frozen=True, repr=False)
 class Law:
-    """What all laws share. `conditions` say what the law was fitted on; `draws` are coefficients of refits.
+    """What all laws share. `conditions` describe the fit; `draws` are coefficients of refits.
 
     A kind of law has a `name`, a `formula` and its `terms`; its values and derivatives follow from these. `draws` has
     shape [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None; a function without arguments
@@ -79,10 +79,9 @@ class Law:
 
     def __post_init__(self) -> None:
         for name, value in self.coefficients.items():
-            number = float(value)
-            if not np.isfinite(number):
-                raise ValueError(f"{name}={value!r} must be finite")
-            object.__setattr__(self, name, number)
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
+                raise ValueError(f"{name}={value!r} must be a finite number")
+            object.__setattr__(self, name, float(value))
         known = self.coefficients
         if "e_start" in known and not 1.0 < known["e_start"] < known["e_max"]:
             raise ValueError(f"e_start={known['e_start']!r}, e_max={known['e_max']!r}: needs 1 < e_start < e_max")
