@@ -82,7 +82,9 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
         chosen = presets.sections(values.get("preset") or [])
     except ConfigurationError as error:
         problems.append(str(error))
-    sections = presets.merged({"run": {"output_dir": output_dir}}, chosen, values, _sections_of(flags, problems))
+    sections = presets.merged({"run": {}}, chosen, values, _sections_of(flags, problems))
+    if isinstance(run := sections["run"], dict) and run.get("output_dir") is None:
+        run["output_dir"] = output_dir  # so that it is checked; every other default is valid
     try:
         arguments = TrainingArguments.model_validate(sections)
     except ValidationError as error:

@@ -69,18 +69,6 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-_KEYS = [
-    "sweep",
-    "output_dir",
-    "base",
-    "grid",
-    "runs",
-    "from",
-    "where",
-    "overrides",
-    "overrides.where",
-    "overrides.set",
-]
 Sections = Annotated[dict[str, Any], AfterValidator(_nested)]
 
 
@@ -127,6 +115,10 @@ class SweepFile(BaseModel):
         """Every combination of the grid's values, as sections."""
         combinations = itertools.product(*self.grid.values())
         return [_nested(dict(zip(self.grid, combination, strict=True))) for combination in combinations]
+
+
+_KEYS = [field.alias or name for name, field in SweepFile.model_fields.items()]
+_KEYS += [f"overrides.{name}" for name in Override.model_fields]
 
 
 @dataclass(frozen=True, eq=False)

@@ -142,13 +142,7 @@ def sweep_progress(sweep: Sweep) -> Iterator[Callable[[list[SweepRun]], None]]:
     """A live display of the running runs and of the whole sweep; the value is the `watch` for `run_sweep`."""
     from rich import progress
 
-    columns = (
-        progress.TextColumn("{task.description:<20}"),
-        progress.BarColumn(),
-        progress.TaskProgressColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
+    columns = (*progress.Progress.get_default_columns(), progress.TimeElapsedColumn())
     with progress.Progress(*columns, transient=True) as display:
         whole = display.add_task(f"[bold]sweep {sweep.name}", total=sum(run.cost for run in sweep.runs))
         tasks = {run.name: display.add_task(run.name, total=run.target_tokens, visible=False) for run in sweep.runs}

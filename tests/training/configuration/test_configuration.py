@@ -49,6 +49,8 @@ def test_flags_win_over_yaml_and_yaml_over_defaults(tmp_path):
 def test_null_stands_for_the_default():
     values = {"preset": "paper/d512-E8", "run": {"output_dir": "out"}, "model": {"experts": None}, "data": None}
     assert from_dict(values).model.experts == 1
+    with pytest.raises(ConfigurationError, match="output_dir: ''; it must name a folder"):
+        from_dict({"run": {"output_dir": None}})
 
 
 def test_short_names_of_two_flags():
@@ -65,6 +67,7 @@ def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(n
     assert from_dict(arguments.to_dict()) == pickle.loads(pickle.dumps(arguments)) == arguments
     if name == "defaults":
         assert from_dict({"run": {"output_dir": "out"}}).with_capacity_group() == arguments
+        assert from_dict({"preset": "paper", "run": {"output_dir": "out"}}).with_capacity_group() == arguments
 
 
 @pytest.mark.parametrize(

@@ -21,22 +21,6 @@ def paper(**sections):
     return from_dict({"preset": "paper", **OUT, **sections})
 
 
-def test_the_recipe_of_the_paper():
-    """The numbers of the paper (section 4.1 and Appendix) and of the code of its runs, one by one."""
-    a = paper()
-    assert (a.optimizer.beta1, a.optimizer.beta2, a.optimizer.epsilon) == (0.9, 0.999, 1e-8)
-    assert (a.optimizer.weight_decay, a.optimizer.decay_all, a.optimizer.gradient_clip) == (0.1, True, 0.1)
-    assert (a.model.balance_loss, a.model.z_loss, a.model.capacity_factor) == (0.01, 0.001, 1.0)
-    assert [(s.from_tokens, s.sequences) for s in a.schedule.stages()] == [(0, 128), (5 * 10**8, 256), (10**9, 512)]
-    assert (a.schedule.warmup_tokens, a.schedule.decay_fraction) == (130_000_000, 0.2)
-    assert (a.data.dataset, a.data.tokenizer, a.data.sequence_length) == (
-        "HuggingFaceFW/fineweb-edu",
-        "openai-community/gpt2",
-        512,
-    )
-    assert (a.run.precision, a.optimizer.learning_rate, a.optimizer.learning_rate_law) == ("bf16", None, "code")
-
-
 def test_the_model_of_the_paper():
     """Architecture and initialisation of the runs, whichever default of the model's configuration may change."""
     config = model_config(paper(), 50257, 50256)

@@ -62,8 +62,9 @@ def test_damage_and_bad_flags_have_their_exit_status(config, tmp_path):
     ):
         failed = prepare("--config", config, *words)
         assert failed.exit_code == 2
-        assert failed.output.count("error: ") == 1
-        assert message in failed.output
+        assert failed.stdout == ""
+        assert failed.stderr.count("error: ") == 1
+        assert message in failed.stderr
 
 
 def test_two_at_once_end_with_one_whole_cache(config, tmp_path):
