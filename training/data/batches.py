@@ -41,8 +41,6 @@ class SequenceOrder:
     """
 
     def __init__(self, seed: int, window: int):
-        if window < 1:
-            raise ValueError(f"data.shuffle_window: {window}; at least one sequence")
         self.seed = seed
         self.window = window
 
@@ -57,8 +55,6 @@ class SequenceOrder:
             n_sequences: sequences of one epoch, at least 1; None while that is not known, when all the windows asked
                 for must be full ones of the first epoch.
         """
-        if n_sequences is not None and n_sequences < 1:
-            raise ValueError(f"n_sequences: {n_sequences}; the training data must hold at least one sequence")
         positions = np.arange(start, start + count, dtype=np.int64)
         epochs, within = np.divmod(positions, n_sequences) if n_sequences else (np.zeros_like(positions), positions)
         windows, places = np.divmod(within, self.window)

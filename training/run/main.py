@@ -72,6 +72,10 @@ def main(argv: list[str] | None = None) -> int:
 class Diverged(RuntimeError):
     """Loss or gradient was not finite for too many steps in a row."""
 
+    def __init__(self, message: str, progress: Progress):
+        super().__init__(message)
+        self.progress = progress
+
 
 class Interrupted(RuntimeError):
     """A signal asked for a stop; a checkpoint of the last step was saved."""
@@ -211,16 +215,15 @@ class Run:
         diverged = [self._name(branch) for branch, end in zip(self.branches, ends, strict=True) if end == "diverged"]
         if diverged:
             logger.error("diverged before, and not trained again: %s", ", ".join(diverged))
-        progress = Progress()
         try:
-            self._train_trunk(pending, progress)
+            self._train_trunk(pending)
         except Diverged as error:
             logger.error("the trunk diverged: %s", error)
             self.writer.wait()
             reached = on_main(self.accelerator, lambda: {b.decay_step for b in pending if self._intact(b.decay_step)})
             for branch in pending:
                 if branch.decay_step not in reached:
-                    self._save_model(self.folder / self._name(branch), branch, progress, "diverged")
+                    self._save_model(self.folder / self._name(branch), branch, error.progress, "diverged")
             for branch in pending:
                 if branch.decay_step in reached:
                     self._train_branch(branch)
@@ -228,7 +231,7 @@ class Run:
         finished = [self._train_branch(branch) for branch in pending]  # one that diverges does not stop the rest
         return all(finished) and not diverged
 
-    def _train_trunk(self, pending: list[Branch], progress: Progress) -> None:
+    def _train_trunk(self, pending: list[Branch]) -> None:
         """Bring the trunk to every branch point that a pending branch needs and that has no intact checkpoint."""
 
         def find_start() -> tuple[list[int], Path | None]:
@@ -239,12 +242,11 @@ class Run:
         missing, start = on_main(self.accelerator, find_start)
         if not missing:
             return
-        if start:
-            vars(progress).update(vars(checkpoint.load(start, self.session)))
-        elif 0 in self.branch_points:
+        progress = checkpoint.load(start, self.session) if start else Progress()
+        if start is None and 0 in self.branch_points:
             self._save_checkpoint(self.trunk, progress)
         with StepLog(self.session, self.trunk, progress.step, max(missing)) as log:
-            self._steps(progress, max(missing), None, self.trunk, log)
+            self._loop(progress, max(missing), None, self.trunk, log)
         self.writer.wait()
 
     def _train_branch(self, branch: Branch) -> bool:
@@ -258,7 +260,7 @@ class Run:
         progress = checkpoint.load(on_main(self.accelerator, find_start), self.session)
         try:
             with StepLog(self.session, folder, progress.step, branch.end_step) as log:
-                self._steps(progress, branch.end_step, branch, folder, log)
+                self._loop(progress, branch.end_step, branch, folder, log)
             # No finite step in the whole window of the final loss: there is no loss to report.
             status = "final" if progress.window_steps else "diverged"
         except Diverged as error:
@@ -268,7 +270,7 @@ class Run:
         self._save_model(folder, branch, progress, status)
         return status == "final"
 
-    def _steps(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path, log: StepLog) -> None:
+    def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path, log: StepLog) -> None:
         """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
 
         `progress` is moved along in place. On the trunk every branch point is saved, and `end_step` is one of them; at
@@ -296,7 +298,7 @@ class Run:
                 log.evaluation(progress, self._evaluate())
             if progress.skipped_in_a_row >= run.max_skipped_steps:
                 in_a_row = f"{progress.skipped_in_a_row} steps in a row were not finite"
-                raise Diverged(f"{in_a_row}, the last at {progress.step - 1}")
+                raise Diverged(f"{in_a_row}, the last at {progress.step - 1}", progress)
 
             # A stop asked of any process stops all after the same step; clocks differ, so the main process's decides.
             due = self.accelerator.is_main_process and time.monotonic() - saved_at >= run.checkpoint_seconds

@@ -1,7 +1,6 @@
 """The data order: a permutation in every epoch, the same however much of the data is known, at O(1) from anywhere."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,10 +63,3 @@ def test_places_are_uniform():
     place[order] = np.arange(10_000)
     means = place.reshape(10, 1000).mean(axis=1)
     assert np.all(np.abs(means - 5000) < 4 * 10_000 / np.sqrt(12 * 1000))
-
-
-def test_no_data_is_refused():
-    with pytest.raises(ValueError, match="at least one sequence"):
-        SequenceOrder(0, 8).indices(0, 1, 0)
-    with pytest.raises(ValueError, match=r"data.shuffle_window: 0"):
-        SequenceOrder(0, 0)

@@ -20,7 +20,7 @@ import torch
 
 from tests.training import ranks
 from tests.training.ranks import save_configuration
-from tests.training.run.test_run import assert_same_weights, finish, weights
+from tests.training.run.test_run import assert_same_weights, finish, poison, weights
 from training.run import checkpoint
 from training.run import step as training_step
 from training.run.main import Run, main
@@ -343,16 +343,10 @@ def test_a_spike_is_far_above_what_came_before():
 def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
     run = Run(tiny(schedule__tokens=[2560], optimizer__learning_rate=1e-4, run__log_steps=100))
-    clip, calls = run.accelerator.clip_grad_norm_, []
+    poison(run, monkeypatch, lambda call: call == 7)
     monkeypatch.setattr(training_step, "_SPIKE_LEAST", 4)
     real = training_step.is_spike
     monkeypatch.setattr(training_step, "is_spike", lambda before, loss: real(before, loss + 5 * (len(before) == 15)))
-
-    def poisoned(*args, **kwargs):
-        calls.append(None)
-        return clip(*args, **kwargs) * (float("nan") if len(calls) == 7 else 1.0)
-
-    monkeypatch.setattr(run.accelerator, "clip_grad_norm_", poisoned)
     assert run.execute() == 0
     lines = [json.loads(line) for line in (run.folder / "trunk" / "log.jsonl").read_text().splitlines()]
     assert [(line["step"], "skipped_batch" in line, "loss_spike" in line) for line in lines] == [

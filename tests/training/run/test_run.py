@@ -1,5 +1,6 @@
 """A run from arguments to records: branches, resume, reload, what is refused, and what happens to a broken run."""
 
+import itertools
 import json
 import math
 
@@ -37,6 +38,14 @@ def weights(arguments, tokens):
 def assert_same_weights(one, other):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def poison(run, monkeypatch, is_bad) -> None:
+    """Make the gradient norm of some updates (counted from 1) not a number."""
+    clip, calls = run.accelerator.clip_grad_norm_, itertools.count(1)
+    monkeypatch.setattr(
+        run.accelerator, "clip_grad_norm_", lambda *a, **k: clip(*a, **k) * (math.nan if is_bad(next(calls)) else 1.0)
+    )
 
 
 @pytest.fixture
@@ -120,17 +129,16 @@ def test_longer_branches_can_be_added_and_finished_ones_are_left_alone(tiny):
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-@pytest.mark.parametrize("stop_at", [3, 12, 15, 22])  # on the trunk, in the first and in the second decay
+@pytest.mark.parametrize("stop_at", [3, 12, 21, 22, 24])  # on the trunk, at its branch point, in the decays
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tiny, tmp_path, stop_at):
     undisturbed = tiny(run__output_dir=str(tmp_path / "undisturbed"))
     finish(undisturbed)
     arguments = tiny()
     run = Run(arguments)
-    calls = []
+    calls = itertools.count(1)
 
     def stop():
-        calls.append(None)
-        if len(calls) == stop_at:
+        if next(calls) == stop_at:
             run.stop.number = 15
         return run.stop.number is not None
 
@@ -148,8 +156,7 @@ def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypat
     arguments = tiny(run__max_skipped_steps=3, schedule__tokens=[1280])
     run = Run(arguments)
     before = [p.detach().clone() for p in run.session.model.parameters()]
-    clip = run.accelerator.clip_grad_norm_
-    monkeypatch.setattr(run.accelerator, "clip_grad_norm_", lambda *a, **k: clip(*a, **k) * float("nan"))
+    poison(run, monkeypatch, lambda call: True)
     assert run.execute() == 1
     after = [p.detach() for p in run.session.model.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -164,13 +171,7 @@ def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypat
 def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, limit):
     arguments = tiny(run__max_skipped_steps=limit, schedule__tokens=[1280])
     run = Run(arguments)
-    clip, calls = run.accelerator.clip_grad_norm_, []
-
-    def poisoned(*args, **kwargs):
-        calls.append(None)
-        return clip(*args, **kwargs) * (float("nan") if len(calls) > 13 else 1.0)  # the decay is steps 12 and 13
-
-    monkeypatch.setattr(run.accelerator, "clip_grad_norm_", poisoned)
+    poison(run, monkeypatch, lambda call: call > 13)  # the decay is steps 12 and 13
     assert run.execute() == 1
     (folder,) = folders(arguments)
     record = RunRecord.load(folder)
