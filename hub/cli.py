@@ -124,7 +124,7 @@ def runs(
                 typer.echo(name.removesuffix("-runs"))
         return
     problems: list[str] = []
-    chosen = select(load_index(source, sweep, revision, on_invalid="skip", problems=problems), where)
+    chosen = select(load_index(source, sweep, revision, problems=problems), where)
     for problem in problems:
         _say(f"left out: {problem}")
     if json:

@@ -1,20 +1,23 @@
 """A sweep's run records as a table: `runs.jsonl` (one record per line) and `runs.parquet` (one row per record).
 
-The JSON lines are the truth: a record is there exactly as in its `run.json`. The parquet file is for viewers, pandas
-and DuckDB: nested fields become columns with a prefix (`schedule_horizon_tokens`, `dataset_id`), fields without fixed
-names (`versions`, `weights_sha256`, the batch ramp, and everything the schema does not know) are JSON text. Both are
-read back to the same records. Without pyarrow (the extra `parquet`) only the JSON lines are written.
+The JSON lines are the truth: a record is there exactly as in its `run.json`. The parquet file, written where pyarrow
+is installed, is for viewers, pandas and DuckDB: nested fields become columns with a prefix (`schedule_horizon_tokens`,
+`dataset_id`), fields without fixed names (`versions`, `weights_sha256`, the batch ramp, and everything the schema does
+not know) are JSON text. Both are read back to the same records, each validated once.
 """
 
 from __future__ import annotations
 
+import csv
 import io
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -25,70 +28,23 @@ from hub.record.run_record import RunRecord, type_of
 if TYPE_CHECKING:
     import pyarrow
 
+logger = logging.getLogger(__name__)
+
 JSONL_NAME = "runs.jsonl"
 PARQUET_NAME = "runs.parquet"
+RECORD_NAME = "run.json"
 MAX_FILE_BYTES = 512 * 1024 * 1024
 MAX_ROWS = 1_000_000
+NO_PYARROW = 'pyarrow is not installed: pip install "joint-moe-scaling-laws[parquet]"'
 _UNKNOWN_FIELDS = "unknown_fields"  # the column for what the schema does not know
 _MAX_SHOWN = 20
 
-OnInvalid = Literal["raise", "skip"]
-
-
-def read_records(
-    path: str | Path, *, on_invalid: OnInvalid = "raise", problems: list[str] | None = None
-) -> list[RunRecord]:
-    """Read run records from a `.jsonl`, `.parquet` or `.json` file, or from a folder that has one of them.
-
-    In a folder, `runs.jsonl` is preferred, then `runs.parquet`, then `run.json`.
-
-    Args:
-        path: the file or folder.
-        on_invalid: "raise" reports all broken rows in one error; "skip" leaves them out.
-        problems: with "skip", one message per row left out is appended here.
-
-    Raises:
-        RecordError: broken rows (the first 20 with reasons), or the file is larger than `MAX_FILE_BYTES`.
-        FilesError: there is no such file, or its name has none of the endings.
-    """
-    file = _records_file(Path(path))
-    size = file.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise RecordError(f"{file.name}: {size:,} bytes, allowed are at most {MAX_FILE_BYTES:,}")
-    if file.suffix == ".json":
-        return [RunRecord.load(file)]
-    return parse_records(file.read_bytes(), name=file.name, on_invalid=on_invalid, problems=problems)
-
-
-def parse_records(
-    content: bytes, *, name: str, on_invalid: OnInvalid = "raise", problems: list[str] | None = None
-) -> list[RunRecord]:
-    """Parse the bytes of a `.jsonl` or `.parquet` file called `name`; see `read_records`."""
-    if on_invalid not in ("raise", "skip"):
-        raise ValueError(f'on_invalid is {on_invalid!r}, allowed are "raise" and "skip"')
-    rows: Iterator[tuple[str, Any]] = (_jsonl_rows if name.endswith(".jsonl") else _parquet_rows)(content, name)
-    records: list[RunRecord] = []
-    broken: list[str] = []
-    for count, (what, row) in enumerate(rows):
-        if count >= MAX_ROWS:
-            raise RecordError(f"{name}: more than {MAX_ROWS:,} rows")
-        try:
-            fields = strict_json.loads(row, what=what) if isinstance(row, bytes) else _unflattened(row, what)
-            records.append(RunRecord.from_dict(fields, what=what))
-        except RecordError as error:
-            broken.append(str(error))
-    if broken and on_invalid == "raise":
-        more = f"\n… and {len(broken) - _MAX_SHOWN} more" if len(broken) > _MAX_SHOWN else ""
-        head = f"{name}: {len(broken)} of {len(broken) + len(records)} rows are not valid run records"
-        raise RecordError("\n".join([head, *broken[:_MAX_SHOWN]]) + more)
-    if problems is not None:
-        problems.extend(broken)
-    return records
+Row = RunRecord | dict[str, Any]  # a record, or a row of somebody else's table
 
 
 @dataclass(frozen=True)
 class UnreadableRow:
-    """A line of `runs.jsonl` that this version cannot read: as it is, why, and which run it names, if any."""
+    """A row that this version cannot read: its line as it is (of JSON lines), why, and which run it names, if any."""
 
     line: bytes
     reason: str
@@ -97,19 +53,107 @@ class UnreadableRow:
     newer: bool  # it says that a later version of the schema wrote it
 
 
-def split_rows(content: bytes, name: str = JSONL_NAME) -> tuple[list[RunRecord], list[UnreadableRow]]:
-    """The records of JSON lines, and the lines that are none, each list in the file's order."""
-    records, unreadable = [], []
-    for what, line in _jsonl_rows(content, name):
-        fields: Any = None
+def read_records(path: str | Path, *, problems: list[str] | None = None) -> list[RunRecord]:
+    """Read run records from a `.jsonl`, `.parquet` or `.json` file, or from a folder that has one of them.
+
+    In a folder, `runs.jsonl` is preferred, then `runs.parquet`, then `run.json`.
+
+    Args:
+        path: the file or folder.
+        problems: given a list, broken rows are left out and their reasons are appended to it.
+
+    Raises:
+        RecordError: broken rows (the first 20 with reasons), or the file is larger than `MAX_FILE_BYTES`.
+        FilesError: there is no such file, or its name has none of the endings, or a parquet file without pyarrow.
+    """
+    file = Path(path)
+    if file.is_dir():
+        found = table_in(file, RECORD_NAME)
+        if found is None:
+            raise FilesError(f"the folder {file} has neither {JSONL_NAME} nor {PARQUET_NAME} nor {RECORD_NAME}")
+        file = found
+    records, unreadable = read_rows(file)
+    return checked(records, unreadable, file.name, problems)
+
+
+def parse_records(content: bytes, *, name: str, problems: list[str] | None = None) -> list[RunRecord]:
+    """Parse the bytes of a `.jsonl` or `.parquet` file called `name`; see `read_records`."""
+    return checked(*split_rows(content, name), name, problems)
+
+
+def checked(
+    records: list[Any], unreadable: list[UnreadableRow], name: str, problems: list[str] | None = None
+) -> list[Any]:
+    """The records, once the unreadable rows are raised as one error or added to `problems`."""
+    reasons = [row.reason for row in unreadable]
+    if problems is not None:
+        problems.extend(reasons)
+    elif reasons:
+        more = f"\n… and {len(reasons) - _MAX_SHOWN} more" if len(reasons) > _MAX_SHOWN else ""
+        head = f"{name}: {len(reasons)} of {len(reasons) + len(records)} rows are not valid run records"
+        raise RecordError("\n".join([head, *reasons[:_MAX_SHOWN]]) + more)
+    return records
+
+
+def table_in(folder: Path, *more: str) -> Path | None:
+    """The table, or else the first file of another name, that lies in a folder itself, if any."""
+    paths = [folder / name for name in (JSONL_NAME, PARQUET_NAME, *more)]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def read_rows(file: Path, *, foreign: bool = False) -> tuple[list[Any], list[UnreadableRow]]:
+    """As `split_rows`, of a file."""
+    endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv"] if foreign else [])]
+    if file.suffix not in endings:
+        raise FilesError(
+            f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(endings)}"
+        )
+    if not file.is_file():
+        raise FilesError(f"there is no file {os.fspath(file)}")
+    if file.suffix == ".json":
+        return [RunRecord.load(file)], []
+    size = file.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise RecordError(f"{file.name}: {size:,} bytes, allowed are at most {MAX_FILE_BYTES:,}")
+    return split_rows(file.read_bytes(), file.name, foreign=foreign)
+
+
+def split_rows(
+    content: bytes, name: str = JSONL_NAME, *, foreign: bool = False
+) -> tuple[list[Any], list[UnreadableRow]]:
+    """The records of a table's bytes, and the rows that are none, each list in the table's order.
+
+    Args:
+        content: of a `.jsonl`, `.parquet` or `.csv` file.
+        name: the file's; its ending says which.
+        foreign: rows without a `schema_version` are no records but somebody else's, and stay mappings.
+
+    Raises:
+        RecordError: the file as a whole cannot be read.
+        FilesError: a parquet file, and pyarrow is not installed.
+    """
+    readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
+    records: list[Row] = []
+    unreadable: list[UnreadableRow] = []
+    for count, (what, row) in enumerate(readers.get(Path(name).suffix, _json_lines)(content, name)):
+        if count >= MAX_ROWS:
+            raise RecordError(f"{name}: more than {MAX_ROWS:,} rows")
+        fields: Any = row
         try:
-            fields = strict_json.loads(line, what=what)
+            if isinstance(row, bytes):
+                fields = strict_json.loads(row, what=what)
+            if foreign and isinstance(fields, dict) and "schema_version" not in fields:
+                records.append(fields)
+                continue
+            if isinstance(row, dict):
+                fields = _unflattened(row, what)
             records.append(RunRecord.from_dict(fields, what=what))
         except RecordError as error:
             named = fields if isinstance(fields, dict) else {}
             run_id, branch = (_text(named.get(key)) for key in ("run_id", "branch"))
             version = named.get("schema_version")
             newer = isinstance(version, int) and version > strict_json.SCHEMA_VERSION
+            line = row if isinstance(row, bytes) else b""
             unreadable.append(UnreadableRow(line, str(error), run_id, branch, newer))
     return records, unreadable
 
@@ -148,9 +192,10 @@ def to_jsonl(records: Iterable[RunRecord]) -> bytes:
 def to_parquet(records: Iterable[RunRecord]) -> bytes | None:
     """The records as a parquet file with the schema's columns, also for columns that are null throughout.
 
-    None without pyarrow: an index then has no parquet file, rather than an old one.
+    None without pyarrow, with a warning: an index then has no parquet file, rather than an old one.
     """
     if viewer_file() != PARQUET_NAME:
+        logger.warning("%s is not written: %s", PARQUET_NAME, NO_PYARROW)
         return None
     import pyarrow
     import pyarrow.parquet
@@ -161,29 +206,37 @@ def to_parquet(records: Iterable[RunRecord]) -> bytes | None:
     return buffer.getvalue()
 
 
-def _records_file(path: Path) -> Path:
-    if path.is_dir():
-        for name in (JSONL_NAME, PARQUET_NAME, "run.json"):
-            if (path / name).is_file():
-                return path / name
-        raise FilesError(f"the folder {os.fspath(path)} has neither {JSONL_NAME} nor {PARQUET_NAME} nor run.json")
-    if path.suffix not in (".jsonl", ".parquet", ".json"):
-        raise FilesError(f"{os.fspath(path)}: allowed are a folder, a .jsonl, a .parquet and a .json file")
-    if not path.is_file():
-        raise FilesError(f"there is no file {os.fspath(path)}")
-    return path
-
-
-def _jsonl_rows(content: bytes, name: str) -> Iterator[tuple[str, bytes]]:
+def _json_lines(content: bytes, name: str) -> Iterator[tuple[str, bytes]]:
     for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
             yield f"{name} line {number}", line
 
 
-def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    import pyarrow
-    import pyarrow.parquet
+def _csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Numbers where a cell reads as one, None where it is empty, text otherwise."""
+    try:
+        rows = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
+        for number, row in enumerate(rows, start=1):
+            if None in row:
+                raise RecordError(f"{name}: row {number} has more columns than the first line")
+            yield f"{name} row {number}", {column: _cell(text) for column, text in row.items()}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RecordError(f"{name}: not a readable CSV file ({redacted(str(error))[:200]})") from None
 
+
+def _cell(text: str | None) -> str | float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return text
+
+
+def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise FilesError(f"{name}: {NO_PYARROW}") from None
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
         expanded = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
@@ -191,27 +244,21 @@ def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, An
             raise RecordError(
                 f"{name}: {expanded:,} bytes in {file.metadata.num_rows:,} rows when expanded, too large"
             )
-        number = 0
-        for batch in file.iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{name} row {number}", row
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, RecordError):
-            raise
+        batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=1024))
+        for number, row in enumerate((row for batch in batches for row in batch), start=1):
+            yield f"{name} row {number}", row
+    except (pyarrow.ArrowException, OSError) as error:
         raise RecordError(f"{name}: not a readable parquet file ({redacted(str(error))[:200]})") from None
 
 
+@cache
 def _parts() -> dict[str, type[BaseModel]]:
     """The record's fields that are objects with fixed names."""
-    fields = RunRecord.model_fields.items()
-    return {
-        name: field.annotation
-        for name, field in fields
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    }
+    types = {name: type_of(field.annotation) for name, field in RunRecord.model_fields.items()}
+    return {name: kind for name, kind in types.items() if issubclass(kind, BaseModel)}
 
 
+@cache
 def _columns() -> dict[tuple[str, ...], str]:
     """Path in the record -> name of the column, in the schema's order."""
     parts = _parts()

@@ -16,7 +16,7 @@ from hub.plain.errors import IntegrityError, NotFoundError, RecordError
 from hub.plain.strict_json import MAX_RECORD_BYTES
 from hub.record.names import index_name
 from hub.record.run_record import RunRecord
-from hub.record.table import JSONL_NAME, OnInvalid, UnreadableRow, split_rows
+from hub.record.table import JSONL_NAME, UnreadableRow, split_rows
 from hub.release.index import CARD_NAME, index_files, merge, row_key
 from hub.store.base import Present, Publication, Store
 
@@ -72,9 +72,7 @@ def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> Branches:
     return Branches(records, broken, {repo: frozenset(heads) for repo, heads in listed.items()}, len(places))
 
 
-def list_runs(
-    store: Store, sweep: str, *, on_invalid: OnInvalid = "raise", problems: list[str] | None = None
-) -> list[RunRecord]:
+def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) -> list[RunRecord]:
     """All records of a sweep that has no index, from the `run.json` of every branch of its model repositories.
 
     The repositories are found by the tag of their cards. This takes requests for each run, where an index takes three
@@ -83,14 +81,14 @@ def list_runs(
     Args:
         store: where to look.
         sweep: the sweep's name.
-        on_invalid, problems: as for `load_index`; a branch without a `run.json` is none of a run.
+        problems: as for `load_index`; a branch without a `run.json` is none of a run.
 
     Raises:
         RecordError: broken records, or more than `MAX_LISTED` branches.
     """
     read = read_branches(store, sweep, store.repos("model", tag=f"sweep:{sweep}"))
     broken = list(read.broken.values())
-    if broken and on_invalid == "raise":
+    if broken and problems is None:
         raise RecordError("\n".join([f"{len(broken)} of {read.count} run records are not valid", *broken[:20]]))
     if problems is not None:
         problems.extend(broken)

@@ -11,12 +11,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hub.plain.errors import FilesError, NotFoundError, RecordError
+from hub.plain.errors import FilesError, NotFoundError
 from hub.plain.metadata import read_card
 from hub.record.names import index_name
 from hub.record.run_record import RunRecord
-from hub.record.table import JSONL_NAME, OnInvalid, parse_records, read_records
+from hub.record.table import (
+    JSONL_NAME,
+    PARQUET_NAME,
+    RECORD_NAME,
+    checked,
+    read_rows,
+    split_rows,
+    table_in,
+)
 from hub.release.repair import list_runs
 from hub.store.base import Kind, Publication, Store
 from hub.store.files import Content, check_secrets, is_allowed, without_copies
@@ -63,89 +72,100 @@ def repository(source: str | Path) -> RepositoryReference | None:
 
 
 @dataclass(frozen=True)
-class LoadedRecords:
-    """Run records and where they are from: the data set of the Hub, and its commit if they are of its index."""
+class LoadedRows:
+    """The rows of a table of runs, and where they are from.
 
-    records: list[RunRecord]
+    Attributes:
+        rows: run records, and mappings for rows of somebody else's table.
+        name: of the source, for messages and provenance.
+        dataset, commit: of an index on the Hub, from which the same rows are read again.
+    """
+
+    rows: list[Any]
+    name: str
     dataset: str | None = None
     commit: str | None = None
 
 
 def load_records(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    on_invalid: OnInvalid = "raise",
-    problems: list[str] | None = None,
+    source: str | Path, *, revision: str | None = None, problems: list[str] | None = None
 ) -> list[RunRecord]:
     """Run records from wherever they lie.
 
     Args:
         source: a `.jsonl`, `.parquet` or `run.json` file; a folder that has one of them; the root of a local store, or
-            a sweep's folder of checkpoints (every `run.json` below); or a data set of the Hub, `org/sweep-runs`. If
-            the organisation has no such data set, the sweep's model repositories are read one by one.
-        revision: branch, tag or commit of the data set; the same as `org/sweep-runs@revision`.
-        on_invalid: "raise" reports all broken rows in one error; "skip" leaves them out.
-        problems: with "skip", one message per row left out is appended here.
+            a sweep's folder of checkpoints (every `run.json` below); or a dataset of the Hub, `org/sweep-runs`. If
+            the organisation has no such dataset, the sweep's model repositories are read one by one.
+        revision: branch, tag or commit of the dataset; the same as `org/sweep-runs@revision`.
+        problems: given a list, broken rows are left out and their reasons are appended to it.
 
     Raises:
         RecordError: rows that break the schema.
-        NotFoundError: the Hub has no such data set, or it is no index of runs.
+        NotFoundError: the Hub has no such dataset, or it is no index of runs.
         FilesError: there is no such file or folder, or nothing in it; a revision of what has none.
     """
-    return load_pinned(source, revision=revision, on_invalid=on_invalid, problems=problems).records
+    return load_rows(source, revision=revision, problems=problems, foreign=False).rows
 
 
-def load_pinned(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    on_invalid: OnInvalid = "raise",
-    problems: list[str] | None = None,
-) -> LoadedRecords:
-    """As `load_records`, with the data set and the commit, from which the same records are read again."""
+def load_rows(
+    source: str | Path, *, revision: str | None = None, problems: list[str] | None = None, foreign: bool = True
+) -> LoadedRows:
+    """As `load_records`, with the source's name and commit, and for tables of any kind.
+
+    Args:
+        source, revision, problems: as there; a `.csv` file, too.
+        foreign: rows that are no run records stay mappings, and a folder of several sweeps is refused.
+    """
     reference = repository(source)
-    if reference is None:
-        if revision is not None:
-            raise FilesError(f"{source}: revision={revision!r} is allowed with a data set of the Hub only")
-        return LoadedRecords(_records_in(source, on_invalid, problems))
-    if revision is not None and reference.revision not in (None, revision):
-        raise FilesError(f"{source}: revision={revision!r} contradicts the {reference.revision!r} after the @")
-    wanted = revision or reference.revision
-    sweep = reference.name.removesuffix("-runs")
-    if sweep == reference.name:
-        raise NotFoundError(f"{source}: the index of a sweep is a data set whose name ends in -runs")
-    store, dataset = reference.store, f"{reference.organisation}/{reference.name}"
-    try:
-        content, commit = store.pinned("dataset", index_name(sweep), JSONL_NAME, wanted)
-    except NotFoundError as error:
-        listed = list_runs(store, sweep, on_invalid=on_invalid, problems=problems) if not wanted else []
-        if not listed:
-            raise NotFoundError(f"{source}: {error}") from None
-        return LoadedRecords(listed, dataset)
-    try:
-        records = parse_records(content, name=JSONL_NAME, on_invalid=on_invalid, problems=problems)
-    except RecordError as error:
-        raise RecordError(f'{dataset}: {error}\non_invalid="skip" leaves them out') from None
-    return LoadedRecords(records, dataset, commit)
-
-
-def _records_in(source: str | Path, on_invalid: OnInvalid, problems: list[str] | None) -> list[RunRecord]:
-    """Those of a file or folder of this machine."""
+    if reference is not None:
+        return _of_the_hub(reference, str(source), revision, problems)
+    if revision is not None:
+        raise FilesError(f"{source}: revision={revision!r} is allowed with a dataset on the Hub only")
     path = Path(str(source).removeprefix("file:"))
-    if not path.is_dir():
-        return read_records(path, on_invalid=on_invalid, problems=problems)
-    if any((path / name).is_file() for name in ("runs.jsonl", "runs.parquet", "run.json")):
-        return read_records(path, on_invalid=on_invalid, problems=problems)
-    indexes = sorted(path.glob("datasets/*-runs/main")) or sorted(path.glob("main/runs.jsonl"))
-    records = sorted(path.glob("models/*/*/run.json")) or sorted(path.rglob("run.json"))
-    files = indexes or [folder / "run.json" for folder in without_copies([file.parent for file in records])]
-    if not files:
-        raise FilesError(f"{path} has no run records: neither runs.jsonl nor runs.parquet nor a run.json below it")
-    found: list[RunRecord] = []
-    for file in files:
-        found += read_records(file, on_invalid=on_invalid, problems=problems)
-    return found
+    if not path.exists():
+        raise FilesError(f"{source}: no such file or folder, and not a dataset on the Hub of the form org/sweep-runs")
+    files = _files_in(path) if path.is_dir() else [path]
+    if foreign and len(files) > 1 and files[0].name != RECORD_NAME:
+        names = ", ".join(str(file.parent.relative_to(path)) for file in files)
+        raise FilesError(f"{path}: several sweeps ({names}); name one of these folders")
+    rows = [row for file in files for row in checked(*read_rows(file, foreign=foreign), file.name, problems)]
+    return LoadedRows(rows, path.name or str(source))
+
+
+def _of_the_hub(
+    reference: RepositoryReference, source: str, revision: str | None, problems: list[str] | None
+) -> LoadedRows:
+    named = reference.revision
+    if revision is not None and named not in (None, revision):
+        raise FilesError(f"{source}: revision={revision!r} contradicts the {named!r} after the @")
+    wanted, sweep = revision or named, reference.name.removesuffix("-runs")
+    dataset = f"{reference.organisation}/{index_name(sweep)}"
+    name = f"{dataset}@{wanted}" if wanted else dataset
+    try:
+        content, commit = reference.store.pinned("dataset", index_name(sweep), JSONL_NAME, wanted)
+    except NotFoundError as error:
+        listed = list_runs(reference.store, sweep, problems=problems) if not wanted else []
+        if not listed:
+            raise NotFoundError(f"{name}: {error}") from None
+        return LoadedRows(listed, name, dataset)
+    if not name.endswith(commit):
+        name += f" ({commit[:12]})" if wanted else f"@{commit[:12]}"
+    return LoadedRows(checked(*split_rows(content), dataset, problems), name, dataset, commit)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The tables of a folder of this machine, or where it has none, the records below it."""
+    if found := table_in(folder, RECORD_NAME) or table_in(folder / "main"):
+        return [found]
+    indexes = [table_in(index) for index in sorted(folder.glob("datasets/*-runs/main"))]
+    if tables := [table for table in indexes if table]:
+        return tables
+    records = sorted(folder.glob(f"models/*/*/{RECORD_NAME}")) or sorted(folder.rglob(RECORD_NAME))
+    if not records:
+        raise FilesError(
+            f"{folder} has no run records: neither {JSONL_NAME} nor {PARQUET_NAME} nor a run.json below it"
+        )
+    return [copy / RECORD_NAME for copy in without_copies([file.parent for file in records])]
 
 
 def read_file(source: str | Path, name: str, revision: str | None = None, *, kind: Kind = "model") -> bytes:

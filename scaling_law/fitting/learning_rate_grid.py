@@ -20,8 +20,7 @@ from hub.plain.tables import Table
 from hub.plain.units import format_count
 from hub.record.names import size_name
 from scaling_law.fitting.learning_rate import LearningRateLaw, Reading
-from scaling_law.runs.sources import read_rows
-from scaling_law.runs.table import RunsError
+from scaling_law.runs.table import RunsError, read_rows
 from scaling_law.size.architecture import Architecture
 
 _COLUMNS = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "tokens")
@@ -126,7 +125,7 @@ class LearningRateGrid:
 
         Raises RunsError where there are no such runs, where one lacks a field, or where a rate appears twice.
         """
-        rows, origin = read_rows(source)
+        rows, origin, *_ = read_rows(source)
         found: dict[tuple[Any, ...], dict[float, float]] = {}
         for row in rows:
             if (row.get("status") or "final") != "final":

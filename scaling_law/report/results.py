@@ -18,8 +18,7 @@ from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
 from scaling_law.planning.matched import MatchedPlan, measured
 from scaling_law.report.isoflop import isoflop_profiles
-from scaling_law.runs.sources import read_rows
-from scaling_law.runs.table import Runs, load_runs
+from scaling_law.runs.table import Runs, load_runs, read_rows
 
 RESAMPLES = 1000
 
@@ -42,7 +41,7 @@ class Results:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The records as they are, of which a few more fields are reported."""
-        return [dict(row) for row in read_rows(self.folder / "runs.jsonl")[0]]
+        return [dict(row) for row in read_rows(self.folder / "runs.jsonl").rows]
 
     @cached_property
     def fitted(self) -> FitResult:

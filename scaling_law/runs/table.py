@@ -1,21 +1,25 @@
-"""The table of runs that a law is fitted on: columns, checked, with the trunk each run came from.
+"""The table of runs that a law is fitted on: read from any source, checked once, with the trunk of each run.
 
-Runs of one trunk share their training up to the branch point, so they are no independent measurements: `trunk`
-holds the clusters that a bootstrap must resample together (`runs.trunks` finds them). Every check names the
-row, the field and the value.
+Runs of one trunk share their training up to the branch point, so they are not independent measurements: `trunk` holds
+the clusters that a bootstrap must resample together (`runs.trunks` finds them). Every check names the row, the field
+and the value.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+import hub  # lazy: its rooms are imported when runs are read
+from hub.plain.errors import FilesError, RecordError
 from hub.plain.tables import literal
 from scaling_law.laws.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.trunks import OWN, cluster_columns, trunks_of
@@ -32,10 +36,11 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 Row = Mapping[str, Any]
+_COLUMNS = ("n_active", "tokens", "experts")
 COUNT_TOLERANCE = 0.02  # recorded sizes may count norms and routers, which the formulas leave out
 
 
-class RunsError(ValueError):
+class RunsError(RecordError, FilesError):
     """The table of runs is not usable; the message names row, field and value."""
 
 
@@ -93,32 +98,19 @@ class Runs:
         clusters, trunk_source = cluster_columns(trunk, columns[0], columns[2])
         if len(names) != count or len(clusters) != count:
             raise RunsError(f"run_id and trunk must have one entry for each of the {count} runs")
-        frozen = [np.array(column) for column in (*columns, clusters)]
-        n, d, e, losses, ids = frozen
-        runs = cls(n, d, e, losses, ids.astype(np.int64), names, source, loss_name, trunk_source=trunk_source)
-        for column in (runs.n_active, runs.tokens, runs.experts, runs.loss, runs.trunk):
+        named = dict(zip((*_COLUMNS, "loss"), columns, strict=True))
+        if problems := _problems(named, [f"row {i} ({name})" for i, name in enumerate(names)]):
+            raise RunsError(_listed(source, problems.values()))
+        return cls._of(columns, clusters, names, source=source, loss_name=loss_name, trunk_source=trunk_source)
+
+    @classmethod
+    def _of(cls, columns: Iterable[ArrayLike], trunk: ArrayLike, run_id: tuple[str, ...], **about: Any) -> Runs:
+        """Runs whose columns (n_active, tokens, experts, loss) were checked."""
+        n, d, e, losses = (np.array(column, float) for column in columns)
+        clusters = np.array(trunk, np.int64)
+        for column in (n, d, e, losses, clusters):
             column.setflags(write=False)
-        problems = runs._problems()
-        if problems:
-            raise RunsError(_listed(source, problems))
-        return runs
-
-    def _problems(self) -> list[str]:
-        found = []
-        for name, smallest in (("n_active", 0.0), ("tokens", 0.0), ("experts", 1.0), ("loss", 0.0)):
-            column = getattr(self, name)
-            good = np.isfinite(column) & ((column >= 1.0) if name == "experts" else (column > smallest))
-            wanted = "at least 1" if name == "experts" else "positive and finite"
-            found += [f"{self._row(i)}: {name}={literal(column[i])} must be {wanted}" for i in np.flatnonzero(~good)]
-        seen: dict[tuple[float, ...], int] = {}
-        for i, key in enumerate(zip(self.n_active, self.tokens, self.experts, self.loss, strict=True)):
-            if key in seen:
-                found.append(f"{self._row(i)}: duplicate of {self._row(seen[key])} (same N, D, E and loss)")
-            seen.setdefault(key, i)
-        return found
-
-    def _row(self, i: Any) -> str:
-        return f"row {i} ({self.run_id[i]})"
+        return cls(n, d, e, losses, clusters, run_id, **about)
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -192,45 +184,95 @@ def load_runs(
     Raises RunsError for missing columns, no rows, non-finite, zero or negative numbers, duplicates, and sizes that
     contradict d_model, n_blocks and vocab_size where these are given; `hub.HubError` for what the Hub does not have.
     """
-    from scaling_law.runs.sources import read_table
-
     if on_invalid not in ("raise", "skip"):
         raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
-    table = read_table(source, revision, on_invalid)
-    rows, origin = [_with_sizes(row) for row in table.rows], table.name
-    chosen = [(i, row) for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
+    table = read_rows(source, revision, on_invalid)
+    rows, origin, problems = [_with_sizes(row) for row in table.rows], table.name, list(table.problems)
+    chosen = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not chosen:
-        raise RunsError(f"{origin}: {_nothing_chosen(rows, status, table.problems)}")
-    loss = _check_columns(origin, [row for _, row in chosen], loss)
-    problems = list(table.problems)
-    kept: list[tuple[int, Row]] = []
-    seen: dict[Any, str] = {}
-    for i, row in chosen:
-        wrong = _row_problems(i, row, loss, seen)
-        problems += wrong
-        if not wrong:
-            kept.append((i, row))
+        raise RunsError(f"{origin}: {_nothing_chosen(rows, status, problems)}")
+    loss = _check_columns(origin, [rows[i] for i in chosen], loss)
+    where = [f"row {i} ({_name(i, rows[i])})" for i in chosen]
+    columns = {name: [rows[i].get(name) for i in chosen] for name in (*_COLUMNS, loss)}
+    wrong = _problems(columns, where, [rows[i].get("run_id") for i in chosen])
+    for at, i in enumerate(chosen):
+        if at not in wrong and (found := _size_problem(rows[i])):
+            wrong[at] = f"{where[at]}: {found}"
+    problems += [wrong[at] for at in sorted(wrong)]
+    kept = [at for at in range(len(chosen)) if at not in wrong]
     if not kept or (problems and on_invalid == "raise"):
         raise RunsError(_listed(origin, problems))
     try:
         clusters, trunk_source = trunks_of(rows, trunks)
     except ValueError as error:
         raise RunsError(f"{origin}: {error}") from None
-    n, d, e, losses = ([float(row[name]) for _, row in kept] for name in ("n_active", "tokens", "experts", loss))
-    names = [_name(i, row) for i, row in kept]
-    ids = [clusters[i] for i, _ in kept]
-    runs = Runs.from_columns(n, d, e, losses, trunk=ids, run_id=names, source=origin, loss_name=loss)
-    warmup = [tokens for _, row in kept if (tokens := _warmup(row)) is not None]
-    vocabularies = [row.get("vocab_size") for _, row in kept if not _is_missing(row.get("vocab_size"))]
-    return replace(
-        runs,
+    good = [chosen[at] for at in kept]
+    warmup = [tokens for i in good if (tokens := _warmup(rows[i])) is not None]
+    return Runs._of(
+        (np.array([column[at] for at in kept], float) for column in columns.values()),
+        np.unique([clusters[i] for i in good], return_inverse=True)[1],
+        tuple(_name(i, rows[i]) for i in good),
+        source=origin,
+        loss_name=loss,
         skipped=tuple(problems),
         dataset=table.dataset,
         commit=table.commit,
         trunk_source=trunk_source,
         warmup_tokens=max(warmup, default=None),
-        vocab_size=_vocabulary(vocabularies),
+        vocab_size=_vocabulary(rows[i].get("vocab_size") for i in good),
     )
+
+
+class Rows(NamedTuple):
+    """Rows as mappings, the source's name for messages and provenance, and the rows that were left out and why.
+
+    `dataset` and `commit` are those of an index on the Hub.
+    """
+
+    rows: Sequence[Row]
+    name: str
+    problems: Sequence[str] = ()
+    dataset: str | None = None
+    commit: str | None = None
+
+
+def read_rows(source: Any, revision: str | None = None, on_invalid: Literal["raise", "skip"] = "raise") -> Rows:
+    """The rows of any source that `load_runs` takes.
+
+    Raises:
+        RunsError: there is no such source, or rows that cannot be read, unless they are skipped.
+        HubError: the Hub does not have it, or cannot be reached.
+    """
+    if isinstance(source, (str, Path)):
+        problems: list[str] | None = [] if on_invalid == "skip" else None
+        try:
+            table = hub.load_rows(source, revision=revision, problems=problems)
+        except (RecordError, FilesError) as error:
+            hint = '\non_invalid="skip" leaves them out' if "\n" in str(error) else ""
+            raise RunsError(f"{error}{hint}") from None
+        rows = [_mapping(i, row) for i, row in enumerate(table.rows)]
+        return Rows(rows, table.name, problems or (), table.dataset, table.commit)
+    if revision is not None:
+        raise RunsError(f"revision={revision!r} is allowed with a dataset on the Hub only")
+    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+        return Rows([_without_nan(row) for row in source.to_dict("records")], "DataFrame")
+    if isinstance(source, Iterable):
+        return Rows([_mapping(i, row) for i, row in enumerate(source)], "rows")
+    raise TypeError(f"runs cannot be read from a {type(source).__name__}")
+
+
+def _mapping(i: int, row: Any) -> Row:
+    if isinstance(row, Mapping):
+        return row
+    if hasattr(row, "model_dump"):
+        return cast(Row, row.model_dump())
+    raise RunsError(f"row {i}: a {type(row).__name__} is neither a mapping nor a run record")
+
+
+def _without_nan(row: Mapping[Any, Any]) -> Row:
+    """A DataFrame's row, where a missing text is a NaN that must read as missing; numbers keep their NaN."""
+    texts = {"run_id", "parent_run_id", "status", "trunk"}
+    return {str(k): (None if k in texts and _is_missing(v) else v) for k, v in row.items()}
 
 
 def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
@@ -262,7 +304,7 @@ def _check_columns(origin: str, rows: list[Row], loss: str | None) -> str:
     """The name of the loss column, once all columns are known to be there; RunsError otherwise."""
     present = {name for row in rows for name in row}
     there = f"there are: {', '.join(sorted(present)) or 'none'}"
-    missing = [name for name in ("n_active", "tokens", "experts") if name not in present]
+    missing = [name for name in _COLUMNS if name not in present]
     if "n_active" in missing:
         missing[0] = "n_active (or d_model and n_blocks)"
     if loss is None:
@@ -281,49 +323,45 @@ def _check_columns(origin: str, rows: list[Row], loss: str | None) -> str:
     return loss
 
 
-def _row_problems(i: int, row: Row, loss: str, seen: dict[Any, str]) -> list[str]:
-    where, found = f"row {i} ({_name(i, row)})", []
-    values = {}
-    for name in ("n_active", "tokens", "experts", loss):
-        value = row.get(name)
-        number = _number(value)
-        values[name] = number
-        if number is None or not np.isfinite(number) or number <= 0 or (name == "experts" and number < 1):
-            wanted = "at least 1" if name == "experts" else "positive and finite"
-            found.append(f"{where}: {name}={literal(value)} must be {wanted}")
-    if found:
-        return found
-    keys = [("values", *values.values())] + ([("run_id", row["run_id"])] if row.get("run_id") else [])
-    for key in keys:
-        if key in seen:
-            what = "run_id" if key[0] == "run_id" else "N, D, E and loss"
-            found.append(f"{where}: duplicate of {seen[key]} (same {what})")
-            break
-        seen[key] = where
-    return found + _size_problems(where, row)
-
-
-def _size_problems(where: str, row: Row) -> list[str]:
-    """Recorded sizes against the formulas, where the row says enough to compute them."""
-    numbers = {name: _number(row.get(name)) for name in ("d_model", "n_blocks", "n_heads", "vocab_size", "experts")}
-    if any(value is None or value < 1 or value != int(value) for value in numbers.values()):
-        return []
-    try:
-        expected = Architecture(**{name: int(value) for name, value in numbers.items() if value is not None})
-    except ValueError as error:
-        return [f"{where}: {error}"]
-    found = []
-    for name, formula in (("n_active", expected.n_active), ("n_total", expected.n_total)):
-        value = _number(row.get(name))
-        if value is not None and abs(value - formula) > COUNT_TOLERANCE * formula:
-            found.append(
-                f"{where}: {name}={value:.0f} contradicts d_model, n_blocks, experts and vocab_size ({formula})"
-            )
+def _problems(
+    columns: Mapping[str, Sequence[Any] | FloatArray], where: Sequence[str], run_ids: Sequence[Any] = ()
+) -> dict[int, str]:
+    """What is wrong with rows, by position: values that are not positive and finite (E at least 1), and duplicates."""
+    found: dict[int, str] = {}
+    seen: dict[Any, str] = {}
+    wanted = {"experts": "at least 1"}
+    numbers = [[_number(value) for value in column] for column in columns.values()]
+    for i, values in enumerate(zip(*numbers, strict=True)):
+        wrong = [
+            f"{name}={literal(columns[name][i])} must be {wanted.get(name, 'positive and finite')}"
+            for name, value in zip(columns, values, strict=True)
+            if value is None or not 0 < value < math.inf or (name == "experts" and value < 1)
+        ]
+        keys = [("N, D, E and loss", values)]
+        if run_ids and run_ids[i]:
+            keys.append(("run_id", run_ids[i]))
+        if not wrong:
+            wrong = [f"duplicate of {seen[key]} (same {key[0]})" for key in keys if key in seen][:1]
+            seen |= dict.fromkeys(keys, where[i])
+        if wrong:
+            found[i] = f"{where[i]}: {'; '.join(wrong)}"
     return found
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+def _size_problem(row: Row) -> str | None:
+    """Recorded sizes against the formulas, where the row says enough to compute them."""
+    numbers = {name: _number(row.get(name)) for name in ("d_model", "n_blocks", "n_heads", "vocab_size", "experts")}
+    if any(value is None or value < 1 or value != int(value) for value in numbers.values()):
+        return None
+    try:
+        expected = Architecture(**{name: int(value) for name, value in numbers.items() if value is not None})
+    except ValueError as error:
+        return str(error)
+    for name, formula in (("n_active", expected.n_active), ("n_total", expected.n_total)):
+        value = _number(row.get(name))
+        if value is not None and abs(value - formula) > COUNT_TOLERANCE * formula:
+            return f"{name}={value:.0f} contradicts d_model, n_blocks, experts and vocab_size ({formula})"
+    return None
 
 
 def _is_missing(value: Any) -> bool:
@@ -340,14 +378,14 @@ def _warmup(row: Row) -> float | None:
 
 def _vocabulary(found: Iterable[Any]) -> int | None:
     """The one vocabulary among the values of a column; None if there is none, or more than one."""
-    numbers = {_number(value) for value in found}
+    numbers = {_number(value) for value in found if not _is_missing(value)}
     (number,) = numbers if len(numbers) == 1 else (None,)
-    whole = number is not None and np.isfinite(number) and number >= 1 and number == int(number)
-    return int(number) if whole and number is not None else None
+    return int(number) if number is not None and number >= 1 and number == int(number) else None
 
 
 def _name(i: int, row: Row) -> str:
-    return str(row["run_id"]) if _is_text(row.get("run_id")) else f"row-{i}"
+    name = row.get("run_id")
+    return name if isinstance(name, str) and name else f"row-{i}"
 
 
 def _number(value: Any) -> float | None:

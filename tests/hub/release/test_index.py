@@ -198,7 +198,7 @@ def test_what_is_broken_is_named_or_left_out(loopback, checkpoint):
     with pytest.raises(RecordError, match=r"1 of 3 run records are not valid\nrun.json of demo-d64-E4@broken"):
         list_runs(store, "demo")
     problems: list[str] = []
-    assert list_runs(store, "demo", on_invalid="skip", problems=problems) == [good]
+    assert list_runs(store, "demo", problems=problems) == [good]
     assert len(problems) == 1
 
 

@@ -43,7 +43,7 @@ def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(store
     (new,) = released(store, checkpoint, 1, start=1)
     assert set(lines_of(store)[2:]) == {strange, future, b"\xff no text"}
     problems: list[str] = []
-    assert load_index(store, "demo", on_invalid="skip", problems=problems) == [old, new]
+    assert load_index(store, "demo", problems=problems) == [old, new]
     assert len(problems) == 3
     assert any("future" in problem for problem in problems)
     push_repo_cards(store, "demo", ["demo-d64-E4"])
@@ -54,7 +54,7 @@ def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(store
 
 
 def load_records_of(store, *, tolerant):
-    return load_index(store, "demo", on_invalid="skip" if tolerant else "raise")
+    return load_index(store, "demo", problems=[] if tolerant else None)
 
 
 def test_a_run_that_is_pushed_again_replaces_its_broken_row(store, checkpoint):
@@ -89,7 +89,7 @@ def test_a_repair_rebuilds_the_index_from_the_branches(store, checkpoint):
     assert len(done.changes) == 5
     assert ["hidden" in line or "future" in line for line in done.stays] == [True, True]
     assert lines_of(store)[-1] == future
-    listed = load_index(store, "demo", on_invalid="skip")
+    listed = load_index(store, "demo", problems=[])
     assert {row.run_id for row in listed} == {"run0", "run1", "run2", "hidden", "unreleased"}
     assert [row for row in listed if row.run_id.startswith("run")] == [first, second, third]
 

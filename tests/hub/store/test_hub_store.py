@@ -302,7 +302,7 @@ def test_malicious_rows_are_named_and_can_be_left_out(loopback, row):
     with pytest.raises(RecordError, match=r"1 of 2 rows are not valid(.|\n)*runs\.jsonl line 2"):
         load_index(store, "demo")
     problems: list[str] = []
-    assert load_index(store, "demo", on_invalid="skip", problems=problems) == [good]
+    assert load_index(store, "demo", problems=problems) == [good]
     assert len(problems) == 1
     assert len(problems[0]) < 2000
     push_index(store, "demo", [make_record(run_id="new", seed=3)])  # is not blocked, and keeps the row as it is

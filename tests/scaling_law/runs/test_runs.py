@@ -110,7 +110,7 @@ def test_refusals(tmp_path):
     with pytest.raises(RunsError, match="not a table"):
         load_runs(tmp_path / "runs.txt")
     (tmp_path / "broken.jsonl").write_text('{"run_id": 1}\n{"run')
-    with pytest.raises(RunsError, match="line 2 is not valid JSON"):
+    with pytest.raises(RunsError, match="line 2: not valid JSON"):
         load_runs(tmp_path / "broken.jsonl")
     for sweep in ("a", "b"):
         write(tmp_path / "two" / "datasets" / f"{sweep}-runs" / "main", rows())
