@@ -1,7 +1,7 @@
 """Checks on values of a run record that pydantic's types do not express.
 
-Texts: no access token, no path of a machine, no e-mail address (`check_texts`). Numbers: whole numbers written as
-floats are accepted, booleans and texts are not (`number`). numpy scalars become Python numbers (`plain`).
+All values (`plain`): plain JSON, finite numbers, and no text with an access token, a path of a machine or an e-mail
+address. Numbers (`number`): whole numbers written as floats are accepted, booleans and texts are not.
 """
 
 from __future__ import annotations
@@ -34,49 +34,42 @@ def number(value: Any) -> Any:
     return value
 
 
-def plain(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """Turn numpy scalars, tuples and models into plain JSON values, and refuse everything that JSON does not have."""
-    if value is None or isinstance(value, (str, bool, int, float)):
-        # Subclasses (numpy's float64 is a float) are reduced to the plain type, so that they serialise alike.
-        return next((kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), None)
-    if depth == 0:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
-    if hasattr(value, "model_dump"):
-        value = value.model_dump()
-    if isinstance(value, dict):
-        if len(value) > _MAX_ITEMS:
-            raise ValueError(f"an object with {len(value)} entries, allowed are {_MAX_ITEMS}")
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("field names must be strings")
-        return {key: plain(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        if len(value) > _MAX_ITEMS:
-            raise ValueError(f"a list with {len(value)} entries, allowed are {_MAX_ITEMS}")
-        return [plain(item, depth - 1) for item in value]
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return plain(value.item(), 1)
-    raise ValueError(f"a value of type {type(value).__name__}, allowed are numbers, texts, lists, objects and null")
-
-
-def check_texts(value: Any, name: str = "") -> None:
-    """Refuse a record that holds a secret, a path of a machine, an e-mail address, or a number that is not finite.
+def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
+    """The value as plain JSON values: numpy scalars become Python's, tuples lists, models objects.
 
     Raises:
-        ValueError: names the field and the reason; a secret itself is not repeated.
+        ValueError: something that JSON does not have, a number that is not finite, a text with a secret, a path of a
+            machine or an e-mail address. The field is named; a secret itself is not repeated.
     """
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()  # numpy's float64 is a float, too
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, str):
         _check_text(value, name)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name}: {value} is not a finite number, write null instead")
-    elif isinstance(value, int) and abs(value) >= 10**30:
-        raise ValueError(f"{name}: an integer of more than 30 digits")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_text(key, f"{name}.{key[:40]}".lstrip(".") + " (the field's name)")
-            check_texts(item, f"{name}.{key[:80]}".lstrip("."))
-    elif isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            check_texts(item, f"{name}[{position}]")
+        return str(value)
+    if isinstance(value, (int, float)):
+        if not abs(value) < 10**30 and not (isinstance(value, float) and math.isfinite(value)):
+            raise ValueError(f"{name}: {str(value)[:40]} is not a finite number of at most 30 digits; null is allowed")
+        return value
+    if depth == 0:
+        raise ValueError(f"{name}: nested deeper than {_MAX_DEPTH} levels")
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if not isinstance(value, (dict, list, tuple)):
+        kind = type(value).__name__
+        raise ValueError(f"{name}: a value of type {kind}, allowed are numbers, texts, lists, objects and null")
+    if len(value) > _MAX_ITEMS:
+        raise ValueError(f"{name}: {len(value)} entries, allowed are {_MAX_ITEMS}")
+    if not isinstance(value, dict):
+        return [plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
+    inner = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{name}: field names must be strings")
+        _check_text(key, f"{name}.{key[:40]}".lstrip(".") + " (the field's name)")
+        inner[key] = plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1)
+    return inner
 
 
 def _check_text(text: str, name: str) -> None:

@@ -74,54 +74,25 @@ def recipe_suffix(record: RunRecord) -> str:
 
     What a record does not say (null, in records of older versions) departs from nothing.
     """
-    parts = [*_rate_parts(record), *_optimizer_parts(record), *_model_parts(record)]
-    return "".join(f"-{part}" for part in parts)
-
-
-def _rate_parts(record: RunRecord) -> list[str]:
-    law, rate = record.schedule.learning_rate_law, f"lr{_number(record.schedule.peak_learning_rate)}"
-    if law == GIVEN_RATE:
-        return [] if record.sweep.endswith(f"-{rate}") else [rate]
-    scaled = _SCALED.search(law)
-    return [f"lrscale{scaled[1]}"] if scaled else []
-
-
-def _optimizer_parts(record: RunRecord) -> list[str]:
-    optimizer, parts = record.optimizer, []
-    if _departs(optimizer.weight_decay, 0.1):
-        parts.append(f"wd{_number(optimizer.weight_decay)}")
-    if optimizer.weight_decay_on not in (None, "all"):
-        parts.append(f"wd{optimizer.weight_decay_on}")
-    if _departs(optimizer.beta1, 0.9) or _departs(optimizer.beta2, 0.999):
-        parts.append(f"beta{_number(optimizer.beta1)}-{_number(optimizer.beta2)}")
-    if _departs(optimizer.epsilon, 1e-8):
-        parts.append(f"eps{_number(optimizer.epsilon)}")
-    if optimizer.gradient_clip_norm is None:
-        parts.append("noclip")
-    elif _departs(optimizer.gradient_clip_norm, 0.1):
-        parts.append(f"clip{_number(optimizer.gradient_clip_norm)}")
-    return parts
-
-
-def _model_parts(record: RunRecord) -> list[str]:
-    words = {
+    optimizer, moe, law = record.optimizer, record.experts > 1, record.schedule.learning_rate_law
+    rate, scaled = f"lr{_number(record.schedule.peak_learning_rate)}", _SCALED.search(law)
+    betas = (optimizer.beta1, optimizer.beta2)
+    clip, factor = optimizer.gradient_clip_norm, record.capacity_factor
+    departing = {
+        rate: law == GIVEN_RATE and not record.sweep.endswith(f"-{rate}"),
+        f"lrscale{scaled and scaled[1]}": scaled is not None and law != GIVEN_RATE,
+        f"wd{_number(optimizer.weight_decay)}": _departs(optimizer.weight_decay, 0.1),
+        f"wd{optimizer.weight_decay_on}": optimizer.weight_decay_on not in (None, "all"),
+        "beta{}-{}".format(*map(_number, betas)): any(map(_departs, betas, (0.9, 0.999))),
+        f"eps{_number(optimizer.epsilon)}": _departs(optimizer.epsilon, 1e-8),
+        "noclip" if clip is None else f"clip{_number(clip)}": clip is None or _departs(clip, 0.1),
         "finalnorm": bool(record.final_norm),
-        f"{record.initialization}init": record.initialization not in (None, "paper"),
+        re.sub(r"[^A-Za-z0-9]+", "", f"{record.initialization}init"): record.initialization not in (None, "paper"),
+        "dropless" if factor == 0 else f"cf{_number(factor)}": moe and _departs(factor, 1.0),
+        f"balance{_number(record.balance_loss_coefficient)}": moe and _departs(record.balance_loss_coefficient, 0.01),
+        f"z{_number(record.z_loss_coefficient)}": moe and _departs(record.z_loss_coefficient, 0.001),
     }
-    parts = [re.sub(r"[^A-Za-z0-9]+", "", word) for word, departs in words.items() if departs]
-    if record.experts == 1:
-        return parts
-    if record.capacity_factor == 0:
-        parts.append("dropless")
-    elif _departs(record.capacity_factor, 1.0):
-        parts.append(f"cf{_number(record.capacity_factor)}")
-    for name, value, usual in (
-        ("balance", record.balance_loss_coefficient, 0.01),
-        ("z", record.z_loss_coefficient, 0.001),
-    ):
-        if _departs(value, usual):
-            parts.append(f"{name}{_number(value)}")
-    return parts
+    return "".join(f"-{part}" for part, departs in departing.items() if departs)
 
 
 def _departs(value: float | None, usual: float) -> bool:
@@ -142,7 +113,7 @@ def _decay_suffix(record: RunRecord) -> str:
 
 def _number(value: float | None) -> str:
     """In letters that a branch name may have: 0.004, 1e-06, 1e20."""
-    return f"{value:g}".replace("+", "")
+    return "" if value is None else f"{value:g}".replace("+", "")
 
 
 def shortened(name: str, length: int) -> str:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from hub.plain import atomic, strict_json
 from hub.plain.errors import FilesError, RecordError, problems_of, redacted
 from hub.plain.strict_json import SCHEMA_VERSION
-from hub.record.checks import check_texts, number, plain
+from hub.record.checks import number, plain
 
 _MAX_SHOWN = 20  # problems of one record in its error
 Status = Literal["final", "intermediate", "diverged"]
@@ -193,18 +193,15 @@ class RunRecord(_Part):
     @model_validator(mode="before")
     @classmethod
     def _only_plain_values(cls, data: Any) -> Any:
-        data = plain(data)
         if isinstance(data, dict) and data.get("status") == "diverged":
             losses = ("train_loss", "eval_loss", "eval_loss_standard_error")
             data = {**data, **{name: None for name in losses if _not_finite(data.get(name))}}
-        return data
+        return plain(data)
 
     @model_validator(mode="after")
     def _consistent(self) -> RunRecord:
-        problems = list(_contradictions(self))
-        if problems:
-            raise ValueError("; ".join(problems))
-        check_texts(self.model_dump())
+        if problems := _contradictions(self):
+            raise ValueError("\n".join(problems))
         if len(self.to_json().encode()) > strict_json.MAX_RECORD_BYTES:
             raise ValueError(f"the record is larger than {strict_json.MAX_RECORD_BYTES:,} bytes as JSON")
         return self
@@ -278,6 +275,7 @@ def type_of(annotation: Any) -> type:
 
 
 def _not_finite(value: Any) -> bool:
+    value = value.item() if hasattr(value, "item") else value
     return isinstance(value, float) and not -1e300 < value < 1e300
 
 
