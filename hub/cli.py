@@ -22,10 +22,10 @@ from hub.plain.tables import Table, print_table
 from hub.plain.units import format_bytes, format_count
 from hub.record.filter import select
 from hub.record.run_record import RunRecord
+from hub.release.card_tables import runs_table
 from hub.release.cards import loading_code, tokenizer_name
-from hub.release.discovery import check_announcement
+from hub.release.discovery import check_options
 from hub.release.index import load_index
-from hub.release.licenses import checked_license, without_license
 from hub.release.published import REPOSITORY, PublishedRun, list_published, pull_published
 from hub.release.pull import pull_runs
 from hub.release.push import MAX_WORKERS, prepare, release_runs
@@ -63,8 +63,7 @@ def push(
     """
     runs = [(folder, RunRecord.load(folder)) for folder in run_folders(source)]
     target = open_store(store, private=private)
-    check_announcement(target, tag, collection)
-    license = checked_license(license) if license else None
+    check_options(target, license=license, tag=tag, collection=collection)
     if dry_run:
         print_table(_plan(target, runs))
         return
@@ -77,8 +76,6 @@ def push(
         _say(line)
     for record in released.records:
         typer.echo(f"{record.repo}@{record.branch} {record.commit}")
-    if text := without_license([folder for folder, _ in runs], license):
-        _say(f"no licence: {text}")
     if released.records:  # last, so that it can be copied to the end
         _say("\nTo load one of them in Python (this runs the code of the release):\n")
         _say(_loading(target, released.records[-1]))
@@ -130,7 +127,7 @@ def runs(
     if json:
         sys.stdout.writelines(f"{record.to_json()}\n" for record in chosen)
     else:
-        print_table(Table.of([_row(record) for record in chosen], title=f"{len(chosen)} runs of {sweep}"))
+        print_table(runs_table(chosen, title=f"{len(chosen)} runs of {sweep}"))
 
 
 @app.command()
@@ -205,13 +202,6 @@ def _plan(store: Store, runs: list[tuple[Path, RunRecord]]) -> Table:
         rows.append((record.run_id, prepared.repo, prepared.branch, len(release.files), size, behind))
     header = ("run", "repository", "branch", "files", "size", "left behind")
     return Table(header, rows, title=f"would be pushed to {store.uri}")
-
-
-def _row(record: RunRecord) -> dict[str, object]:
-    names = ("n_active", "n_total", "experts", "tokens", "eval_loss", "train_loss")
-    where = f"{record.repo}@{record.branch}" if record.repo else None
-    values = {name: getattr(record, name) for name in names}
-    return {"run": record.run_id, "status": record.status, **values, "revision": where}
 
 
 @contextmanager

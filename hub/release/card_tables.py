@@ -25,9 +25,9 @@ def run_table(record: RunRecord) -> str:
     return Table(("", "Value"), rows).markdown()
 
 
-def sweep_table(records: Iterable[RunRecord]) -> str:
+def runs_table(records: Iterable[RunRecord], title: str | None = None) -> Table:
     """One row per record."""
-    return Table(_HEADER, [_row(record) for record in records]).markdown()
+    return Table(_HEADER, [_row(record) for record in records], title=title)
 
 
 def repo_table(records: Iterable[RunRecord]) -> str:

@@ -20,7 +20,7 @@ from hub.plain.units import format_count
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import viewer_file
-from hub.release.card_tables import place_in_sweep, prediction_of, repo_table, run_table, sweep_table
+from hub.release.card_tables import place_in_sweep, prediction_of, repo_table, run_table, runs_table
 from hub.release.licenses import checked_license
 
 PAPER = "[Joint MoE Scaling Laws](https://arxiv.org/abs/2502.05172) (Ludziejewski et al. 2025)"
@@ -184,7 +184,7 @@ def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license
         _index_example(repo),
         block(LAW, ""),
         "## The runs",
-        sweep_table(runs[:_MAX_TABLE_ROWS]),
+        runs_table(runs[:_MAX_TABLE_ROWS]).markdown(),
         *([f"… and {more} more rows in `{viewer_file()}`."] if more > 0 else []),
         "Losses are in nats per token. `eval_loss` is held-out and without dropped tokens; `train_loss` is a mean "
         "over the last tokens of training (`train_loss_window_tokens`).",

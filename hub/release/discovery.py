@@ -11,18 +11,21 @@ from functools import partial
 from hub.plain.errors import ConflictError, FilesError
 from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
+from hub.release.licenses import checked_license
 from hub.store.base import Store, checked_name
 from hub.store.hub import HubStore
 
 MAX_TAG_LENGTH = 64
 
 
-def check_announcement(store: Store, tag: str, collection: bool) -> None:
-    """Refuse, before anything is sent, a tag or a collection that cannot exist.
+def check_options(store: Store, *, license: str | None, tag: str, collection: bool) -> None:
+    """Refuse, before anything is sent, what a release cannot have.
 
     Raises:
-        FilesError: the store is a folder, which has neither; or the tag is no name.
+        FilesError: no such licence; a tag or a collection in a folder, which has neither; or the tag is no name.
     """
+    if license is not None:
+        checked_license(license)
     if (tag or collection) and not isinstance(store, HubStore):
         raise FilesError(f"--tag and --collection: allowed with a store on the Hub, not with {store.uri}")
     if tag:

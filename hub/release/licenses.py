@@ -40,17 +40,10 @@ def checked_license(identifier: str) -> str:
     return identifier
 
 
-def without_license(folders: Iterable[Path], given: str | None) -> str:
-    """A message for whoever releases these folders on how many runs name no licence; empty if all do.
-
-    Args:
-        folders: with the card of each run, if it has one.
-        given: the licence that was passed for all of them.
-    """
-    if given is not None:
-        return ""
+def without_license(folders: Iterable[Path]) -> str:
+    """A message for whoever releases these folders on how many runs' cards name no licence; empty if all do."""
     cards = [folder / "README.md" for folder in folders]
     texts = [card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "" for card in cards]
     if not (missing := sum(license_of(text) is None for text in texts)):
         return ""
-    return f"{missing} of {len(cards)} runs name none; pass --license, such as --license apache-2.0"
+    return f"no licence: {missing} of {len(cards)} runs name none; pass --license, such as --license apache-2.0"

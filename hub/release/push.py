@@ -22,8 +22,9 @@ from hub.plain.metadata import read_card
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.release.cards import model_card, refreshed, same_card
-from hub.release.discovery import check_announcement, collect, tag_index
+from hub.release.discovery import check_options, collect, tag_index
 from hub.release.index import push_index, push_repo_cards
+from hub.release.licenses import without_license
 from hub.store.base import Equivalent, Publication, Store
 from hub.store.files import Release, check_secrets, content_of, release_of
 from hub.store.hub import HubStore
@@ -247,7 +248,7 @@ class Released:
     Attributes:
         records: the runs as released.
         indexes: sweep -> its index, as it is at the end.
-        messages: what else was done, one line each.
+        messages: what else was done, and that runs name no licence; one line each.
         failed: the runs that could not be pushed, if any; nothing was made of a law or a tag then.
     """
 
@@ -283,7 +284,7 @@ def release_runs(
         FilesError, AccessError: as `push_runs`; nothing was written.
         PushErrors: the runs were pushed, and what follows from them was not.
     """
-    check_announcement(store, tag, collection)
+    check_options(store, license=license, tag=tag, collection=collection)
     result = Released()
     try:
         result.records = push_runs(store, runs, license=license, **options)
@@ -304,6 +305,8 @@ def release_runs(
                     result.messages.append(f"collection {collect(store, sweep, records, others=others)}")
         except HubError as error:
             raise PushErrors([(f"the index of {sweep}", error)], result.records) from None
+    if license is None and (text := without_license([Path(folder) for folder, _ in runs])):
+        result.messages.append(text)
     return result
 
 

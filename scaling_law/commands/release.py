@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from hub import (
     Publication,
@@ -35,8 +34,7 @@ from hub.plain.commands import Store as StoreArgument
 from hub.plain.errors import FilesError
 from hub.plain.markdown import escaped
 from hub.plain.tables import Table
-from hub.release.discovery import check_announcement
-from hub.release.licenses import checked_license, without_license
+from hub.release.discovery import check_options
 from hub.release.push import MAX_WORKERS
 from scaling_law import Runs, fit, load_runs
 from scaling_law.figures.drawing import png
@@ -160,8 +158,7 @@ def main(
     """
     logging.basicConfig(format="%(levelname)s %(message)s")
     target = open_store(store, private=private)
-    check_announcement(target, tag, collection)
-    license = checked_license(license) if license else None
+    check_options(target, license=license, tag=tag, collection=collection)
     sweep = _sweep(runs)
     given = load_law(law) if law else None
     _release(target, sweep, given, workers=workers, license=license, tag=tag, collection=collection)
@@ -188,8 +185,6 @@ def _release(
         released = release_runs(
             store, runs, predicted_losses=predictions, license=license, describe=describe, **options
         )
-    if text := without_license([folder for folder, _ in runs], license):
-        _log.print(f"[yellow]no licence:[/] {escape(text)}", highlight=False, soft_wrap=True)
     for index in released.indexes.values():
         _out.print(f"index {index.repo} {index.commit}", **_PLAIN)
     if released.failed:

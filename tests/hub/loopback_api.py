@@ -89,7 +89,7 @@ class _Call:
             return lambda: self.repo_call(kind, "/".join(path[1:3]), action, path[4:])
         if name == "repos":
             self.request.api = path[1]
-            return self.create if path[1] == "create" else self.delete if path[1] == "delete" else self.unknown
+            return self.create if path[1] == "create" else self.unknown
         simple = {"whoami-v2": self.whoami, "validate-yaml": self.validate_yaml}
         if name == "collections":
             return lambda: self.collections(path[1:])
@@ -97,16 +97,15 @@ class _Call:
 
     def repo_call(self, kind: str, repo_id: str, action: str, rest: list[str]) -> Response:
         repo = self.repository(kind, repo_id)
-        method = self.request.method
-        if action in ("preupload", "commit", "branch") or (action == "tag"):
+        if action in ("preupload", "commit", "branch", "tag"):
             self.writer(repo_id.split("/")[0])
         calls: dict[str, Callable[[], Response]] = {
             "info": lambda: self.info(repo, "main"),
             "revision": lambda: self.info(repo, "/".join(rest)),
             "preupload": lambda: self.preupload(repo, rest[0]),
             "commit": lambda: self.commit(repo, rest[0]),
-            "branch": lambda: self.branch(repo, rest[0], method),
-            "tag": lambda: self.tag(repo, rest[0], method),
+            "branch": lambda: self.branch(repo, rest[0]),
+            "tag": lambda: self.tag(repo, rest[0]),
             "refs": lambda: self.refs(repo),
             "tree": lambda: self.tree(repo, rest[0], "/".join(rest[1:])),
             "paths-info": lambda: self.paths_info(repo, rest[0]),
@@ -141,13 +140,6 @@ class _Call:
             refused.headers["url"] = url
             raise
         return self.json({"url": url, "name": repo_id})
-
-    def delete(self) -> Response:
-        asked = self.request.json()
-        namespace = asked.get("organization") or (self.user() or {}).get("name", "")
-        self.writer(namespace)
-        self.state.repositories.pop((asked.get("type") or "model", f"{namespace}/{asked['name']}"), None)
-        return self.json({})
 
     def list(self, kind: str) -> Response:
         query = self.request.query
@@ -201,8 +193,8 @@ class _Call:
                 changes[value["path"]] = self.state.regular(content)
             elif key == "lfsFile":
                 changes[value["path"]] = self.state.pointer(value["oid"], value.get("size"))
-            elif key in ("deletedFile", "deletedFolder"):
-                changes[value["path"] + ("/" if key == "deletedFolder" else "")] = None
+            elif key == "deletedFile":
+                changes[value["path"]] = None
             else:
                 raise Refused(400, f"unknown operation {key}")
         made = self.state.commit(
@@ -210,22 +202,15 @@ class _Call:
         )
         return self.json({"commitOid": made.id, "commitUrl": f"{self.hub.endpoint}/{repo.id}/commit/{made.id}"})
 
-    def branch(self, repo: Repository, name: str, method: str) -> Response:
-        if method == "DELETE":
-            if repo.branches.pop(name, None) is None:
-                raise Refused(404, f"no branch {name}", "RevisionNotFound")
-        else:
-            self.state.branch(repo, name, self.request.json().get("startingPoint"))
-        return self.json({}, 201 if method == "POST" else 200)
+    def branch(self, repo: Repository, name: str) -> Response:
+        self.state.branch(repo, name, self.request.json().get("startingPoint"))
+        return self.json({}, 201)
 
-    def tag(self, repo: Repository, name: str, method: str) -> Response:
-        if method == "DELETE":
-            repo.tags.pop(name, None)
-        else:
-            tag = self.request.json()["tag"]
-            if tag in repo.tags:
-                raise Refused(409, f"Tag reference exists already: {tag}")
-            repo.tags[tag] = repo.resolve(name).id
+    def tag(self, repo: Repository, name: str) -> Response:
+        tag = self.request.json()["tag"]
+        if tag in repo.tags:
+            raise Refused(409, f"Tag reference exists already: {tag}")
+        repo.tags[tag] = repo.resolve(name).id
         return self.json({})
 
     def refs(self, repo: Repository) -> Response:

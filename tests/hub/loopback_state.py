@@ -97,7 +97,7 @@ class State:
         self, repo: Repository, branch: str, changes: dict[str, Entry | None], title: str, message: str = "",
         parent: str | None = None,
     ) -> Commit:  # fmt: skip
-        """Put a commit on a branch; `None` removes a path, and a path that ends in / a folder."""
+        """Put a commit on a branch; `None` removes a path."""
         with self.lock:
             head = repo.branches.get(branch)
             if repo.commits and head is None:
@@ -106,8 +106,7 @@ class State:
                 raise Refused(412, "A commit has happened since. Please refresh and try again.")
             tree = dict(repo.commits[head].tree) if head else {}
             for path, entry in changes.items():
-                for old in [path] if not path.endswith("/") else [p for p in tree if p.startswith(path)]:
-                    tree.pop(old, None)
+                tree.pop(path, None)
                 if entry is not None:
                     tree[path] = entry
             number = next(self._numbers)

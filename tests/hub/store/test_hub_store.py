@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import time
 
 import pytest
 
@@ -342,30 +341,3 @@ def test_pulling_ignores_what_a_release_may_not_hold(loopback, checkpoint, recor
 def test_organisations_have_names(online, organisation):
     with pytest.raises(FilesError, match="organisation"):
         HubStore(organisation)
-
-
-@pytest.mark.slow
-def test_a_sweep_of_280_runs(loopback, tmp_path, capsys):
-    """Forty sizes with seven runs each; prints requests and seconds per run."""
-    store, pushed, started = hub_store(loopback), [], time.perf_counter()
-    for number in range(280):
-        folder = tmp_path / "run"
-        folder.mkdir(exist_ok=True)
-        write_safetensors(folder / "model.safetensors", [float(number)])
-        (folder / "config.json").write_text("{}")
-        size = 64 * (1 + number // 7)
-        record = make_record(run_id=f"run{number}", d_model=size, n_heads=size // 64, seed=number % 7)
-        pushed.append(push_run(store, folder, record))
-    push_index(store, "demo", pushed)
-    push_seconds, calls, requests = time.perf_counter() - started, len(loopback.api_calls()), len(loopback.requests)
-    shutil.rmtree(hub_cache(), ignore_errors=True)
-    started = time.perf_counter()
-    assert sorted(load_index(hub_store(loopback), "demo"), key=lambda r: r.run_id) == sorted(
-        pushed, key=lambda r: r.run_id
-    )
-    load_seconds, load_requests = time.perf_counter() - started, len(loopback.requests) - requests
-    with capsys.disabled():
-        print(f"\n280 runs in 40 repositories: {calls / 280:.2f} API calls and {requests / 280:.2f} requests per run, "
-              f"{push_seconds:.1f} s to push; {load_requests} requests and {load_seconds:.2f} s to load")  # fmt: skip
-    assert calls == 280 * 4 + 40 + 7
-    assert load_requests == 3
