@@ -127,11 +127,15 @@ def _end(result: FitResult, coefficient: str, side: float, limit: float) -> floa
     def at(distance: float) -> float:
         return floor + (best - floor) * float(np.exp(side * distance)) if logarithmic else best + side * distance
 
+    known = {0.0: min(result.objective - limit, 0.0)}
+
     def excess(distance: float) -> float:
         nonlocal near
-        objective, coefficients = refit_with(result, coefficient, at(distance), near)
-        near = coefficients if objective <= limit else near
-        return min(objective, 2.0 * limit) - limit  # finite, for the search of the root
+        if distance not in known:
+            objective, coefficients = refit_with(result, coefficient, at(distance), near)
+            near = coefficients if objective <= limit else near
+            known[distance] = min(objective - limit, limit + 1e-300)  # finite, for the root search
+        return known[distance]
 
     error = result.status.standard_errors.get(coefficient, np.inf)
     inside, outside = 0.0, 0.5 * (float(np.clip(error, 1e-6, 1.0)) if np.isfinite(error) else 0.1)
