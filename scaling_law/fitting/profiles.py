@@ -78,12 +78,10 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
         raise ValueError(f"coefficient={coefficient!r} must be one of {free}")
     if not 0 < level < 1:
         raise ValueError(f"level={level!r} must be above 0 and below 1")
-    weight = result.problem.objective.weight
-    spare = max(int(np.sum(weight > 0)) - len(coefficients) + len(settings.fixed), 1)
-    log_residuals = result.problem.objective.residuals(result.theta[None])[0]
-    size = np.maximum(np.abs(log_residuals), 1e-300)
-    influence = weight * np.minimum(1.0, settings.huber_delta / size)
-    variance = float(influence @ log_residuals**2) / spare
+    spare = max(int(result.used.sum()) - len(coefficients) + len(settings.fixed), 1)
+    objective = result.problem.objective
+    log_residuals = objective.residuals(result.theta[None])[0]
+    variance = float(objective.influence(log_residuals) @ log_residuals**2) / spare
     limit = result.objective + 0.5 * variance * NormalDist().inv_cdf(0.5 + level / 2) ** 2
     low, high = (_end(result, coefficient, side, limit) for side in (-1.0, 1.0))
     return ProfileInterval(coefficient, low, high, level, coefficients[coefficient])
