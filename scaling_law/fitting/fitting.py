@@ -86,7 +86,11 @@ def fit(
     final = Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
     found = find_outliers(problem, final.theta[0])
     if found.too_many:
-        warnings.append(_too_many(found, int(problem.used.sum())))
+        count = f"{int(found.suspicious.sum())} of {int(problem.used.sum())} runs"
+        warnings.append(
+            f"{count} lie far from the law that fits the others; more than {MOST:.0%} are no outliers, and all runs "
+            "were kept: check the table and the form of the law"
+        )
     elif outliers == "set_aside":
         problem = problem.without(found.suspicious)
         theta = np.vstack([found.theta, final.theta[1:]])
@@ -132,14 +136,6 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
         if below:
             problems.append(f"the constant {name} ≥ {reach[name]:g} is above the loss of {below} of {len(runs)} runs")
     return problems
-
-
-def _too_many(found: Outliers, used: int) -> str:
-    count = f"{int(found.suspicious.sum())} of {used} runs"
-    return (
-        f"{count} lie far from the law that fits the others; more than {MOST:.0%} are no outliers, and all runs were "
-        "kept: check the table and the form of the law"
-    )
 
 
 def _named(runs: Runs, found: Outliers, set_aside: bool) -> dict[str, tuple[Any, ...]]:

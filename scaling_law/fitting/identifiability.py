@@ -36,8 +36,7 @@ def examine(
     """
     names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
     residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
-    size = np.maximum(np.abs(residual), 1e-300)
-    influence = objective.weight * np.minimum(1.0, objective.huber_delta / size)
+    influence = objective.influence(residual)
     jacobian = jacobian[:, free] * np.sqrt(influence)[:, None]
     scale = np.linalg.norm(jacobian, axis=0)
     scale = np.where(scale > 0, scale, 1.0)

@@ -135,6 +135,10 @@ class Objective:
         residual, shares = self._log_prediction(theta, designs)
         return residual, self._jacobian(theta, designs, e, shares)
 
+    def influence(self, residual: FloatArray) -> FloatArray:
+        """Weights of the reweighted least squares that stands for the Huber loss at these residuals."""
+        return np.asarray(self.weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
+
     def evaluate(
         self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False
     ) -> Evaluation:

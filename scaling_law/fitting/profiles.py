@@ -78,12 +78,10 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
         raise ValueError(f"coefficient={coefficient!r} must be one of {free}")
     if not 0 < level < 1:
         raise ValueError(f"level={level!r} must be above 0 and below 1")
-    weight = result.problem.objective.weight
-    spare = max(int(np.sum(weight > 0)) - len(coefficients) + len(settings.fixed), 1)
-    log_residuals = result.problem.objective.residuals(result.theta[None])[0]
-    size = np.maximum(np.abs(log_residuals), 1e-300)
-    influence = weight * np.minimum(1.0, settings.huber_delta / size)
-    variance = float(influence @ log_residuals**2) / spare
+    spare = max(int(result.used.sum()) - len(coefficients) + len(settings.fixed), 1)
+    objective = result.problem.objective
+    log_residuals = objective.residuals(result.theta[None])[0]
+    variance = float(objective.influence(log_residuals) @ log_residuals**2) / spare
     limit = result.objective + 0.5 * variance * NormalDist().inv_cdf(0.5 + level / 2) ** 2
     low, high = (_end(result, coefficient, side, limit) for side in (-1.0, 1.0))
     return ProfileInterval(coefficient, low, high, level, coefficients[coefficient])
@@ -127,11 +125,15 @@ def _end(result: FitResult, coefficient: str, side: float, limit: float) -> floa
     def at(distance: float) -> float:
         return floor + (best - floor) * float(np.exp(side * distance)) if logarithmic else best + side * distance
 
+    known = {0.0: min(result.objective - limit, 0.0)}
+
     def excess(distance: float) -> float:
         nonlocal near
-        objective, coefficients = refit_with(result, coefficient, at(distance), near)
-        near = coefficients if objective <= limit else near
-        return min(objective, 2.0 * limit) - limit  # finite, for the search of the root
+        if distance not in known:
+            objective, coefficients = refit_with(result, coefficient, at(distance), near)
+            near = coefficients if objective <= limit else near
+            known[distance] = min(objective - limit, limit + 1e-300)  # finite, for the root search
+        return known[distance]
 
     error = result.status.standard_errors.get(coefficient, np.inf)
     inside, outside = 0.0, 0.5 * (float(np.clip(error, 1e-6, 1.0)) if np.isfinite(error) else 0.1)

@@ -76,7 +76,9 @@ def coefficients_of(terms: Sequence[Term]) -> tuple[str, ...]:
 
 def evaluate_terms(terms: Sequence[Term], values: Mapping[str, Any], inputs: Mapping[str, FloatArray]) -> Any:
     """The sum of the terms at `inputs` (n_active, tokens, experts); coefficients and inputs broadcast."""
-    log_e = np.log(expert_transform(inputs["experts"], *_transform(values))) if has_transform(terms) else 0.0
+    log_e: Any = 0.0
+    if has_transform(terms):
+        log_e = np.log(expert_transform(inputs["experts"], *(values[name] for name in TRANSFORM)))
     return sum(_term(term, values, inputs, log_e) for term in terms)
 
 
@@ -86,7 +88,9 @@ def differentiate_terms(
     """∂(sum)/∂coefficient for each coefficient, at inputs of one shape [...]."""
     log_e: Any = 0.0
     if has_transform(terms):
-        log_e, _, by_start, by_max = log_expert_transform_gradient(inputs["experts"], *_transform(values))
+        log_e, _, by_start, by_max = log_expert_transform_gradient(
+            inputs["experts"], values["e_start"], values["e_max"]
+        )
     found: dict[str, FloatArray] = {}
     by_log_e: Any = 0.0
     for term in terms:
@@ -99,10 +103,6 @@ def differentiate_terms(
     if has_transform(terms):
         found |= {"e_start": by_log_e * by_start, "e_max": by_log_e * by_max}
     return found
-
-
-def _transform(values: Mapping[str, Any]) -> tuple[Any, Any]:
-    return values["e_start"], values["e_max"]
 
 
 def _term(term: Term, values: Mapping[str, Any], inputs: Mapping[str, FloatArray], log_e: Any) -> Any:

@@ -78,17 +78,22 @@ def test_what_is_no_law_is_refused_by_file_and_field(tmp_path, change, message):
     assert str(path) in str(error.value)
 
 
-def test_a_file_without_ranges_is_read(tmp_path):
-    path = LearningRateLaw.published().save(tmp_path / "law.json")
-    without = ("n_range", "experts_range", "vocab_size")
-    data = {k: v for k, v in json.loads(path.read_text()).items() if k not in without}
-    path.write_text(json.dumps(data | {"version": 1}))
-    law = LearningRateLaw.load(path)
-    assert (law.n_range, law.intercept) == (None, LearningRateLaw.published().intercept)
-    assert law.warnings(Architecture(512)) == [
+def test_older_files_without_ranges_and_vocabulary_are_read(tmp_path):
+    law = LearningRateLaw.published()
+    data = json.loads(law.save(tmp_path / "law.json").read_text())
+
+    def load(version, *without):
+        kept = {name: value for name, value in data.items() if name not in without}
+        (tmp_path / "law.json").write_text(json.dumps(kept | {"version": version}))
+        return LearningRateLaw.load(tmp_path / "law.json")
+
+    assert load(2, "vocab_size") == law
+    unranged = load(1, "n_range", "experts_range", "vocab_size")
+    assert (unranged.n_range, unranged.intercept) == (None, law.intercept)
+    assert unranged.warnings(Architecture(512)) == [
         "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
     ]
-    assert not law.beyond_guard(Architecture(512))
+    assert not unranged.beyond_guard(Architecture(512))
 
 
 def test_rates_outside_the_range_are_warned_of():
@@ -124,10 +129,3 @@ def test_fit_on_one_and_eight_experts_carries_to_four_and_thirty_two():
             assert max(np.abs(e).max() for e in errors.values()) < 0.15
         else:
             assert errors[32].mean() > 0.4  # half of ln 32 / 4 and more: far too high a rate
-
-
-def test_a_file_without_a_vocabulary_is_read_and_means_gpt2s(tmp_path):
-    path = LearningRateLaw.published().save(tmp_path / "law.json")
-    data = {k: v for k, v in json.loads(path.read_text()).items() if k != "vocab_size"}
-    path.write_text(json.dumps(data | {"version": 2}))
-    assert LearningRateLaw.load(path) == LearningRateLaw.published()

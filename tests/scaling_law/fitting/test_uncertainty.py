@@ -132,3 +132,9 @@ def test_profile_intervals(paper_fit, published):
 def test_unbounded_profiles_are_open():
     """A tiny sweep sets no upper limit on E_max."""
     assert profile_interval(fit(tiny_runs()), "e_max").high > 1e4
+
+
+def test_profiles_of_runs_without_noise_close_on_the_law(published):
+    result = fit(synthetic_runs(sigma=0.0), starts=[published])
+    found = profile_interval(result, "alpha")
+    assert (found.low, found.high) == pytest.approx((published.alpha, published.alpha), abs=1e-6)
