@@ -116,7 +116,7 @@ def test_plans_of_the_law_are_runs(tmp_path):
     ],
 )
 def test_sources_that_cannot_be_read_are_refused(tmp_path, values, message):
-    (tmp_path / "no-plan.json").write_text("[1]")
+    (tmp_path / "no-plan.json").write_text('{"format": "x"}')
     with pytest.raises(ConfigurationError, match=message):
         Sweep.from_dict(values, tmp_path, tmp_path)
 
