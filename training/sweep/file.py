@@ -223,15 +223,14 @@ class Sweep:
 
 def _of_the_paper(where: str) -> list[dict[str, Any]]:
     """The configurations of the paper's listing that a filter keeps, each with the tokens for which it holds."""
-    shape = ("d_model", "experts", "n_blocks", "n_heads", "n_active", "n_total")
+    listing = list(presets.listing().values())
     try:
-        test = parse(where, (*shape, "tokens"), ())
+        holds = parse(where, [*listing[0].sizes, "tokens"], ())
     except RecordError as error:
         raise ConfigurationError(f"sweep file: where: {error}") from error
     found = []
-    for listed in presets.listing().values():
-        sizes = {name: getattr(listed.architecture, name) for name in shape}
-        if tokens := [tokens for tokens in listed.tokens if test(sizes | {"tokens": tokens})]:
+    for listed in listing:
+        if tokens := [tokens for tokens in listed.tokens if holds(listed.sizes | {"tokens": tokens})]:
             found.append(listed.sections() | {"schedule": {"tokens": tokens}})
     if not found:
         raise ConfigurationError(f"sweep file: where: {where!r} leaves none of the paper's listing")
