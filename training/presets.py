@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -21,14 +21,8 @@ def show_list(context: typer.Context, as_json: Json = False, version: Version = 
     """List the presets: the recipes, and the paper's 51 configurations with their sizes and tokens."""
     if context.invoked_subcommand:
         return
-    sizes = ("n_active", "n_total", "d_model", "experts", "n_blocks", "n_heads")
-    rows = [
-        {
-            "preset": listed.name,
-            **{name: getattr(listed.architecture, name) for name in sizes},
-            "tokens": listed.tokens,
-        }
-        for listed in listing().values()
+    rows: list[dict[str, Any]] = [
+        {"preset": listed.name, **listed.sizes, "tokens": listed.tokens} for listed in listing().values()
     ]
     shown = [{**row, "tokens": ", ".join(map(format_count, row["tokens"]))} for row in rows]
     runs = sum(len(row["tokens"]) for row in rows)

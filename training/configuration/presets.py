@@ -34,6 +34,12 @@ class Listed:
     architecture: Architecture
     tokens: tuple[int, ...]
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Parameters and shape."""
+        arch = self.architecture
+        return {"n_active": arch.n_active, "n_total": arch.n_total, **arch.shape}
+
     def sections(self) -> dict[str, dict]:
         """What it sets. The depth and heads stand there only where they are not d_model / 64."""
         arch = self.architecture
@@ -54,7 +60,7 @@ def listing() -> dict[str, Listed]:
         tokens.setdefault(row.architecture, set()).update(round(billions * 1e9) for billions in row.tokens)
     found = {}
     for arch in sorted(tokens, key=lambda a: (a.n_active, a.experts)):
-        name = f"{PAPER}/{size_name(arch.d_model, arch.experts, arch.blocks, arch.heads)}"
+        name = f"{PAPER}/{size_name(**arch.shape)}"
         found[name] = Listed(name, arch, tuple(sorted(tokens[arch])))
     return found
 

@@ -48,20 +48,20 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
     if known.help:
         print(_help())
         raise SystemExit(0)
-    values = read_yaml(known.config) if known.config else {}
+    values = read_yaml(known.config, "--config") if known.config else {}
     return from_dict(values | {"preset": known.preset} if known.preset else values, rest, output_dir)
 
 
-def read_yaml(path: str) -> dict[str, Any]:
-    """The sections of a configuration file. Raises ConfigurationError where there is none or it is not one."""
+def read_yaml(path: str | Path, what: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file. Raises ConfigurationError, which names `what` the file is."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"--config: {path!r} does not exist") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"--config: {path!r} is not YAML: {error}") from error
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"{what}: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}"
+        ) from None
     if not isinstance(values, dict):
-        raise ConfigurationError(f"--config: {path!r} holds {type(values).__name__}, not sections {list(SECTIONS)}")
+        raise ConfigurationError(f"{what}: {str(path)!r} holds {type(values).__name__}; it must be a mapping")
     return values
 
 

@@ -32,7 +32,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub import RunRecord
@@ -44,7 +43,7 @@ from scaling_law.planning.matched import MatchedPlan
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from training.configuration import presets
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
-from training.configuration.reading import explained, from_dict
+from training.configuration.reading import explained, from_dict, read_yaml
 from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run.inputs import settled
@@ -212,13 +211,7 @@ class Sweep:
     @classmethod
     def load(cls, path: str | Path, output_dir: Path | None = None) -> Sweep:
         """Read a sweep file; raises as `from_dict` does."""
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigurationError(f"sweep file {str(path)!r}: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigurationError(f"sweep file {str(path)!r}: it must be a mapping, not {values!r}")
-        return cls.from_dict(values, output_dir, Path(path).parent)
+        return cls.from_dict(read_yaml(path, "sweep file"), output_dir, Path(path).parent)
 
     def only(self, names: list[str]) -> Sweep:
         """The sweep with the runs of these names; all where none is given. Raises ConfigurationError."""
@@ -230,15 +223,14 @@ class Sweep:
 
 def _of_the_paper(where: str) -> list[dict[str, Any]]:
     """The configurations of the paper's listing that a filter keeps, each with the tokens for which it holds."""
-    shape = ("d_model", "experts", "n_blocks", "n_heads", "n_active", "n_total")
+    listing = list(presets.listing().values())
     try:
-        test = parse(where, (*shape, "tokens"), ())
+        holds = parse(where, [*listing[0].sizes, "tokens"], ())
     except RecordError as error:
         raise ConfigurationError(f"sweep file: where: {error}") from error
     found = []
-    for listed in presets.listing().values():
-        sizes = {name: getattr(listed.architecture, name) for name in shape}
-        if tokens := [tokens for tokens in listed.tokens if test(sizes | {"tokens": tokens})]:
+    for listed in listing:
+        if tokens := [tokens for tokens in listed.tokens if holds(listed.sizes | {"tokens": tokens})]:
             found.append(listed.sections() | {"schedule": {"tokens": tokens}})
     if not found:
         raise ConfigurationError(f"sweep file: where: {where!r} leaves none of the paper's listing")
@@ -247,15 +239,14 @@ def _of_the_paper(where: str) -> list[dict[str, Any]]:
 
 def _planned(path: Path) -> list[dict[str, Any]]:
     """The run of `scaling-law plan` (`--json` or `--output`), or the runs of `scaling-law match`."""
+    plan = read_yaml(path, "sweep file: from")  # JSON is YAML
     try:
-        plan = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-        if isinstance(plan, dict) and plan.get("format") == matched.FORMAT:
+        if plan.get("format") == matched.FORMAT:
             return MatchedPlan.load(path).configurations()
-        sections = plan.get("configuration", plan) if isinstance(plan, dict) else None
-        if not isinstance(sections, dict) or not set(sections) <= {*SECTIONS, "preset"}:
+        if not set(sections := plan.get("configuration", plan)) <= {*SECTIONS, "preset"}:
             raise ValueError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan or match")
         sections = _nested(sections)
-    except (OSError, yaml.YAMLError, ValueError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"sweep file: from: {error}") from error
     own = {name: value for name, value in sections.get("run", {}).items() if name not in ("output_dir", "sweep")}
     return [{**sections, "run": own}]

@@ -55,7 +55,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, run: SweepRun, speed: float | None, shards: int) -> RunPlan:
-        """The plan of a run that trains `speed` FLOPs per second, cut up over `shards` devices."""
+        """The plan of a run that trains `speed` FLOPs per second, sharded over `shards` devices."""
         arch, separate_tokens = run.architecture, sum(branch.tokens for branch in run.branches)
         checkpoints = len({branch.decay_step for branch in run.branches}) + 2
         return cls(
@@ -85,7 +85,7 @@ class SweepPlan(Summarised):
     Attributes:
         flops_per_second: of one run, on all of its devices together; None where unknown.
         speed_source: where that number is from.
-        shards: devices that a model is cut up over.
+        shards: devices that a model is sharded over.
     """
 
     sweep: str
@@ -166,7 +166,7 @@ def plan_sweep(sweep: Sweep, flops_per_second: float | None = None, shards: int 
     Args:
         flops_per_second: sustained FLOP/s of one run (peak of its devices times the MFU); without it, what the
             finished or running runs of this sweep have shown.
-        shards: devices that weights, gradients and moments are cut up over (FSDP); 1 for one device or DDP.
+        shards: devices that weights, gradients and moments are sharded over (FSDP); 1 for one device or DDP.
     """
     speed = flops_per_second or measured_flops_per_second(sweep)
     source: Literal["given", "measured", "unknown"] = (

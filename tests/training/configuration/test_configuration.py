@@ -101,7 +101,7 @@ def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(n
         (["--data.held_out_per_mille", "0"], "data.held_out_per_mille: 0; it must lie between 0 and 1000"),
         (["--optimizer.learning_rate", "nan"], "optimizer.learning_rate: nan; it must be a finite number"),
         (["--optimizer.learning_rate_law", "x"], "optimizer.learning_rate_law: 'x'; it must be code or paper, or"),
-        (["--config", "missing.yaml"], "--config: 'missing.yaml' does not exist"),
+        (["--config", "missing.yaml"], "--config: 'missing.yaml' cannot be read: No such file"),
         (["--config"], "--config: expected one argument"),
     ],
 )
@@ -118,11 +118,18 @@ def test_all_problems_are_reported_at_once():
     assert all(f"\n  {name}: " in str(caught.value) for name in named)
 
 
-def test_yaml_that_is_no_configuration_is_refused(tmp_path):
-    for text, message in [("[1, 2]", "holds list"), ("a: [", "is not YAML"), ("model: 3", "model: '3'; it must be a")]:
-        (tmp_path / "bad.yaml").write_text(text)
-        with pytest.raises(ConfigurationError, match=message):
-            parse_command_line(["--config", str(tmp_path / "bad.yaml")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "holds list; it must be a mapping"),
+        ("a: [", "cannot be read: while parsing"),
+        ("model: 3", "model: '3'; it must be a section"),
+    ],
+)
+def test_yaml_that_is_no_configuration_is_refused(tmp_path, text, message):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        parse_command_line(["--config", str(tmp_path / "bad.yaml")])
 
 
 def test_help_describes_every_field(capsys):

@@ -7,45 +7,22 @@ from hypothesis import strategies as st
 from scaling_law.size.batch_ramp import BatchRamp, RampStage
 from training.configuration.schedule import Schedule
 
-PAPER_STAGES = [RampStage(0, 128), RampStage(500_000_000, 256), RampStage(1_000_000_000, 512)]
-
 
 @pytest.fixture
 def paper_ramp():
-    return BatchRamp(PAPER_STAGES, sequence_length=512)
+    return BatchRamp([RampStage(0, 128), RampStage(500_000_000, 256), RampStage(1_000_000_000, 512)], 512)
 
 
 def test_paper_batches_change_at_the_steps_of_the_authors_runs(paper_ramp):
-    assert [paper_ramp.sequences(step) for step in (0, 7628, 7629, 11443, 11444, 10**6)] == [
-        128,
-        128,
-        256,
-        256,
-        512,
-        512,
-    ]
+    sequences = {0: 128, 7628: 128, 7629: 256, 11443: 256, 11444: 512, 10**6: 512}
+    assert {step: paper_ramp.sequences(step) for step in sequences} == sequences
 
 
-@pytest.mark.parametrize(
-    ("tokens", "steps"),  # the last steps of the authors' runs, that name their checkpoint files
-    [
-        (0.5e9, 7629),
-        (1e9, 11443),
-        (2e9, 15258),
-        (4e9, 22888),
-        (8e9, 38146),
-        (16e9, 68664),
-        (32e9, 129699),
-        (48e9, 190734),
-        (64e9, 251769),
-        (80e9, 312805),
-        (96e9, 373840),
-        (112e9, 434875),
-        (128e9, 495910),
-    ],
-)
-def test_paper_token_counts_are_the_steps_of_the_authors_files(paper_ramp, tokens, steps):
-    assert paper_ramp.steps(tokens) == steps
+def test_paper_token_counts_are_the_steps_of_the_authors_files(paper_ramp):
+    """The last steps of the authors' runs, which name their checkpoint files."""
+    billions = [0.5, 1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128]
+    steps = [7629, 11443, 15258, 22888, 38146, 68664, 129699, 190734, 251769, 312805, 373840, 434875, 495910]
+    assert [paper_ramp.steps(count * 1e9) for count in billions] == steps
 
 
 def test_paper_warmup_ends_after_1983_steps(paper_ramp):

@@ -1,6 +1,5 @@
 """Sweeps: what a file expands to, what is refused, and that a failed run does not stop the rest."""
 
-import copy
 import subprocess
 import sys
 
@@ -59,17 +58,23 @@ def test_the_plan_counts_what_sharing_a_trunk_saves(values, tmp_path):
         ({"grid": {"model.d_model": 64}}, "grid.model.d_model: 64; it must be a valid list"),
         ({"grid": {"model.experts": [0]}}, "model.experts: 0; it must be greater than 0"),
         ({"grid": {"model.expert": [1]}}, "did you mean model.experts"),
-        ({"overrides": [{"sett": {}}]}, "overrides.sett: no such key; did you mean overrides.set"),
+        ({"grid": {"preset": ["paper/d1-E1"]}}, "no preset is named 'paper/d1-E1'"),
         ({"grid": {"optimizer.weight_decay": [0.1, 0.2]}}, "two runs have the same name"),
-        (
-            {"grid": {"optimizer.learning_rate": ["high"]}},
-            "learning_rate: 'high'; it must be a valid number",
-        ),
+        ({"grid": {"optimizer.learning_rate": ["high"]}}, "learning_rate: 'high'; it must be a valid number"),
+        ({"overrides": [{"sett": {}}]}, "overrides.sett: no such key; did you mean overrides.set"),
+        ({"overrides": [{}]}, "overrides.set: missing"),
+        ({"runs": [{}], "from": "paper"}, "give either runs or from"),
+        ({"runs": {"model.d_model": 64}}, "runs: .*; it must be a valid list"),
+        ({"runs": [{"model": 3}]}, "runs: .*; it must hold sections with fields, not model: 3"),
+        ({"from": "missing.json"}, "from: .*missing.json' cannot be read"),
+        ({"from": "no-plan.json"}, "neither 'paper' nor a plan"),
+        ({"where": "d < 3"}, "where goes with `from: paper`"),
     ],
 )
 def test_a_sweep_that_cannot_be_run_is_refused(values, tmp_path, change, message):
+    (tmp_path / "no-plan.json").write_text('{"format": "x"}')
     with pytest.raises(ConfigurationError, match=message):
-        Sweep.from_dict({**copy.deepcopy(values), **change}, tmp_path)
+        Sweep.from_dict({**values, **change}, tmp_path, tmp_path)
 
 
 def test_a_missing_file_is_one_line_and_exit_status_2(tmp_path):

@@ -103,24 +103,6 @@ def test_plans_of_the_law_are_runs(tmp_path):
         assert run.folder.parent == tmp_path / "out"
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"runs": [{}], "from": "paper"}, "give either runs or from"),
-        ({"runs": {"model.d_model": 64}}, "runs: .*; it must be a valid list"),
-        ({"runs": [{"model": 3}]}, "runs: .*; it must hold sections with fields, not model: 3"),
-        ({"from": "missing.json"}, "from: .*missing.json"),
-        ({"from": "no-plan.json"}, "neither 'paper' nor a plan"),
-        ({"where": "d < 3"}, "where goes with `from: paper`"),
-        ({"grid": {"preset": ["paper/d1-E1"]}}, "no preset is named 'paper/d1-E1'"),
-    ],
-)
-def test_sources_that_cannot_be_read_are_refused(tmp_path, values, message):
-    (tmp_path / "no-plan.json").write_text("[1]")
-    with pytest.raises(ConfigurationError, match=message):
-        Sweep.from_dict(values, tmp_path, tmp_path)
-
-
 # -- what it costs
 
 
