@@ -29,9 +29,10 @@ PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 export UV_INDEX_STRATEGY ?= unsafe-best-match
 
 # $(call venv,FOLDER) makes an empty environment; $(call install,FOLDER) starts the command that installs into it.
+# -I: pip must not take this folder's *.egg-info for an installed package.
 ifeq ($(UV),)
 venv = $(PYTHON) -m venv $(1)
-install = $(1)/bin/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+install = $(1)/bin/python -I -m pip install --disable-pip-version-check $(PIP_FLAGS)
 else
 venv = $(UV) venv --quiet --allow-existing --python $(PYTHON) $(1)
 install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
@@ -54,10 +55,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt | python
 	$(call install,$(VENV)) torch==2.13.0 -e '.[dev]' -c constraints.txt
 	@touch $@
 
-# What `pip install .` brings, and what runs the tests.
+# What `pip install .` brings, and what builds and tests it.
 $(LIGHT)/.ready: pyproject.toml constraints.txt | python
 	@$(call venv,$(LIGHT))
-	$(call install,$(LIGHT)) -e . hypothesis pytest pytest-timeout -c constraints.txt
+	$(call install,$(LIGHT)) -e . build hypothesis pytest pytest-timeout -c constraints.txt
 	@touch $@
 
 # As a user of a release has them: without this project.
@@ -92,12 +93,12 @@ lint: setup
 resolve: setup
 	@$(call install,$(VENV)) --quiet --dry-run torch==2.13.0 '.[dev]' 'gradio[mcp]' plotly -c constraints.txt
 
-dist: setup
+dist: $(LIGHT)/.ready
 	rm -rf dist $(FRESH)
-	$(BIN)/python -m build .
+	$(LIGHT)/bin/python -m build .
 	@$(call venv,$(FRESH))
 	$(call install,$(FRESH)) dist/*.whl -c constraints.txt
-	FRESH=$(FRESH) $(BIN)/python -m pytest -m dist tests/test_dist.py
+	FRESH=$(FRESH) $(LIGHT)/bin/python -m pytest -m dist tests/test_dist.py
 
 check-all:
 	$(MAKE) lint

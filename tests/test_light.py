@@ -4,6 +4,7 @@ The same tests pass where everything is installed, but for the first, which is a
 """
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -108,8 +109,18 @@ def test_a_file_that_hides_the_package_hub_is_named(name, tmp_path):
     """In the folder of the user's script, which Python searches first."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("import scaling_law\n")
-    done = python("-c", "import scaling_law", status=1, cwd=tmp_path)
-    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / name} hides the package `hub`")
+    for package in ("scaling_law", "training"):
+        done = python("-c", f"import {package}", status=1, cwd=tmp_path)
+        assert done.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / name} hides the package `hub`")
+
+
+@needs_light
+def test_training_says_in_one_line_what_it_needs():
+    message = 'training needs accelerate, .*, torch, transformers: pip install "joint-moe-scaling-laws\\[train\\]"'
+    with pytest.raises(ModuleNotFoundError, match=message):
+        import training  # noqa: F401
+    done = python("-m", "training.sweep", "plan", "sweep.yaml", status=2)
+    assert re.fullmatch(f"error: {message}\n", done.stderr)
 
 
 @needs_light

@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import scaling_law  # noqa: F401 - before `hub` is imported: names a file of the user that hides it
+
 if TYPE_CHECKING:
     from training.configuration.arguments import ConfigurationError, TrainingArguments
     from training.configuration.reading import from_dict, parse_command_line
