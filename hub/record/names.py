@@ -55,10 +55,9 @@ def branch_name(record: RunRecord) -> str:
         name = f"step{record.steps:07d}-{name}"
     if record.status == "diverged" and record.tokens < record.schedule.horizon_tokens:
         name += f"-horizon{formatted_tokens(record.schedule.horizon_tokens)}"
-    suffix = recipe_suffix(record)
-    for part in _rate_parts(record):  # runs that were named before names told the scale keep theirs
-        if part.startswith("lrscale") and part not in record.run_id:
-            suffix = suffix.replace(f"-{part}", "", 1)
+    suffix, scaled = recipe_suffix(record), _SCALED.search(record.schedule.learning_rate_law)
+    if scaled and f"lrscale{scaled[1]}" not in record.run_id:  # named before names told the scale
+        suffix = suffix.replace(f"-lrscale{scaled[1]}", "", 1)
     return shortened(name + suffix + _decay_suffix(record), MAX_BRANCH_LENGTH)
 
 
