@@ -9,8 +9,8 @@ latency to every request. A run has 15 files, as training leaves them. Counted a
 limits: 1,000 in five minutes for a free account), all requests, and seconds. The obvious way checks nothing that was
 sent, fills no `main`, and has no index that a fit could read; ours does all three.
 
-The pace that keeps below the limit (`store.pace`) waits on a clock that skips what is slept: the seconds are those of
-the work, the waiting is a row of its own, and the busiest five minutes are counted with it.
+The pace that keeps below the limit (`store.pace`) does not wait here: the seconds are those of the work, and how long
+it would have waited is a row of its own.
 
 Bounds: one call for each commit, to push again one look at each repository, to load one call in all; for the seconds
 as many bare round trips as our way made requests, sent one after the other over one open connection (for pushing also
@@ -22,10 +22,8 @@ from __future__ import annotations
 import http.client
 import os
 import tempfile
-import threading
-import time
-from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +40,7 @@ from hub.plain.atomic import copy_file
 from hub.record.names import branch_name, repo_name
 from hub.release.cards import model_card
 from hub.release.push import push_listing
-from hub.store.pace import WINDOW_SECONDS, Pace
+from hub.store.pace import Pace
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
 
@@ -62,35 +60,6 @@ class Cost:
     calls: int
     requests: int
     seconds: float
-    waited: float = 0.0  # for the pace, in seconds of the clock
-    busiest: int = 0  # calls in five minutes
-
-
-class SkippingClock:
-    """Seconds that pass by themselves, and those that were slept, which take no time."""
-
-    def __init__(self) -> None:
-        self.skipped = 0.0
-        self._lock = threading.Lock()
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.skipped
-
-    def sleep_until(self, moment: float) -> None:
-        with self._lock:  # threads that wait at the same time wait once
-            self.skipped += max(0.0, moment - self())
-
-
-class SkippingPace(Pace):
-    """A pace whose waiting is skipped."""
-
-    def __init__(self, clock: SkippingClock) -> None:
-        super().__init__(clock=clock, sleep=lambda seconds: clock.sleep_until(clock() + seconds))
-
-
-def busiest(times: list[float], window: float = WINDOW_SECONDS) -> int:
-    """The largest number of the times (ascending) within one window."""
-    return max((bisect_left(times, start + window) - first for first, start in enumerate(times)), default=0)
 
 
 def make_runs(folder: Path, count: int) -> list[tuple[Path, RunRecord]]:
@@ -116,36 +85,32 @@ def make_runs(folder: Path, count: int) -> list[tuple[Path, RunRecord]]:
     return made
 
 
-def measured(server: LoopbackHub, work: Callable[[], object], clock: SkippingClock | None = None) -> Cost:
-    before, calls = len(server.requests), len(server.api_calls())
-    skipped = clock.skipped if clock else 0.0
+def measured(server: LoopbackHub, work: Callable[[], object]) -> Cost:
+    requests, calls = len(server.requests), len(server.api_calls())
     spent = seconds(work)
-    made = server.requests[before:]
-    times = sorted(request.at for request in made if request.path.startswith("/api/"))
-    waited = clock.skipped - skipped if clock else 0.0
-    return Cost(len(server.api_calls()) - calls, len(made), spent, waited, busiest(times))
+    return Cost(len(server.api_calls()) - calls, len(server.requests) - requests, spent)
 
 
-def ours(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cache: Path, workers: int) -> dict[str, Cost]:
-    clock = SkippingClock()
-    server.clock, pace = clock, SkippingPace(clock)
-
-    def store() -> HubStore:
-        return HubStore("org", endpoint=server.endpoint, token=TOKEN, cache_dir=cache, pace=pace)
+def ours(
+    server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cache: Path, workers: int
+) -> tuple[dict[str, Cost], float]:
+    """The costs, and the seconds that the pace would have waited in the first push."""
+    waits = [0.0]
+    pace = Pace(sleep=waits.append)
 
     def push() -> None:
-        target = store()
-        pushed = push_runs(target, runs, workers=workers)
-        push_listing(target, "demo", pushed)
+        store = HubStore("org", endpoint=server.endpoint, token=TOKEN, cache_dir=cache, pace=pace)
+        pushed = push_runs(store, runs, workers=workers)
+        push_listing(store, "demo", pushed)
 
-    costs = {"push": measured(server, push, clock), "push again": measured(server, push, clock)}
-    empty = cache / "empty"
-
-    def load() -> None:
-        found = load_index(HubStore("org", endpoint=server.endpoint, token=TOKEN, cache_dir=empty), "demo")
-        assert len(found) == len(runs)
-
-    return {**costs, "load the records": measured(server, load)}
+    costs = {"push": measured(server, push)}
+    waited = max(waits)  # nobody waited, so each wait is counted from now
+    costs["push again"] = measured(server, push)
+    empty = HubStore("org", endpoint=server.endpoint, token=TOKEN, cache_dir=cache / "empty")
+    found: list[RunRecord] = []
+    costs["load the records"] = measured(server, lambda: found.extend(load_index(empty, "demo")))
+    assert len(found) == len(runs)
+    return costs, waited
 
 
 def the_obvious_way(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cache: Path) -> dict[str, Cost]:
@@ -165,9 +130,8 @@ def the_obvious_way(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cac
             RunRecord.load(hf_hub_download(repo, "run.json", revision=commit, **where))
 
     return {
-        "push": measured(server, push),
-        "push again": measured(server, push),
-        "load the records": measured(server, load),
+        name: measured(server, work)
+        for name, work in (("push", push), ("push again", push), ("load the records", load))
     }
 
 
@@ -194,28 +158,30 @@ def copy_seconds(runs: list[tuple[Path, RunRecord]], folder: Path) -> float:
 
 def add_rows(report: Report, here: dict[str, Cost], there: dict[str, Cost], trip: float, copying: float) -> None:
     count, workers = report.options.runs, report.options.workers
-    repositories = -(-count // RUNS_PER_REPOSITORY)
     least = {
         "push": ("one for each commit", 1.0),
-        "push again": ("one look at each repository", repositories / count),
+        "push again": ("one look at each repository", -(-count // RUNS_PER_REPOSITORY) / count),
         "load the records": ("one in all", 1 / count),
     }
     for work, one in here.items():
-        other, pushing = there[work], work == "push"
-        calls = least[work]
-        peer = ("the obvious way", other.calls / count)
-        report.add(f"{work}: API calls per run", one.calls / count, "", peer=peer, bound=calls)
-        peer = ("the obvious way", other.requests / count)
-        report.add(f"{work}: requests per run", one.requests / count, "", peer=peer, bound=calls)
-        at_once = workers if work.startswith("push") else 1
-        bare = (one.requests * trip + (copying if pushing else 0.0)) / at_once
-        bound = (f"{one.requests:,} bare round trips" + (", files copied and hashed" if pushing else ""), bare)
+        other, bound = there[work], least[work]
+        for what in ("calls", "requests"):
+            name = f"{work}: {what.replace('calls', 'API calls')} per run"
+            peer = ("the obvious way", getattr(other, what) / count)
+            report.add(name, getattr(one, what) / count, "", peer=peer, bound=bound)
+        bare, trips = one.requests * trip, f"{one.requests:,} bare round trips"
+        if work == "push":
+            bare, trips = bare + copying, trips + ", files copied and hashed"
+        bound = (trips, bare / (workers if work.startswith("push") else 1))
         report.add(f"{work}: time", one.seconds, "s", peer=("the obvious way", other.seconds), bound=bound)
-        if pushing:
-            peer = ("the obvious way", other.busiest)
-            limit = ("what a free account may make", 1000)
-            report.add("push: API calls in the busiest five minutes", one.busiest, "", peer=peer, bound=limit)
-            report.add("push: waiting for the pace", one.waited, "s")
+
+
+@contextmanager
+def hub(delay: float) -> Iterator[LoopbackHub]:
+    with LoopbackHub() as server:
+        if delay:
+            server.faults.append(Fault(lambda _: True, "delay", seconds=delay, times=10**9))
+        yield server
 
 
 def main() -> None:
@@ -228,21 +194,16 @@ def main() -> None:
     )
     report = Report("hub_releases", options)
     logging.set_verbosity_error()  # "no files have been modified", once for each run
-    costs = []
     with tempfile.TemporaryDirectory() as scratch:
         runs = make_runs(Path(tempfile.mkdtemp(dir=scratch)), options.runs)
-        ways: list[Callable[[LoopbackHub, Path], dict[str, Cost]]] = [
-            lambda server, cache: ours(server, runs, cache, options.workers),
-            lambda server, cache: the_obvious_way(server, runs, cache),
-        ]
-        for number, way in enumerate(ways):
-            with LoopbackHub() as server:
-                if options.delay:
-                    server.faults.append(Fault(lambda _: True, "delay", seconds=options.delay, times=10**9))
-                costs.append(way(server, Path(scratch) / f"cache{number}"))
-                trip = round_trip(server, 20 if options.delay else 200)
+        with hub(options.delay) as server:
+            here, waited = ours(server, runs, Path(scratch) / "cache", options.workers)
+        with hub(options.delay) as server:
+            there = the_obvious_way(server, runs, Path(scratch) / "other cache")
+            trip = round_trip(server, 20 if options.delay else 200)
         copying = copy_seconds(runs, Path(scratch) / "copied")
-    add_rows(report, *costs, trip, copying)
+    add_rows(report, here, there, trip, copying)
+    report.add("push: waiting for the pace", waited, "s")
     report.finish()
 
 

@@ -5,9 +5,9 @@
         --vocab 50257 --experts 1 8 32 --peers --compile          # one GPU, the paper's shapes
 
 All contenders live in one process and take turns step by step, so that a slow minute of the machine hits them all;
-reported is the median over rounds, and the ratio to the dense model of the same active parameters (E = 1). A training
-step is forward and backward with gradients freed in between; decoding is one new token per row with a filled cache,
-other tokens at every step, so that all models see many routings.
+reported is the median over rounds. Peers are the fastest of transformers and our dense model of the same active
+parameters (E = 1). A training step is forward and backward with gradients freed in between; decoding is one new token
+per row with a filled cache, other tokens at every step, so that all models see many routings.
 
 Bounds: for training the dense step's matrix products alone, at the same shapes and in the same precision (a Switch
 model multiplies as much as the dense one); for decoding one read of the weights that the step needs (of the experts
@@ -29,9 +29,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers.cache_utils import DynamicCache
 
@@ -44,13 +42,8 @@ MATMUL, MEMORY = "matmul bound", "memory bound"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-@dataclass
-class Contender:
-    """One model in the race: `run(number of the step)` does one step."""
-
-    name: str
-    experts: int
-    run: Callable[[int], None]
+Step = Callable[[int], object]  # of its number
+Race = dict[tuple[str, int], Step]  # by name and E
 
 
 @dataclass
@@ -62,16 +55,32 @@ class Result:
 
 
 def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
-    config = SwitchMoeConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.width // 64,
-        num_experts=experts,
-        max_position_embeddings=shape.length + 10 * shape.rounds + 8,
-        **changes,
-    )
+    config = SwitchMoeConfig(num_experts=experts, **sizes(shape), **changes)
     return finished(SwitchMoeForCausalLM(config), shape)
+
+
+def peer(name: str, shape: argparse.Namespace, experts: int) -> torch.nn.Module:
+    config_class, model_class = PEERS[name]
+    config = config_class(
+        num_key_value_heads=shape.width // 64,
+        intermediate_size=3 * shape.width,
+        num_experts=experts,
+        num_experts_per_tok=1,
+        output_router_logits=True,  # else their router losses are not computed at all
+        pad_token_id=None,
+        **sizes(shape),
+    )
+    return finished(model_class(config), shape)
+
+
+def sizes(shape: argparse.Namespace) -> dict[str, int]:
+    return {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.width // 64,
+        "max_position_embeddings": shape.length + 10 * shape.rounds + 8,
+    }
 
 
 def finished(model: torch.nn.Module, shape: argparse.Namespace) -> torch.nn.Module:
@@ -81,25 +90,7 @@ def finished(model: torch.nn.Module, shape: argparse.Namespace) -> torch.nn.Modu
     return model
 
 
-def peer(name: str, shape: argparse.Namespace, experts: int) -> torch.nn.Module:
-    config_class, model_class = PEERS[name]
-    config = config_class(
-        vocab_size=shape.vocab,
-        hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.width // 64,
-        num_key_value_heads=shape.width // 64,
-        intermediate_size=3 * shape.width,
-        num_experts=experts,
-        num_experts_per_tok=1,
-        max_position_embeddings=shape.length + 10 * shape.rounds + 8,
-        output_router_logits=True,  # else their router losses are not computed at all
-        pad_token_id=None,
-    )
-    return finished(model_class(config), shape)
-
-
-def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: str, **options) -> Callable:
+def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Step:
     """Forward and backward over `batch x length` tokens; each step on other tokens."""
     model.train()
     generator = torch.Generator().manual_seed(0)
@@ -109,7 +100,7 @@ def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: 
         model.zero_grad(set_to_none=True)
         tokens = ids[step % len(ids)].to(model.device)
         with autocast(model.device.type, precision):
-            loss = model(tokens, labels=tokens, use_cache=False, **options).loss
+            loss = model(tokens, labels=tokens, use_cache=False).loss
         loss.backward()
 
     return run
@@ -117,7 +108,7 @@ def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: 
 
 def decoding_step(
     model: torch.nn.Module, shape: argparse.Namespace, precision: str, implementation: str | None = None
-) -> Callable:
+) -> Step:
     """One new token per row after a prompt of `length` tokens, which the model reads with its own default."""
     model.eval()
     generator = torch.Generator().manual_seed(0)
@@ -141,7 +132,7 @@ def autocast(device: str, precision: str):
     return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable:
+def matmul_bound(shape: argparse.Namespace, precision: str) -> Step:
     """The matrix products of a dense training step and nothing else: each weight matrix forward and twice backward."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     rows, d = shape.batch * shape.length, shape.width
@@ -162,7 +153,7 @@ def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable:
     return run
 
 
-def memory_bound(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Callable:
+def memory_bound(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Step:
     """One read of what a decoding step needs: weights as they are stored (fp32), and the keys and values so far."""
     experts, d, rows = model.config.num_experts, shape.width, shape.batch
     chosen = shape.layers
@@ -178,110 +169,85 @@ def memory_bound(model: torch.nn.Module, shape: argparse.Namespace, precision: s
     return lambda step: data.sum()
 
 
-def training_contenders(shape: argparse.Namespace, precision: str) -> list[Contender]:
-    race = [Contender(MATMUL, 1, matmul_bound(shape, precision))]
+def training_race(shape: argparse.Namespace, precision: str) -> Race:
+    race = {(MATMUL, 1): matmul_bound(shape, precision)}
     for experts in shape.experts:
-        model = ours(shape, experts)
-        race.append(Contender("ours", experts, training_step(model, shape, precision)))
-        race.append(Contender("ours, no logits", experts, training_step(model, shape, precision, output_logits=False)))
+        race["ours", experts] = training_step(ours(shape, experts), shape, precision)
         if experts == 1:
             continue
         dropless = ours(shape, experts, capacity_factor=None)
-        race.append(Contender("ours, dropless", experts, training_step(dropless, shape, precision)))
+        race["ours, dropless", experts] = training_step(dropless, shape, precision)
         for name in shape.peers:
             for implementation in ("eager", "grouped_mm"):  # batched_mm would gather the weights for every token
                 model = peer(name, shape, experts)
                 model.set_experts_implementation(implementation)
-                race.append(Contender(f"{name}, {implementation}", experts, training_step(model, shape, precision)))
+                race[f"{name}, {implementation}", experts] = training_step(model, shape, precision)
     return race
 
 
-def decoding_contenders(shape: argparse.Namespace, precision: str) -> list[Contender]:
-    race = []
+def decoding_race(shape: argparse.Namespace, precision: str) -> Race:
+    race: Race = {}
     for experts in shape.experts:
         model = ours(shape, experts)
-        race.append(Contender(MEMORY, experts, memory_bound(model, shape, precision)))
-        race.append(Contender("ours", experts, decoding_step(model, shape, precision)))
-        if experts == 1:
-            continue
-        for name in shape.peers:
+        race[MEMORY, experts] = memory_bound(model, shape, precision)
+        race["ours", experts] = decoding_step(model, shape, precision)
+        for name in shape.peers if experts > 1 else ():
             for implementation in ("eager", "grouped_mm", "batched_mm"):
-                run = decoding_step(peer(name, shape, experts), shape, precision, implementation)
-                race.append(Contender(f"{name}, {implementation}", experts, run))
+                step = decoding_step(peer(name, shape, experts), shape, precision, implementation)
+                race[f"{name}, {implementation}", experts] = step
     return race
 
 
-def measure(race: list[Contender], shape: argparse.Namespace, rounds: int, title: str) -> dict:
-    """The `Result` of every contender by (name, experts), taking turns."""
+def measure(race: Race, shape: argparse.Namespace, rounds: int, title: str) -> dict[tuple[str, int], Result]:
+    """Everybody takes turns, step by step."""
     clock = CLOCKS[shape.clock]
-    times: dict[tuple[str, int], list[float]] = {(c.name, c.experts): [] for c in race}
-    memory: dict[tuple[str, int], int | None] = dict.fromkeys(times)
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in race}
+    memory: dict[tuple[str, int], int | None] = dict.fromkeys(race)
     on_gpu = shape.device == "cuda"
-    for step in track(range(-shape.warmup, rounds), description=title):
-        for contender in race:
-            key = contender.name, contender.experts
-            gc.collect() if step == 0 else None
+    for number in track(range(-shape.warmup, rounds), description=title):
+        if number == 0:
+            gc.collect()
+        for key, step in race.items():
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
             start = clock()
-            contender.run(step)
+            step(number)
             if on_gpu:
                 torch.cuda.synchronize()
                 memory[key] = torch.cuda.max_memory_allocated() - before
-            if step >= 0:
+            if number >= 0:
                 times[key].append(clock() - start)
     return {key: Result(statistics.median(values), memory[key]) for key, values in times.items()}
 
 
-def grid(title: str, results: dict, shape: argparse.Namespace, training: bool) -> Table:
-    """Rows of contenders, columns of E: milliseconds, the ratio to our dense model, and what `cell` adds on a GPU."""
-    dense = results["ours", 1].seconds
-    table = Table(title=title)
-    table.add_column("model")
-    for count in shape.experts:
-        table.add_column(f"E = {count}", justify="right")
-    for name in dict.fromkeys(name for name, _ in results):
-        found = [results.get((name, count)) for count in shape.experts]
-        table.add_row(name, *(cell(result, dense, shape, training) if result else "" for result in found))
-    return table
-
-
 def add_rows(report: Report, title: str, results: dict, shape: argparse.Namespace, training: bool) -> None:
     """For every E the fastest transformers model and our dense model as peers."""
-    dense = results["ours", 1].seconds
     for count in shape.experts:
         result = results["ours", count]
-        bound = ("the matrix products alone", results[MATMUL, 1].seconds) if training else (
-            "reading weights and KV cache once", results[MEMORY, count].seconds
+        bound = ("reading weights and KV cache once", results[MEMORY, count].seconds) if not training else (
+            "the matrix products alone", results[MATMUL, 1].seconds
         )  # fmt: skip
         others = {n: r.seconds for (n, e), r in results.items() if e == count and n.split(",")[0] in PEERS}
         best = min(others, key=others.__getitem__, default=None)
         peer = (f"fastest of transformers: {best}", others[best]) if best else None
-        note = cell(result, dense, shape, training) if shape.device == "cuda" else ""
+        note = on_a_gpu(result, shape) if training and result.memory is not None else ""
         report.add(f"{title}, E = {count}", result.seconds, "s", peer=peer, bound=bound, note=note)
-        if count == 1:
-            continue
-        of_dense = ("our dense model (E = 1)", dense)
-        report.add(f"{title}, E = {count}", result.seconds, "s", peer=of_dense, bound=bound)
+        if count > 1:
+            dense = ("our dense model (E = 1)", results["ours", 1].seconds)
+            report.add(f"{title}, E = {count}", result.seconds, "s", peer=dense, bound=bound)
         if ("ours, dropless", count) in results:
             spent = results["ours, dropless", count].seconds
             report.add(f"{title}, E = {count}, dropless", spent, "s", peer=peer, bound=bound)
 
 
-def cell(result: Result, dense: float, shape: argparse.Namespace, training: bool) -> str:
-    text = f"{1e3 * result.seconds:.1f} ms  {result.seconds / dense:.2f}x"
-    if training and result.memory is not None:
-        tokens = shape.batch * shape.length
-        text += f"  {tokens / result.seconds:,.0f} tok/s  +{result.memory / 2**30:.1f} GiB"
-        if peak := peak_flops(torch.device(shape.device)):
-            text += f"  MFU {tokens * flops_per_token(shape) / result.seconds / peak:.1%}"
-    return text
-
-
-def flops_per_token(shape: argparse.Namespace) -> int:
-    """FLOPs of the matrix products of a training step: 6 per weight of a dense block or the head; attention aside."""
-    return 6 * (13 * shape.width**2 * shape.layers + shape.width * shape.vocab)
+def on_a_gpu(result: Result, shape: argparse.Namespace) -> str:
+    """Tokens per second, memory and MFU of a training step, which takes 6 FLOPs per active weight and token."""
+    speed = shape.batch * shape.length / result.seconds
+    text = f"{speed:,.0f} tok/s  +{result.memory / 2**30:.1f} GiB"
+    flops_per_token = 6 * (13 * shape.width**2 * shape.layers + shape.width * shape.vocab)
+    peak = peak_flops(torch.device(shape.device))
+    return text + (f"  MFU {speed * flops_per_token / peak:.1%}" if peak else "")
 
 
 def main() -> None:
@@ -307,14 +273,13 @@ def main() -> None:
     if 1 not in shape.experts:
         raise SystemExit("--experts must hold 1, the dense model that the ratios refer to")
     torch.set_num_threads(shape.threads)
-    report, console = Report("model_speed", shape), Console()
+    report = Report("model_speed", shape)
     for precision in shape.precision:
         for what in shape.what:
             training = what == "train"
             torch.manual_seed(0)
-            race = (training_contenders if training else decoding_contenders)(shape, precision)
+            race = (training_race if training else decoding_race)(shape, precision)
             results = measure(race, shape, shape.rounds * (1 if training else 10), f"{what} {precision}")
-            console.print(grid(f"{what}, {precision}", results, shape, training))
             add_rows(report, f"{what} {precision}", results, shape, training)
     report.finish()
 

@@ -12,24 +12,26 @@ import datetime
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
+
+from hub.plain.atomic import write_bytes
+from hub.plain.tables import Table, print_table
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub")
 LIBRARIES += ("numpy", "scipy", "pandas", "pyarrow")
-HEADINGS = ("", "measured", "peer", "peer's", "ratio", "bound", "bound's", "× bound", "note")
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,29 @@ class Row:
         """How many times the bound's time (or calls, …) it takes: 1 would be perfect."""
         return quotient(self.bound_value, self.value, self.unit)
 
-    def cells(self) -> tuple[str, ...]:
-        """The text under each of `HEADINGS`."""
-        numbers = [shown(v, self.unit) for v in (self.value, self.peer_value, self.bound_value)]
-        ratio, distance = (f"{plain(v)}×" if v is not None else "–" for v in (self.ratio, self.to_the_bound))
-        first, second = (self.name, numbers[0], self.peer or "–", numbers[1], ratio), (self.bound or "–", numbers[2])
-        return (*first, *second, distance, self.note)
+
+def table(rows: Sequence[Row]) -> Table:
+    """The rows as one table; a column that no row uses is left out."""
+
+    def times(value: float | None) -> str:
+        return "" if value is None else f"{plain(value)}×"
+
+    return Table.of(
+        [
+            {
+                " ": row.name,
+                "measured": shown(row.value, row.unit),
+                "peer": row.peer or "",
+                "peer's": shown(row.peer_value, row.unit),
+                "ratio": times(row.ratio),
+                "bound": row.bound or "",
+                "bound's": shown(row.bound_value, row.unit),
+                "× bound": times(row.to_the_bound),
+                "note": row.note,
+            }
+            for row in rows
+        ]
+    )
 
 
 def quotient(ours: float | None, theirs: float | None, unit: str) -> float | None:
@@ -72,9 +91,9 @@ def quotient(ours: float | None, theirs: float | None, unit: str) -> float | Non
 
 
 def shown(value: float | None, unit: str) -> str:
-    """A number with its unit, seconds in the unit that suits them."""
+    """A number with its unit, seconds in the unit that suits them; nothing for None."""
     if value is None:
-        return "–"
+        return ""
     if unit == "s":
         for scale, name in ((3600.0, "h"), (1.0, "s"), (1e-3, "ms")):
             if value >= scale:
@@ -112,15 +131,21 @@ class Report:
 
     def __init__(self, benchmark: str, options: argparse.Namespace) -> None:
         self.benchmark, self.options, self.rows, self.skipped = benchmark, options, list[Row](), list[str]()
-        self._started, self._busy, self._own = time.time(), busy_seconds(), own_seconds()
+        self._started, self._busy, self._own = time.time(), busy_seconds(), sum(os.times()[:4])
 
-    def add(self, name: str, value: float, unit: str, *, peer: tuple[str, float] | None = None,
-            bound: tuple[str, float] | None = None, note: str = "") -> None:  # fmt: skip
+    def add(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        peer: tuple[str, float] | None = None,
+        bound: tuple[str, float] | None = None,
+        note: str = "",
+    ) -> None:
         """One row; `peer` and `bound` are (what it is, its value in the same unit)."""
-        peer_name, peer_value = peer or (None, None)
-        bound_name, bound_value = bound or (None, None)
-        ratio = quotient(value, peer_value, unit)
-        self.rows.append(Row(name, value, unit, peer_name, peer_value, ratio, bound_name, bound_value, note))
+        ratio = quotient(value, peer[1], unit) if peer else None
+        self.rows.append(Row(name, value, unit, *(peer or (None, None)), ratio, *(bound or (None, None)), note))
 
     def skip(self, reason: str) -> None:
         """Say what was not measured, and why."""
@@ -128,6 +153,9 @@ class Report:
 
     def finish(self) -> None:
         """Print the rows, and write them where `--json` says."""
+        elapsed = time.time() - self._started
+        # Of the cores' time what other programs used (children of ours that have ended count as ours).
+        others = (busy_seconds() - self._busy) - (sum(os.times()[:4]) - self._own)
         result = {
             "benchmark": self.benchmark,
             "settings": settings(self.options),
@@ -135,31 +163,18 @@ class Report:
             "commit": commit(),
             "machine": machine(),
             "versions": versions(),
-            "minutes": round((time.time() - self._started) / 60, 1),
-            "other_work": self._other_work(),
+            "minutes": round(elapsed / 60, 1),
+            "other_work": round(max(0.0, others) / (elapsed * (os.cpu_count() or 1)), 3),
             "rows": [asdict(row) for row in self.rows],
             "skipped": self.skipped,
         }
-        table = Table(title=f"{self.benchmark}: {as_text(result['settings'])}", title_justify="left", show_lines=True)
-        for heading in HEADINGS:
-            table.add_column(heading, justify="left" if heading in ("", "peer", "bound", "note") else "right")
-        for row in self.rows:
-            table.add_row(*row.cells())
-        console = Console(width=max(Console().width, 150))
-        console.print(table)
+        print(f"{self.benchmark}: {as_text(result['settings'])}")
+        print_table(table(self.rows))
         for reason in self.skipped:
-            console.print(f"skipped: {reason}")
-        console.print(f"other programs used {result['other_work']:.0%} of the cores meanwhile")
+            print(f"skipped: {reason}")
+        print(f"other programs used {result['other_work']:.0%} of the cores meanwhile")
         if self.options.json:
-            self.options.json.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.options.json.with_name(self.options.json.name + ".tmp")
-            temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-            temporary.replace(self.options.json)
-
-    def _other_work(self) -> float:
-        """The part of the cores' time that other programs used: far from 0, the numbers are not worth keeping."""
-        others = (busy_seconds() - self._busy) - (own_seconds() - self._own)
-        return round(max(0.0, others) / ((time.time() - self._started) * (os.cpu_count() or 1)), 3)
+            write_bytes(self.options.json, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -186,13 +201,8 @@ def busy_seconds() -> float:
     return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
 
 
-def own_seconds() -> float:
-    """CPU seconds of this process and of its children that have ended."""
-    return sum(os.times()[:4])
-
-
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The options as plain values; where something lies on this machine is nobody's business."""
+    """The options as plain values; of a path only its last part."""
     values = {name: value for name, value in vars(options).items() if name not in ("json", "fast")}
     return {name: value.name if isinstance(value, Path) else value for name, value in values.items()}
 
@@ -210,14 +220,15 @@ def as_text(values: dict[str, Any]) -> str:
 
 def machine() -> dict[str, Any]:
     """CPU, cores that this process may use, memory and GPUs; no name of the machine."""
-    import torch
-
-    from training.run import devices
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = devices.total_memory(torch.device("cpu"))
-    found = {"cpu": devices._cpu_name(), "cores": cores, "memory": f"{memory / 2**30:.0f} GiB", "gpu": gpus()}
-    return found | {"system": f"{platform.system()} {platform.machine()}"}
+    information = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.+)", information.read_text()) if information.exists() else None
+    return {
+        "cpu": named[1] if named else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "gpu": gpus(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
 
 
 def gpus() -> str:
@@ -225,9 +236,8 @@ def gpus() -> str:
     if shutil.which("nvidia-smi") is None:
         return "none"
     asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    names = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split("\n")
-    names = [name.strip() for name in names if name.strip()]
-    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none"
+    names = Counter(subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip().splitlines())
+    return ", ".join(f"{count} x {name}" for name, count in names.items()) or "none"
 
 
 def versions() -> dict[str, str]:

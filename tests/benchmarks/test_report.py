@@ -41,7 +41,7 @@ def test_every_script_explains_itself(helps, name):
 def test_every_benchmark_is_run_and_has_a_section():
     makefile = (ROOT / "Makefile").read_text()
     (line,) = [line for line in makefile.splitlines() if line.startswith("BENCHMARKS :=")]
-    assert set(line.split()[2:]) == set(render.SECTIONS) == set(SCRIPTS) - {"render"}
+    assert set(line.split()[2:]) == render.load(render.RESULTS).keys() == set(SCRIPTS) - {"render"}
 
 
 def test_ratios_are_how_many_times_as_good():
@@ -63,7 +63,7 @@ def test_ratios_are_how_many_times_as_good():
         (46_252_845.4, "tokens/s", "46,252,845 tokens/s"),
         (1.0416e-5, "", "1.0416e-05"),
         (0.0, "%", "0 %"),
-        (None, "s", "–"),
+        (None, "s", ""),
     ],
 )
 def test_numbers_are_shown_in_units_that_suit_them(value, unit, text):
@@ -97,10 +97,9 @@ def test_a_report_is_read_back_and_rendered(results):
     assert result["versions"]["python"]
     text = render.page(render.load(results))
     assert "| a \\| b | 2 ms | scipy | 6 ms | 3× | numpy | 1 ms | 2× | checked |" in text
-    assert "| share | 0.5 % | – | – | – | – | – | – |  |" in text
+    assert "| share | 0.5 % |  |  |  |  |  |  |  |" in text
     assert "Skipped: the other half: needs a file." in text
-    assert "Fitting a law" not in text  # not measured
-    assert "Machine 1" not in text
+    assert "19,683 starts" not in text  # not measured
 
 
 def test_results_of_two_machines_are_told_apart(results):
@@ -108,7 +107,8 @@ def test_results_of_two_machines_are_told_apart(results):
     result["machine"]["gpu"] = "1 x NVIDIA H200"
     (results / "query_speed-h200.json").write_text(json.dumps(result))
     text = render.page(render.load(results))
-    assert text.count("**Machine 1:**") == text.count("**Machine 2:**") == 2
+    assert text.count("| share | 0.5 % |") == 2
+    assert text.count("GPU: 1 x NVIDIA H200") == 1
 
 
 def test_a_file_of_no_benchmark_is_refused(results):

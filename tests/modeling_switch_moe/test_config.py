@@ -7,28 +7,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from scaling_law.size.listing import ROWS
 
-# The paper's experiments listing: (heads, blocks, d_model, active as printed) -> {experts: total as printed}.
-LISTING = {
-    (8, 8, 512, "79M"): {1: "79M", 2: "98M", 4: "135M", 8: "211M", 16: "362M", 32: "664M"},
-    (9, 9, 576, "97M"): {8: "285M"},
-    (10, 10, 640, "118M"): {1: "118M", 2: "154M", 4: "228M", 8: "376M", 16: "671M", 32: "1.3B"},
-    (11, 11, 704, "142M"): {4: "289M"},
-    (12, 12, 768, "169M"): {1: "169M", 2: "233M", 4: "360M", 8: "615M", 16: "1.1B", 32: "2.1B"},
-    (13, 13, 832, "201M"): {2: "282M"},
-    (16, 16, 1024, "321M"): {1: "321M", 2: "472M", 4: "774M", 8: "1.4B", 16: "2.6B", 32: "5.0B"},
-    (18, 18, 1152, "426M"): {4: "1.1B"},
-    (10, 16, 1280, "469M"): {1: "469M", 2: "705M", 4: "1.2B", 8: "2.1B"},
-    (20, 20, 1280, "555M"): {1: "555M", 2: "850M"},
-    (11, 21, 1408, "683M"): {1: "683M", 2: "1.1B", 4: "1.8B", 8: "3.3B"},
-    (22, 22, 1408, "709M"): {1: "709M", 2: "1.1B", 4: "1.9B"},
-    (24, 24, 1536, "890M"): {1: "890M"},
-    (26, 26, 1664, "1.1B"): {1: "1.1B", 2: "1.8B", 4: "3.0B"},
-    (28, 28, 1792, "1.3B"): {1: "1.3B", 2: "2.2B", 4: "3.8B"},
-    (30, 30, 1920, "1.6B"): {1: "1.6B", 2: "2.6B"},
-    (36, 36, 2304, "2.7B"): {1: "2.7B"},
-}
-CASES = [(*shape, experts, total) for shape, totals in LISTING.items() for experts, total in totals.items()]
+# As the paper prints them: heads, blocks, d_model, active parameters, E, total parameters.
+CASES = sorted({(r.n_heads, r.n_blocks, r.d_model, r.n_active, r.experts, r.n_total) for r in ROWS})
 
 
 def as_printed(count):

@@ -2,7 +2,7 @@
 
 corpus -> tokenizer -> sweep -> release -> fit -> query -> use, each with the code that a cluster runs. Nothing is
 downloaded: the text is the documentation of the installed packages, and the hub is a local folder. Starting it again
-goes on where it stopped.
+resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
+import torch
 import yaml
-from rich.console import Console
-from rich.panel import Panel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import modeling_switch_moe  # noqa: F401 - registers the architecture; else its code in the release is needed
 from hub import RunRecord, open_store, release_runs
-from scaling_law import JointLaw, OptimalTable, fit, load_runs
+from hub.plain.tables import Table, print_table
+from hub.plain.units import format_bytes, format_count
+from hub.release.cards import loading_code
+from scaling_law import FitResult, JointLaw, fit, load_runs
 from scaling_law.commands.release import JudgedLaw, release_law
-from training import corpus as documentation
-from training.corpus import CorpusReport
+from scaling_law.figures import law_figures
+from training import corpus
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
-from training.demo import report as demo_report
+from training.demo import report
+from training.run.evaluation import evaluate
+from training.run.inputs import held_out
 from training.sweep.file import Sweep
 from training.sweep.plan import plan_sweep
 from training.sweep.runner import run_sweep, sweep_progress
@@ -33,6 +39,7 @@ from training.sweep.runner import run_sweep, sweep_progress
 # The question of step 6: an answer for one H100 that serves 16k tokens of context in bf16.
 QUESTION = {"flops": 1e22, "max_memory_bytes": 80e9, "kv_cache_tokens": 16384}
 PROMPT = "Returns the number of"
+VOCABULARY = 1024
 
 
 @dataclass(frozen=True)
@@ -41,16 +48,17 @@ class Settings:
 
     sweep_file: str  # in training/configs
     corpus_bytes: int | None  # of text; None for all there is
-    vocab_size: int
     bootstrap_resamples: int
 
 
-FULL = Settings("demo.yaml", corpus_bytes=None, vocab_size=1024, bootstrap_resamples=500)
-FAST = Settings("demo-fast.yaml", corpus_bytes=4_000_000, vocab_size=1024, bootstrap_resamples=100)
+FULL = Settings("demo.yaml", corpus_bytes=None, bootstrap_resamples=500)
+FAST = Settings("demo-fast.yaml", corpus_bytes=4_000_000, bootstrap_resamples=100)
 
 
 class DemoError(RuntimeError):
     """A step did not do its work; the message says which and where to look."""
+
+    exit_status = 1
 
 
 @dataclass
@@ -60,65 +68,72 @@ class Demo:
     folder: Path
     settings: Settings
     workers: int
-    console: Console
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
         """All steps, then the summary."""
         with self._step("1 Corpus", "the documentation of the installed packages, in the columns of FineWeb-Edu"):
-            corpus = self.corpus()
-        with self._step("2 Tokenizer", f"a byte-level BPE of {self.settings.vocab_size:,} tokens, trained on it"):
+            text = corpus.build(self._corpus, max_bytes=self.settings.corpus_bytes)
+            print(text)
+        with self._step("2 Tokenizer", f"a byte-level BPE of {VOCABULARY:,} tokens, trained on it"):
             self.tokenizer()
         with self._step("3 Sweep", "dense and Switch-MoE models: each size one trunk, with decay branches"):
             sweep = self.sweep()
         with self._step("4 Release", "checkpoints, cards and run records, in the layout of a release on the Hub"):
             released = self.release(sweep)
         with self._step("5 Fit", "the joint law, from the records of the release"):
-            fitted = self.fit(sweep)
+            result, law = self.fit(sweep)
         with self._step("6 Query", "what the paper's law buys for 1e22 FLOPs and an 80 GB GPU"):
-            answer = self.query(fitted)
+            paper = self.query(result)
         with self._step("7 Use", "a released checkpoint, loaded and asked as any model of transformers"):
-            sample = self.use(sweep, released)
-        self.console.print(demo_report.summary(self.seconds, corpus, released, fitted, answer, sample, self.folder))
-        demo_report.show_loading(self.console, sample)
+            model = self.use(sweep, released)
+        trunks = {record.parent_run_id for record in released}
+        tokens = sum(r.tokens - r.branch_point_tokens for r in released)
+        tokens += sum(max(r.branch_point_tokens for r in released if r.parent_run_id == trunk) for trunk in trunks)
+        command, own = report.own_question(law, f"{self.folder}/law")
+        rows = [
+            ("corpus", str(text)),
+            ("sweep", f"{len(released)} runs on {len(trunks)} trunks, {format_count(tokens)} tokens trained"),
+            ("losses", report.loss_range(released)),
+            ("our fit", f"RMSE {result.rmse:.4f} nats; {own}"),
+            ("paper's law", paper),
+            ("time", ", ".join(f"{name.split()[1].lower()} {spent:.0f} s" for name, spent in self.seconds.items())),
+            ("figures", f"{self.folder}/figures"),
+            ("release", f"{self.folder}/hub, as it lies on the Hub"),
+            ("refit", f"scaling-law fit {self.folder}/hub/datasets/{sweep.name}-runs/main"),
+            ("ask", command),
+            ("", "scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k"),
+        ]
+        print_table(Table((), rows, title="The whole loop is done"))
+        print("\nTo load the model in any Python that has transformers (this runs the code of the release):\n")
+        print(loading_code(str(model.resolve())))
 
-    # The names of these two folders are what the run records call the data set and the tokenizer.
+    # The names of these two folders are what the run records call the dataset and the tokenizer.
     @property
     def _corpus(self) -> Path:
         return self.folder / "installed-documentation"
 
     @property
     def _tokenizer(self) -> Path:
-        return self.folder / f"byte-level-bpe-{self.settings.vocab_size}"
+        return self.folder / f"byte-level-bpe-{VOCABULARY}"
 
     @contextmanager
     def _step(self, name: str, what: str) -> Iterator[None]:
-        self.console.rule(f"[bold]{name}[/] — {what}", align="left")
+        print(f"── {name} ── {what}")
         started = time.monotonic()
         yield
         self.seconds[name] = time.monotonic() - started
-        self.console.print(f"[dim]{self.seconds[name]:.0f} s[/]\n")
-
-    def corpus(self) -> CorpusReport:
-        """Build the corpus, or take the one that is there."""
-        report = documentation.build(self._corpus, max_bytes=self.settings.corpus_bytes)
-        self.console.print(str(report))
-        return report
+        print(f"{self.seconds[name]:.0f} s\n")
 
     def tokenizer(self) -> None:
         """Train the tokenizer, unless that is done."""
-        folder = self._tokenizer
-        if not (folder / "tokenizer.json").exists():
-            source = TextSource(str(self._corpus))
-            train_tokenizer(source.documents(), self.settings.vocab_size, folder, progress=False)
-        tokenizer = load_tokenizer(str(folder))
+        if not (self._tokenizer / "tokenizer.json").exists():
+            train_tokenizer(TextSource(str(self._corpus)).documents(), VOCABULARY, self._tokenizer, progress=False)
+        tokenizer = load_tokenizer(str(self._tokenizer))
         text = next(TextSource(str(self._corpus), split="validation").documents())[:5000]
         ids = tokenizer(text)["input_ids"]
-        self.console.print(
-            f"{len(text.encode()) / len(ids):.2f} bytes per token, such as "
-            f"{'|'.join(tokenizer.decode([i]) for i in ids[:14])!r}",
-            markup=False,
-        )
+        pieces = "|".join(tokenizer.decode([i]) for i in ids[:14])
+        print(f"{len(text.encode()) / len(ids):.2f} bytes per token, such as {pieces!r}")
 
     def sweep(self) -> Sweep:
         """Train what is not trained yet.
@@ -134,82 +149,76 @@ class Demo:
             "cache_dir": str(self.folder / "tokens"),
         }
         sweep = Sweep.from_dict(values, self.folder / "runs")
-        self.console.print(plan_sweep(sweep))
+        print_table(plan_sweep(sweep))
         with sweep_progress(sweep) as watch:
             outcome = run_sweep(sweep, self.workers, watch)
         if outcome.failed:
             lines = [f"{name}: exit status {status}, see {log}" for name, (status, log) in outcome.failed.items()]
-            raise DemoError("training failed; start again to go on\n  " + "\n  ".join(lines))
-        records = [RunRecord.load(folder) for run in sweep.runs for folder in run.finished()]
-        self.console.print(demo_report.runs_table(records))
+            raise DemoError("training failed; run the same command to resume\n  " + "\n  ".join(lines))
+        print_table(report.runs_table([RunRecord.load(folder) for run in sweep.runs for folder in run.finished()]))
         return sweep
 
     def release(self, sweep: Sweep) -> list[RunRecord]:
         """Push every finished run to the local hub, then the index; what is there already is left alone."""
         store = open_store(self.folder / "hub")
         folders = [folder for run in sweep.runs for folder in run.finished()]
-        with self.console.status("releasing"):
-            result = release_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
+        result = release_runs(store, [(folder, RunRecord.load(folder)) for folder in folders])
         if result.failed:
             raise result.failed
         released, index = result.records, result.indexes[sweep.name]
         weights = (self.folder / "hub").rglob("*.safetensors")
         size = sum(path.stat().st_size for path in weights if path.parent.name != "main")  # which has copies
-        repos = len({record.repo for record in released})
-        self.console.print(
-            f"{len(released)} revisions in {repos} model repositories ({size / 1e6:.0f} MB of weights) and the index "
-            f"{index.repo} (runs.jsonl, runs.parquet, README.md), under {self.folder / 'hub'}",
-            highlight=False,
+        print(
+            f"{len(released)} revisions in {len({record.repo for record in released})} model repositories "
+            f"({format_bytes(size)} of weights) and the index {index.repo}, under {self.folder / 'hub'}"
         )
         return released
 
-    def fit(self, sweep: Sweep) -> demo_report.Fitted:
+    def fit(self, sweep: Sweep) -> tuple[FitResult, JointLaw]:
         """Fit the joint law to the released records, with a bootstrap over trunks, and release the law with them."""
         runs = load_runs(self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main", loss="eval_loss")
         result = fit(runs, law="joint")
-        bootstrap = result.bootstrap(self.settings.bootstrap_resamples, seed=0)
-        self.console.print(result.summary())
-        fitted = demo_report.Fitted(runs, result, bootstrap, demo_report.extrapolate(runs))
-        trust = demo_report.trust(fitted)
-        self.console.print(Panel(trust, title="How far can this fit be trusted?", border_style="yellow"))
-        bootstrap.law.save_pretrained(self.folder / "law")
-        release_law(open_store(self.folder / "hub"), sweep.name, JudgedLaw(bootstrap.law, runs, fitted=True))
-        return fitted
+        law = result.bootstrap(self.settings.bootstrap_resamples, seed=0).law
+        print_table(result.summary())
+        print("How far can this fit be trusted?", *report.trust(runs, result, law), sep="\n- ")
+        law.save_pretrained(self.folder / "law")
+        release_law(open_store(self.folder / "hub"), sweep.name, JudgedLaw(law, runs, fitted=True))
+        return result, law
 
-    def query(self, fitted: demo_report.Fitted) -> OptimalTable:
-        """Ask the published law, and draw the figures."""
+    def query(self, result: FitResult) -> str:
+        """Ask the published law, and draw the figures; returns the answer."""
         law = JointLaw.published()
         table = law.optimal(**QUESTION, integral=True)
-        self.console.print(table)
-        paths = demo_report.figures(self.folder / "figures", law, fitted.result)
-        self.console.print("Figures: " + ", ".join(str(path) for path in paths), highlight=False)
-        return table
+        print_table(table)
+        drawn = {
+            "demo-predicted-against-observed": law_figures.predicted_against_observed(result),
+            "published-isoflop": law_figures.isoflop(law),
+            "published-memory-optimal": law_figures.memory_optimal(law, flops=1e22),
+        }
+        for name, axes in drawn.items():
+            print(f"wrote {law_figures.save(axes, self.folder / 'figures' / f'{name}.png')}")
+        return report.answer(table)
 
-    def use(self, sweep: Sweep, released: list[RunRecord]) -> demo_report.Sample:
+    def use(self, sweep: Sweep, released: list[RunRecord]) -> Path:
         """Load the best released checkpoint as a user would, let it write, and measure its loss again.
+
+        Returns:
+            Its folder.
 
         Raises:
             DemoError: the reloaded model's loss is not the recorded one.
         """
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        import modeling_switch_moe  # noqa: F401 (registers the architecture; else its code in the release is needed)
-        from training.run.evaluation import evaluate
-        from training.run.inputs import held_out
-
         best = min(released, key=lambda record: record.eval_loss)
         folder = self.folder / "hub" / "models" / best.repo / best.branch
         model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-        prompt = tokenizer(PROMPT, return_tensors="pt")
         torch.manual_seed(0)
+        prompt = tokenizer(PROMPT, return_tensors="pt")
         written = model.generate(**prompt, max_new_tokens=60, do_sample=True, top_p=0.9, temperature=0.8)
-        text = tokenizer.decode(written[0], skip_special_tokens=True)
+        print(f"{folder}\n> {' '.join(tokenizer.decode(written[0], skip_special_tokens=True).split())}")
         arguments = next(r.arguments for r in sweep.runs if r.arguments.model.d_model == best.d_model)
         sequences = held_out(arguments, tokenizer).wait()
         loss = evaluate(model, sequences, arguments.run.micro_batch_sequences, torch.device("cpu")).loss
-        self.console.print(f"{folder}\n> {text}", markup=False, highlight=False)
-        self.console.print(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per token")
+        print(f"held-out loss {loss:.6f}, recorded {best.eval_loss:.6f} nats per token")
         if abs(loss - best.eval_loss) > 1e-5:
             raise DemoError(f"the reloaded model has loss {loss}, its record says {best.eval_loss}")
-        return demo_report.Sample(best, folder, text, loss)
+        return folder

@@ -3,7 +3,6 @@
 It is run with no input to read, so a prompt ("Do you wish to run the custom code?") fails it.
 """
 
-import io
 import json
 import os
 import re
@@ -11,15 +10,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 
 from hub import open_store, push_run
 from hub.cli import main
 from hub.record.run_record import RunRecord
+from hub.release.cards import loading_code
 from hub.release.push import push_listing
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
@@ -103,7 +101,6 @@ def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, mon
     from transformers import AutoTokenizer
 
     from modeling_switch_moe import SwitchMoeForCausalLM
-    from training.demo.report import show_loading
 
     empty, local = tmp_path / "empty", tmp_path / "a folder's store"
     empty.mkdir()
@@ -111,15 +108,13 @@ def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, mon
     remote, folder = hub_store(loopback), Path("a folder's store/models/demo-d64-E4/tokens001.5M-seed0")
     pushed = release(remote, model_folder)
     release(open_store(local), model_folder)
-    console = Console(width=40, file=io.StringIO())
-    show_loading(console, SimpleNamespace(folder=folder))
     cards = [remote.read("model", "demo-d64-E4", "README.md", at) for at in (pushed.branch, "main")]
     snippets = [
         *((empty, code_of(card.decode())) for card in cards),
         (local, code_of((folder / "README.md").read_text())),
         (local, code_of((local / "models" / "demo-d64-E4" / "main" / "README.md").read_text())),
         (empty, pushed_code(str(local), model_folder, monkeypatch, capsys)),
-        (empty, console.file.getvalue().partition("\n\n")[2]),
+        (empty, loading_code(str(folder.resolve()))),  # as the demo prints it
     ]
     assert pushed.commit in snippets[1][1]  # on main the commit is known, and with it the code that will run
     modules = ["transformers_modules"] * len(snippets)

@@ -1,10 +1,9 @@
-"""Loss and perplexity of a causal language model on held-out text or token ids, for `evaluate`.
+"""Mean cross-entropy (nats per token), perplexity and bits per byte of a causal language model on held-out sequences.
 
-The loss is the mean cross-entropy over all predicted tokens, computed in evaluation mode, in which a mixture of
-experts of the type `switch_moe` drops no tokens. So the loss of a sequence does not depend on what shares its batch.
+All tokens count alike, whichever sequence they are in, as in the held-out loss of a training run. Evaluation mode
+drops no tokens in a mixture of experts, so the loss of a sequence does not depend on what shares its batch.
 """
 
-import importlib
 import importlib.util
 import math
 
@@ -12,11 +11,6 @@ import datasets
 import evaluate
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-_DESCRIPTION = """
-Mean cross-entropy (nats per token), perplexity and bits per byte of a causal language model on held-out sequences.
-All tokens count alike, whichever sequence they are in, as in the held-out loss of a training run.
-"""
 
 _KWARGS_DESCRIPTION = """
 Args:
@@ -48,40 +42,28 @@ Examples:
 _CITATION = """
 @inproceedings{ludziejewski2025joint,
   title = {Joint {MoE} Scaling Laws: Mixture of Experts Can Be Memory Efficient},
-  author = {Ludziejewski, Jan and others},
-  booktitle = {ICML},
-  year = {2025}
+  author = {Ludziejewski, Jan and others}, booktitle = {ICML}, year = {2025}
 }
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+@evaluate.utils.file_utils.add_start_docstrings(__doc__, _KWARGS_DESCRIPTION)
 class HeldOutPerplexity(evaluate.Measurement):
     def _info(self):
+        kinds = datasets.Value("string"), datasets.Sequence(datasets.Value("int64"))
         return evaluate.MeasurementInfo(
             module_type="measurement",
-            description=_DESCRIPTION,
+            description=__doc__,
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
-            features=[
-                datasets.Features({"predictions": datasets.Value("string")}),
-                datasets.Features({"predictions": datasets.Sequence(datasets.Value("int64"))}),
-            ],
+            features=[datasets.Features({"predictions": kind}) for kind in kinds],
             reference_urls=["https://arxiv.org/abs/2502.05172"],
         )
 
     def _compute(
-        self,
-        predictions,
-        model_id,
-        revision=None,
-        batch_size=16,
-        max_length=None,
-        stride=None,
-        add_start_token=None,
-        device=None,
-        trust_remote_code=False,
-    ):
+        self, predictions, model_id, revision=None, batch_size=16, max_length=None, stride=None, add_start_token=None,
+        device=None, trust_remote_code=False,
+    ):  # fmt: skip
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size: {batch_size!r}; it must be an integer of at least 1")
         if importlib.util.find_spec("modeling_switch_moe"):  # registers the model type where it is installed
@@ -99,16 +81,11 @@ class HeldOutPerplexity(evaluate.Measurement):
         if not windows:
             raise ValueError("predictions: no token is predicted; sequences need two tokens, or a start token")
         nats, tokens = _sum_of_losses(model, windows, batch_size)
-        if are_texts:
-            n_bytes = sum(len(text.encode()) for text in predictions)
-        else:
-            predicted = tokenizer.batch_decode(
-                [ids if add_start_token else ids[1:] for ids in predictions],
-                skip_special_tokens=True,
-                clean_up_tokenization_spaces=False,
-            )
-            n_bytes = sum(len(text.encode()) for text in predicted)
-        loss = nats / tokens
+        texts = predictions
+        if not are_texts:
+            predicted = [ids if add_start_token else ids[1:] for ids in predictions]
+            texts = tokenizer.batch_decode(predicted, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        n_bytes, loss = sum(len(text.encode()) for text in texts), nats / tokens
         return {
             "loss": loss,
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
