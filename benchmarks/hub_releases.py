@@ -12,14 +12,11 @@ sent, fills no `main`, and has no index that a fit could read; ours does all thr
 The pace that keeps below the limit (`store.pace`) does not wait here: the seconds are those of the work, and how long
 it would have waited is a row of its own.
 
-Bounds: one call for each commit, to push again one look at each repository, to load one call in all; for the seconds
-as many bare round trips as our way made requests, sent one after the other over one open connection (for pushing also
-a copy and a hash of every file), shared perfectly by the workers.
+Bounds: one call for each commit, to push again one look at each repository, to load one call in all.
 """
 
 from __future__ import annotations
 
-import http.client
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -36,7 +33,6 @@ from huggingface_hub import HfApi, hf_hub_download, logging
 
 from benchmarks.report import Report, parse, seconds
 from hub import HubStore, RunRecord, load_index, push_runs
-from hub.plain.atomic import copy_file
 from hub.record.names import branch_name, repo_name
 from hub.release.cards import model_card
 from hub.release.push import push_listing
@@ -135,29 +131,8 @@ def the_obvious_way(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cac
     }
 
 
-def round_trip(server: LoopbackHub, count: int = 200) -> float:
-    """Seconds of a bare request and its answer over a connection that stays open."""
-    connection = http.client.HTTPConnection(server.endpoint.removeprefix("http://"))
-
-    def ask() -> None:
-        connection.request("GET", "/api/whoami-v2", headers={"Authorization": f"Bearer {TOKEN}"})
-        connection.getresponse().read()
-
-    ask()
-    spent = seconds(lambda: [ask() for _ in range(count)])
-    connection.close()
-    return spent / count
-
-
-def copy_seconds(runs: list[tuple[Path, RunRecord]], folder: Path) -> float:
-    """Seconds to copy, hash and sync every file that is pushed."""
-    files = [path for run, _ in runs for path in run.iterdir()]
-    folder.mkdir()
-    return seconds(lambda: [copy_file(path, folder / str(number)) for number, path in enumerate(files)])
-
-
-def add_rows(report: Report, here: dict[str, Cost], there: dict[str, Cost], trip: float, copying: float) -> None:
-    count, workers = report.options.runs, report.options.workers
+def add_rows(report: Report, here: dict[str, Cost], there: dict[str, Cost]) -> None:
+    count = report.options.runs
     least = {
         "push": ("one for each commit", 1.0),
         "push again": ("one look at each repository", -(-count // RUNS_PER_REPOSITORY) / count),
@@ -169,11 +144,7 @@ def add_rows(report: Report, here: dict[str, Cost], there: dict[str, Cost], trip
             name = f"{work}: {what.replace('calls', 'API calls')} per run"
             peer = ("the obvious way", getattr(other, what) / count)
             report.add(name, getattr(one, what) / count, "", peer=peer, bound=bound)
-        bare, trips = one.requests * trip, f"{one.requests:,} bare round trips"
-        if work == "push":
-            bare, trips = bare + copying, trips + ", files copied and hashed"
-        bound = (trips, bare / (workers if work.startswith("push") else 1))
-        report.add(f"{work}: time", one.seconds, "s", peer=("the obvious way", other.seconds), bound=bound)
+        report.add(f"{work}: time", one.seconds, "s", peer=("the obvious way", other.seconds))
 
 
 @contextmanager
@@ -200,9 +171,7 @@ def main() -> None:
             here, waited = ours(server, runs, Path(scratch) / "cache", options.workers)
         with hub(options.delay) as server:
             there = the_obvious_way(server, runs, Path(scratch) / "other cache")
-            trip = round_trip(server, 20 if options.delay else 200)
-        copying = copy_seconds(runs, Path(scratch) / "copied")
-    add_rows(report, here, there, trip, copying)
+    add_rows(report, here, there)
     report.add("push: waiting for the pace", waited, "s")
     report.finish()
 

@@ -13,9 +13,7 @@ Bounds: for training the dense step's matrix products alone, at the same shapes 
 model multiplies as much as the dense one); for decoding one read of the weights that the step needs (of the experts
 those that its tokens choose) and of the filled key-value cache, at the memory's or the processor cache's speed.
 
-On a GPU a training row also gives tokens per second, the MFU (of the data sheet's dense bf16 peak) and the memory that
-the step adds to the weights. `--clock cpu` counts the process's CPU time, for machines that others use too (with
-`--threads 1`).
+`--clock cpu` counts the process's CPU time, for machines that others use too (with `--threads 1`).
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import torch
 from rich.progress import track
@@ -35,7 +32,6 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks.report import Report, parse
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from training.run.devices import peak_flops
 
 PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, OlmoeForCausalLM)}
 MATMUL, MEMORY = "matmul bound", "memory bound"
@@ -44,14 +40,6 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 Step = Callable[[int], object]  # of its number
 Race = dict[tuple[str, int], Step]  # by name and E
-
-
-@dataclass
-class Result:
-    """Median seconds of a step and, on CUDA, the bytes of memory that it had on top of the weights."""
-
-    seconds: float
-    memory: int | None
 
 
 def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
@@ -198,56 +186,38 @@ def decoding_race(shape: argparse.Namespace, precision: str) -> Race:
     return race
 
 
-def measure(race: Race, shape: argparse.Namespace, rounds: int, title: str) -> dict[tuple[str, int], Result]:
-    """Everybody takes turns, step by step."""
+def measure(race: Race, shape: argparse.Namespace, rounds: int, title: str) -> dict[tuple[str, int], float]:
+    """Median seconds of a step of each. Everybody takes turns, step by step."""
     clock = CLOCKS[shape.clock]
     times: dict[tuple[str, int], list[float]] = {key: [] for key in race}
-    memory: dict[tuple[str, int], int | None] = dict.fromkeys(race)
-    on_gpu = shape.device == "cuda"
     for number in track(range(-shape.warmup, rounds), description=title):
         if number == 0:
             gc.collect()
         for key, step in race.items():
-            if on_gpu:
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
             start = clock()
             step(number)
-            if on_gpu:
+            if shape.device == "cuda":
                 torch.cuda.synchronize()
-                memory[key] = torch.cuda.max_memory_allocated() - before
             if number >= 0:
                 times[key].append(clock() - start)
-    return {key: Result(statistics.median(values), memory[key]) for key, values in times.items()}
+    return {key: statistics.median(values) for key, values in times.items()}
 
 
-def add_rows(report: Report, title: str, results: dict, shape: argparse.Namespace, training: bool) -> None:
+def add_rows(report: Report, title: str, spent: dict, shape: argparse.Namespace, training: bool) -> None:
     """For every E the fastest transformers model and our dense model as peers."""
     for count in shape.experts:
-        result = results["ours", count]
-        bound = ("reading weights and KV cache once", results[MEMORY, count].seconds) if not training else (
-            "the matrix products alone", results[MATMUL, 1].seconds
+        bound = ("the matrix products alone", spent[MATMUL, 1]) if training else (
+            "reading weights and KV cache once", spent[MEMORY, count]
         )  # fmt: skip
-        others = {n: r.seconds for (n, e), r in results.items() if e == count and n.split(",")[0] in PEERS}
+        others = {name: value for (name, e), value in spent.items() if e == count and name.split(",")[0] in PEERS}
         best = min(others, key=others.__getitem__, default=None)
         peer = (f"fastest of transformers: {best}", others[best]) if best else None
-        note = on_a_gpu(result, shape) if training and result.memory is not None else ""
-        report.add(f"{title}, E = {count}", result.seconds, "s", peer=peer, bound=bound, note=note)
+        report.add(f"{title}, E = {count}", spent["ours", count], "s", peer=peer, bound=bound)
         if count > 1:
-            dense = ("our dense model (E = 1)", results["ours", 1].seconds)
-            report.add(f"{title}, E = {count}", result.seconds, "s", peer=dense, bound=bound)
-        if ("ours, dropless", count) in results:
-            spent = results["ours, dropless", count].seconds
-            report.add(f"{title}, E = {count}, dropless", spent, "s", peer=peer, bound=bound)
-
-
-def on_a_gpu(result: Result, shape: argparse.Namespace) -> str:
-    """Tokens per second, memory and MFU of a training step, which takes 6 FLOPs per active weight and token."""
-    speed = shape.batch * shape.length / result.seconds
-    text = f"{speed:,.0f} tok/s  +{result.memory / 2**30:.1f} GiB"
-    flops_per_token = 6 * (13 * shape.width**2 * shape.layers + shape.width * shape.vocab)
-    peak = peak_flops(torch.device(shape.device))
-    return text + (f"  MFU {speed * flops_per_token / peak:.1%}" if peak else "")
+            dense = ("our dense model (E = 1)", spent["ours", 1])
+            report.add(f"{title}, E = {count}", spent["ours", count], "s", peer=dense, bound=bound)
+        if ("ours, dropless", count) in spent:
+            report.add(f"{title}, E = {count}, dropless", spent["ours, dropless", count], "s", peer=peer, bound=bound)
 
 
 def main() -> None:
@@ -279,8 +249,8 @@ def main() -> None:
             training = what == "train"
             torch.manual_seed(0)
             race = (training_race if training else decoding_race)(shape, precision)
-            results = measure(race, shape, shape.rounds * (1 if training else 10), f"{what} {precision}")
-            add_rows(report, f"{what} {precision}", results, shape, training)
+            spent = measure(race, shape, shape.rounds * (1 if training else 10), f"{what} {precision}")
+            add_rows(report, f"{what} {precision}", spent, shape, training)
     report.finish()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from training.configuration.arguments import ConfigurationError
@@ -67,12 +67,6 @@ def load_tokenizer(name_or_path: str, revision: str | None = None):
     if tokenizer.eos_token_id is None:
         raise ConfigurationError(f"data.tokenizer: {name_or_path!r} has no eos token to end documents with")
     return tokenizer
-
-
-def token_counter(tokenizer) -> Callable[[list[str]], list[int]]:
-    """A function: texts -> their numbers of tokens, without an end-of-text token."""
-    encode = tokenizer.backend_tokenizer.encode_batch_fast
-    return lambda texts: [len(encoding.ids) for encoding in encode(texts, add_special_tokens=False)]
 
 
 def description(tokenizer) -> str:
