@@ -28,18 +28,10 @@ from training.run.step import Progress
 
 
 def make_session(d_model: int, experts: int) -> SimpleNamespace:
-    accelerator = Accelerator()
-    blocks = d_model // 64
-    config = SwitchMoeConfig(
-        vocab_size=50257,
-        hidden_size=d_model,
-        num_hidden_layers=blocks,
-        num_attention_heads=blocks,
-        num_experts=experts,
-    )
-    model = build_model(config, seed=0)
-    optimizer = build_optimizer(model, OptimizerArguments(), accelerator.device)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator, blocks = Accelerator(), d_model // 64
+    sizes = {"hidden_size": d_model, "num_hidden_layers": blocks, "num_attention_heads": blocks}
+    model = build_model(SwitchMoeConfig(num_experts=experts, **sizes), seed=0)
+    model, optimizer = accelerator.prepare(model, build_optimizer(model, OptimizerArguments(), accelerator.device))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -55,17 +47,6 @@ def write_bytes(path: Path, size: int) -> None:
             file.write(block[: size - start])
         file.flush()
         os.fsync(file.fileno())
-
-
-def read_bytes(path: Path, buffer: bytearray) -> None:
-    with path.open("rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
-
-
-def sha256(path: Path) -> None:
-    with path.open("rb") as file:
-        hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read())
 
 
 def torch_save(path: Path, session) -> None:
@@ -85,8 +66,7 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
     size = 12 * sum(p.numel() for p in session.model.parameters())
     writer, path = CheckpointWriter(session), checkpoint.path_of(folder, 0)
     raw, peer = folder / "bytes", folder / "state.pt"
-    memory, buffer = torch.empty(size // 4), bytearray(1 << 24)
-    memory.fill_(1.0)  # its pages are there: what is measured is the copy
+    memory = torch.ones(size // 4)
 
     def save() -> None:
         shutil.rmtree(path, ignore_errors=True)
@@ -100,8 +80,8 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
         "verify": lambda: checkpoint.find_damage(path),
         "load": lambda: checkpoint.load(path, session),
         "torch.load": lambda: torch_load(peer, session),
-        "sha256": lambda: sha256(raw),
-        "read": lambda: read_bytes(raw, buffer),
+        "sha256": lambda: hashlib.sha256(raw.read_bytes()),
+        "read": raw.read_bytes,
         "memcpy": memory.clone,
     }
     return size, in_turns(works, rounds)
