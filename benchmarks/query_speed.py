@@ -159,7 +159,7 @@ def cold_start(report: Report, rounds: int) -> None:
     spent = in_turns(works, rounds)
     peer, bound = ("a process that imports scipy.optimize", spent["peer"]), ("that imports numpy", spent["bound"])
     report.add("cold start: import and ask", spent["ours"], "s", peer=peer, bound=bound)
-    report.add("cold start in the shell", spent["shell"], "s", peer=peer, bound=bound, note="`scaling-law optimal …`")
+    report.add("cold start in the shell", spent["shell"], "s", peer=peer, bound=bound, note="scaling-law optimal …")
 
 
 def main() -> None:
