@@ -105,10 +105,11 @@ def automatic_experts_forward(
     data), or "batched_mm" for a handful of tokens on an accelerator, where gathering the experts that are hit is
     cheaper than a grouped launch.
 
-    On CPU (torch 2.13, one core with AMX, CPU time of a training step relative to the dense model of as many active
-    parameters) a Python loop over tokens sorted by expert was the alternative: at E = 8 and 32 and width 256
-    "grouped_mm" takes 1.08 and 1.32 times the dense step in fp32 and the loop 1.05 and 1.35; at width 512 1.19 and
-    2.00 against 1.26 and 2.47. In bf16 the loop wins at E = 8 (1.4 to 1.5 against 1.8) and loses at E = 32.
+    On CPU "grouped_mm" was the faster of two short ways in most cases: its training step against that of "eager",
+    relative to the dense model of as many active parameters (torch 2.13, CPU time of one core with AMX;
+    `benchmarks.model_speed` measures both): fp32 at width 256 1.12 and 1.14 (E = 8), 1.23 and 1.22 (E = 32); at width
+    512 1.25 and 1.46, 2.08 and 2.82; bf16 autocast 1.64 and 1.33, 1.89 and 2.36. So ask for "eager" in bf16 with few
+    experts, where it multiplies in bf16 and "grouped_mm" in fp32.
     """
     on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
     if has_capacity(module) and (compiling or not on_cpu):

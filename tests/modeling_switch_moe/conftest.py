@@ -32,7 +32,7 @@ def make_config():
 def make_model(make_config):
     """A model whose router is sharp enough to leave the experts unevenly loaded, so that tokens are dropped."""
 
-    def make(seed=0, sharpen=8.0, **changes):
+    def make(seed=0, sharpen=8.0, implementation=None, **changes):
         torch.manual_seed(seed)
         model = SwitchMoeForCausalLM(make_config(**changes))
         with torch.no_grad():
@@ -43,6 +43,8 @@ def make_model(make_config):
                     parameter.mul_(4.0)  # outputs of the experts as large as the stream, so that errors would show
                 elif "layernorm" in name:
                     parameter.add_(0.1 * torch.randn_like(parameter))
+        if implementation is not None:
+            model.set_experts_implementation(implementation)
         return model
 
     return make

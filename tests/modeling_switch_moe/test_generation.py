@@ -134,8 +134,7 @@ def test_logits_of_chosen_positions(make_model, tokens):
 @pytest.mark.parametrize("rows", [0, 1])
 def test_decoding_equals_the_forward_with_gradients(make_model, tokens, implementation, rows):
     """Without gradients the experts take a shorter way; one row is the usual case while decoding."""
-    model = make_model().eval()
-    model.set_experts_implementation(implementation)
+    model = make_model(implementation=implementation).eval()
     batch = tokens[:rows] if rows else tokens
     with torch.no_grad():
         found = model(batch).logits
