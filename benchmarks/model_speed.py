@@ -6,8 +6,9 @@
 
 All contenders live in one process and take turns step by step, so that a slow minute of the machine hits them all;
 reported is the median over rounds. Peers are the fastest of transformers, our dense model of the same active
-parameters (E = 1), and in training our plain loop over the experts. A training step is forward and backward with gradients freed in between; decoding is one new token
-per row with a filled cache, other tokens at every step, so that all models see many routings.
+parameters (E = 1), and in training our plain loop over the experts. A training step is forward and backward with
+gradients freed in between; decoding is one new token per row with a filled cache, other tokens at every step, so that
+all models see many routings.
 
 Bounds: for training the dense step's matrix products alone, at the same shapes and in the same precision (a Switch
 model multiplies as much as the dense one); for decoding one read of the weights that the step needs (of the experts
