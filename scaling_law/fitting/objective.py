@@ -21,8 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.laws import LAWS, Law
-from scaling_law.laws.experts import log_expert_transform_gradient
-from scaling_law.laws.terms import coefficients_of, has_transform, positive_coefficients
+from scaling_law.laws.terms import (
+    coefficients_of,
+    has_transform,
+    log_expert_transform_gradient,
+    positive_coefficients,
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -175,7 +179,7 @@ class Objective:
         if not self.has_transform:
             return None
         start, top = (column[:, None] for column in self._transform(theta))
-        e, _, by_start, by_max = log_expert_transform_gradient(self.expert_values, start, top)
+        e, by_start, by_max = log_expert_transform_gradient(self.expert_values, start, top)
         follows = self.e_max is None and not self.e_max_alone  # E_max moves with E_start
         by_u = (by_start + by_max * follows) * (start - 1.0)
         by_v = by_max * (top - (start if follows else 1.0)) * (self.e_max is None)

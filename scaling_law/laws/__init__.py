@@ -4,10 +4,9 @@
 """
 
 from scaling_law.laws.conditions import Conditions, ExtrapolationError
-from scaling_law.laws.experts import expert_transform
 from scaling_law.laws.kinds import ChinchillaForm, ChinchillaLaw, JointLaw, RoutedLaw
 from scaling_law.laws.law import LAWS, Law, register
-from scaling_law.laws.terms import Term
+from scaling_law.laws.terms import Term, expert_transform
 
 __all__ = [
     "LAWS",

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaling_law.laws.conditions import GUARD
-from scaling_law.laws.experts import expert_transform
 from scaling_law.laws.law import Law, checked_experts, register
-from scaling_law.laws.terms import Term
+from scaling_law.laws.terms import Term, expert_transform
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:

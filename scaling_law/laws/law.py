@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.laws.conditions import Conditions, range_warnings
-from scaling_law.laws.terms import VARIABLES, Term, coefficients_of, differentiate_terms, evaluate_terms
+from scaling_law.laws.terms import VARIABLES, Term, coefficients_of, evaluate_terms
 from scaling_law.size.architecture import VOCAB_SIZE
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Draws:
 class Law:
     """What all laws share. `conditions` describe the fit; `draws` are coefficients of refits.
 
-    A kind of law has a `name`, a `formula` and its `terms`; its values and derivatives follow from these. `draws` has
+    A kind of law has a `name`, a `formula` and its `terms`, from which its values follow. `draws` has
     shape [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None; a function without arguments
     that returns such an array is called when the draws are first needed.
 
@@ -88,7 +88,7 @@ class Law:
 
     @classmethod
     def coefficient_names(cls) -> tuple[str, ...]:
-        """The coefficients in the order of the formula (and of `draws` and `jacobian`)."""
+        """The coefficients in the order of the formula (and of `draws`)."""
         return tuple(f.name for f in fields(cls) if f.name not in ("conditions", "draws", "experts"))
 
     @property
@@ -118,15 +118,6 @@ class Law:
         shape = np.broadcast_shapes(*(values.shape for values in inputs.values()))
         columns = self.draws.T.reshape(len(self.coefficients), -1, *([1] * len(shape)))
         return np.asarray(self.evaluate(columns, **inputs))
-
-    def jacobian(
-        self, n_active: ArrayLike, tokens: ArrayLike | None = None, experts: ArrayLike | None = None
-    ) -> FloatArray:
-        """∂L/∂coefficient, of shape [..., n_coefficients], for arguments that broadcast to [...]."""
-        inputs = self._inputs(n_active, tokens, experts)
-        arrays = dict(zip(inputs, np.broadcast_arrays(*inputs.values()), strict=True))
-        columns = differentiate_terms(self.terms, self.coefficients, arrays)
-        return np.stack([columns[name] for name in self.coefficient_names()], axis=-1)
 
     @classmethod
     def evaluate(cls, coefficients: Any, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:

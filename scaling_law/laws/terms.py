@@ -1,9 +1,14 @@
-"""The terms that a law is a sum of; from them follow its value, its derivatives, its fit and its starts.
+"""The terms that a law is a sum of; its values, its fit and its starts follow from them.
 
     term = exp( p + s x + (q + r x) ln Ê )        x = ln N, ln D or ln E
 
 e^p is the size, s the slope, q the dependence on experts, r the interaction. A term without experts has q = r = 0, a
-constant s = 0 as well. Every law that is a sum of such terms can be fitted.
+constant s = 0 as well. Every law that is a sum of such terms can be fitted. Ê is the number of experts transformed
+(Ludziejewski et al. 2025, arXiv 2502.05172, Eq. 3, after Clark et al. 2022),
+
+    1/Ê = 1 / (E − 1 + (1/E_start − 1/E_max)⁻¹) + 1/E_max
+
+so that Ê(1) = E_start, Ê grows with E and saturates at E_max.
 """
 
 from __future__ import annotations
@@ -13,9 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from scaling_law.laws.experts import expert_transform, log_expert_transform_gradient
+from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 TRANSFORM = ("e_start", "e_max")  # coefficients of Ê, in every law that has it
@@ -79,37 +82,35 @@ def evaluate_terms(terms: Sequence[Term], values: Mapping[str, Any], inputs: Map
     log_e: Any = 0.0
     if has_transform(terms):
         log_e = np.log(expert_transform(inputs["experts"], *(values[name] for name in TRANSFORM)))
-    return sum(_term(term, values, inputs, log_e) for term in terms)
-
-
-def differentiate_terms(
-    terms: Sequence[Term], values: Mapping[str, float], inputs: Mapping[str, FloatArray]
-) -> dict[str, FloatArray]:
-    """∂(sum)/∂coefficient for each coefficient, at inputs of one shape [...]."""
-    log_e: Any = 0.0
-    if has_transform(terms):
-        log_e, _, by_start, by_max = log_expert_transform_gradient(
-            inputs["experts"], values["e_start"], values["e_max"]
-        )
-    found: dict[str, FloatArray] = {}
-    by_log_e: Any = 0.0
+    total: Any = 0.0
     for term in terms:
-        value = np.broadcast_to(_term(term, values, inputs, log_e), inputs["experts"].shape)
+        own = [values[name] for name in term.coefficients]
         x = np.log(inputs[term.variable]) if term.variable else 0.0
-        factors = (1.0 / values[term.coefficients[0]], x, log_e, log_e * x)
-        found |= {name: value * factor for name, factor in zip(term.coefficients, factors, strict=False)}
         if term.experts:
-            by_log_e += value * (values[term.coefficients[2]] + values[term.coefficients[3]] * x)
-    if has_transform(terms):
-        found |= {"e_start": by_log_e * by_start, "e_max": by_log_e * by_max}
-    return found
+            total = total + own[0] * np.exp(own[2] * log_e + (own[1] + own[3] * log_e) * x)
+        else:
+            total = total + (own[0] * np.exp(own[1] * x) if term.variable else own[0])
+    return total
 
 
-def _term(term: Term, values: Mapping[str, Any], inputs: Mapping[str, FloatArray], log_e: Any) -> Any:
-    if term.variable is None:
-        return values[term.coefficients[0]]
-    own = [values[name] for name in term.coefficients]
-    x = np.log(inputs[term.variable])
-    if not term.experts:
-        return own[0] * np.exp(own[1] * x)
-    return own[0] * np.exp(own[2] * log_e + (own[1] + own[3] * log_e) * x)
+def expert_transform(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
+    """Ê, broadcasting over its arguments. Needs E ≥ 1 and 1 < e_start < e_max (not checked here)."""
+    inner, top = _inner(experts, e_start, e_max), np.asarray(e_max, float)
+    return inner * top / (inner + top)
+
+
+def log_expert_transform_gradient(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> tuple[Any, Any, Any]:
+    """ln Ê and its derivatives by E_start and E_max (each broadcast)."""
+    start, top = np.asarray(e_start, float), np.asarray(e_max, float)
+    inner, offset = _inner(experts, start, top), start * top / (top - start)
+    by_inner = 1.0 / inner - 1.0 / (inner + top)  # d ln Ê / d inner
+    # offset = s t / (t − s): its derivatives are (offset/s)² and −(offset/t)²
+    by_start = by_inner * (offset / start) ** 2
+    by_max = -by_inner * (offset / top) ** 2 + 1.0 / top - 1.0 / (inner + top)
+    return np.log(inner) + np.log(top) - np.log(inner + top), by_start, by_max
+
+
+def _inner(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
+    """E − 1 + (1/E_start − 1/E_max)⁻¹."""
+    start, top = np.asarray(e_start, float), np.asarray(e_max, float)
+    return np.asarray(experts, float) - 1.0 + start * top / (top - start)
