@@ -17,51 +17,23 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import scaling_law  # noqa: F401 - before `hub` is imported: names a file of the user that hides it
 
-if TYPE_CHECKING:
-    from training.configuration.arguments import ConfigurationError, TrainingArguments
-    from training.configuration.reading import from_dict, parse_command_line
-    from training.configuration.schedule import Branch, Schedule
-    from training.data.text import TextSource
-    from training.data.tokenizer import load_tokenizer, train_tokenizer
-    from training.run.main import Run
-    from training.sweep.file import Sweep
-    from training.sweep.plan import plan_sweep
-    from training.sweep.runner import run_sweep
-
-_HOME = {
-    "Branch": "configuration.schedule",
-    "ConfigurationError": "configuration.arguments",
-    "Run": "run.main",
-    "Schedule": "configuration.schedule",
-    "Sweep": "sweep.file",
-    "TextSource": "data.text",
-    "TrainingArguments": "configuration.arguments",
-    "from_dict": "configuration.reading",
-    "load_tokenizer": "data.tokenizer",
-    "parse_command_line": "configuration.reading",
-    "plan_sweep": "sweep.plan",
-    "run_sweep": "sweep.runner",
-    "train_tokenizer": "data.tokenizer",
+_NAMES = {
+    "configuration.arguments": "ConfigurationError TrainingArguments",
+    "configuration.reading": "from_dict parse_command_line",
+    "configuration.schedule": "Branch Schedule",
+    "data.text": "TextSource",
+    "data.tokenizer": "load_tokenizer train_tokenizer",
+    "run.main": "Run",
+    "sweep.file": "Sweep",
+    "sweep.plan": "plan_sweep",
+    "sweep.runner": "run_sweep",
 }
-__all__ = [
-    "Branch",
-    "ConfigurationError",
-    "Run",
-    "Schedule",
-    "Sweep",
-    "TextSource",
-    "TrainingArguments",
-    "from_dict",
-    "load_tokenizer",
-    "parse_command_line",
-    "plan_sweep",
-    "run_sweep",
-    "train_tokenizer",
-]
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = list(_HOME)
 
 
 class MissingPackagesError(ModuleNotFoundError):

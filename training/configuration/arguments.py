@@ -162,9 +162,9 @@ class ModelArguments(_Section):
     """Width of the residual stream."""
     experts: PositiveInt = 1
     """Experts per block; 1 is a dense model."""
-    n_blocks: PositiveInt | None = Field(None, validate_default=True)
+    n_blocks: PositiveInt | None = Field(default=None, validate_default=True)
     """Blocks; default d_model / 64."""
-    n_heads: PositiveInt | None = Field(None, validate_default=True)
+    n_heads: PositiveInt | None = Field(default=None, validate_default=True)
     """Attention heads; default d_model / 64."""
     capacity_factor: NonNegativeFloat = PAPER.capacity_factor
     """Expert capacity in training, times tokens / experts; 0 trains dropless."""
@@ -336,7 +336,8 @@ class TrainingArguments(_Section):
             if stage.sequences % size
         ]
         branch = self.schedule_at(peak=1.0).branch
-        for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
+        checks: list[Callable[[], object]] = [partial(branch, tokens) for tokens in self.schedule.tokens]
+        for check in (self.check_capacity_group, *checks):
             try:
                 check()
             except ValueError as error:
@@ -419,5 +420,10 @@ class TrainingArguments(_Section):
         write_bytes(path, yaml.safe_dump(self.to_dict(), sort_keys=False).encode())
 
 
-SECTIONS = {"run": RunArguments, "model": ModelArguments, "data": DataArguments}
-SECTIONS |= {"schedule": ScheduleArguments, "optimizer": OptimizerArguments}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "run": RunArguments,
+    "model": ModelArguments,
+    "data": DataArguments,
+    "schedule": ScheduleArguments,
+    "optimizer": OptimizerArguments,
+}

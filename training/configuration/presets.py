@@ -35,7 +35,7 @@ class Listed:
     tokens: tuple[int, ...]
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Any]:
         """Parameters and shape."""
         arch = self.architecture
         return {"n_active": arch.n_active, "n_total": arch.n_total, **arch.shape}

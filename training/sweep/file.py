@@ -254,7 +254,7 @@ def _planned(path: Path) -> list[dict[str, Any]]:
 
 def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str, Any]) -> SweepRun:
     layers = [file.base, listed, point]
-    chosen = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
+    chosen: Any = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
     sections = presets.merged(presets.sections(chosen), *layers)
     for override in file.overrides:
         fields = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}

@@ -104,7 +104,7 @@ def trained_tokens(run: SweepRun) -> int:
 def measured_flops_per_second(sweep: Sweep) -> float | None:
     """Training FLOP/s of one run: the median over the records, or over the newest log lines; None without any."""
     records = [record for run in sweep.runs for record in run.records() if record.tokens_per_second]
-    found = [record.training_flops / record.tokens * record.tokens_per_second for record in records]
+    found = [record.training_flops / record.tokens * (record.tokens_per_second or 0) for record in records]
     if not found:
         speeds = ((run, _newest_line(run).get("tokens_per_second")) for run in sweep.runs)
         found = [run.architecture.training_flops(1) * speed for run, speed in speeds if speed]
