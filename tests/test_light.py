@@ -115,6 +115,13 @@ def test_a_file_that_hides_the_package_hub_is_named(name, tmp_path):
 
 
 @needs_light
+def test_parquet_says_in_one_line_what_it_needs(tmp_path):
+    (tmp_path / "runs.parquet").write_bytes(b"PAR1")
+    done = scaling_law("fit", str(tmp_path / "runs.parquet"), status=2)
+    assert re.fullmatch(r'error: .*pip install "joint-moe-scaling-laws\[parquet\]"\n', done.stderr)
+
+
+@needs_light
 def test_training_says_in_one_line_what_it_needs():
     message = 'training needs accelerate, .*, torch, transformers: pip install "joint-moe-scaling-laws\\[train\\]"'
     with pytest.raises(ModuleNotFoundError, match=message):

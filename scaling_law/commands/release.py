@@ -106,7 +106,7 @@ def release_law(store: Store, sweep: str, judgement: JudgedLaw, license: str | N
         HubError: e.g. the sweep has no index yet.
     """
     repo = store.repo_id(sweep + _REPO_SUFFIX)
-    figure = png(predicted_against_observed(judgement))
+    figure = png(predicted_against_observed(judgement))  # type: ignore[arg-type] # has the runs and residuals of a fit
     files = {
         FILE_NAME: law_to_json(judgement.law),
         "README.md": law_card(judgement.law, repo, (FIGURE,), license=license).encode(),
@@ -136,8 +136,7 @@ def law_section(judgement: JudgedLaw, repo: str) -> str:
 
 
 app = App(single=True)
-_out, _log = Console(), Console(stderr=True)
-_PLAIN = {"highlight": False, "markup": False, "soft_wrap": True}
+_log = Console(stderr=True)
 
 
 @app.command()
@@ -186,11 +185,11 @@ def _release(
             store, runs, predicted_losses=predictions, license=license, describe=describe, **options
         )
     for index in released.indexes.values():
-        _out.print(f"index {index.repo} {index.commit}", **_PLAIN)
+        typer.echo(f"index {index.repo} {index.commit}")
     if released.failed:
         raise released.failed
     if judgement:
         law = store.repo_id(runs[0][1].sweep + _REPO_SUFFIX)
-        _out.print(f"law {law}, RMSE {judgement.rmse:.4f} nats", **_PLAIN)
+        typer.echo(f"law {law}, RMSE {judgement.rmse:.4f} nats")
     for line in released.messages:
-        _out.print(line, **_PLAIN)
+        typer.echo(line)
