@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 _ROOT = str(Path(__file__).resolve().parents[2])  # for a process started in another folder
 _BATCH_DOCUMENTS = 256  # encoded at a time, on all cores
+_CHARACTERS = (
+    4_000_000  # of them at once: `tokenizers` takes some 100 bytes for each token, and a document may be a book
+)
 _BUSY = 75  # exit status (EX_TEMPFAIL): another process builds this cache
 _POLL_SECONDS = 0.05
 _LOCK_SECONDS = 0.5  # between two attempts on the lock
@@ -146,8 +149,14 @@ def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[lis
     tokenizer = Tokenizer.from_str(tokenizer_json)
 
     def encode(texts: list[str]) -> list[bytes]:
-        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.asarray([*one.ids, eos_token_id], dtype=dtype).tobytes() for one in encoded]
+        found, begin, characters = [], 0, 0
+        for end, text in enumerate(texts, start=1):
+            characters += len(text)
+            if characters > _CHARACTERS or end == len(texts):
+                encoded = tokenizer.encode_batch_fast(texts[begin:end], add_special_tokens=False)
+                found += [np.asarray([*one.ids, eos_token_id], dtype=dtype).tobytes() for one in encoded]
+                begin, characters = end, 0
+        return found
 
     return encode
 

@@ -6,6 +6,7 @@ Damage ends a run with exit status 3 and one line that says which file, and what
 import json
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -165,6 +166,8 @@ TEXTS = [
 def test_any_text_gets_the_ids_that_the_tokenizer_gives(tokenizer, texts):
     texts = [*TEXTS, *texts]
     encode = encoder(description(tokenizer), tokenizer.eos_token_id, "<u4")
+    with patch.object(builder, "_CHARACTERS", 50):
+        assert encode(texts) == [encode([text])[0] for text in texts]
     for text, data in zip(texts, encode(texts), strict=True):
         expected = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert np.frombuffer(data, "<u4").tolist() == [*expected, tokenizer.eos_token_id], text
