@@ -24,7 +24,6 @@ APPS = {
     "python -m training.sweep": "training.sweep.cli",
     "python -m training.prepare": "training.prepare",
     "python -m training.presets": "training.presets",
-    "python -m training.release": "scaling_law.commands.release",
 }
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run.main")
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from typing import TYPE_CHECKING
 
 from hub.plain.errors import RecordError
-from hub.record.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from hub.record.run_record import RunRecord  # pydantic, which a question to a law does without
 
 _UNITS = (("B", 10**9, 10**8), ("M", 10**6, 10**5), ("K", 10**3, 0))  # letter, tokens, used from this many tokens on
 _MAX_RELATIVE_ROUNDING = 1e-3

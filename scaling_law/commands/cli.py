@@ -6,7 +6,7 @@ Every command takes --help with examples; `hub.plain.commands` has the exit stat
 from __future__ import annotations
 
 from hub.plain.commands import App
-from scaling_law.commands import fitting, questions
+from scaling_law.commands import fitting, questions, release
 
 app = App(help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?")
 for _command in (
@@ -24,6 +24,7 @@ for _command in (
     fitting.fit_learning_rate,
     fitting.match,
     fitting.report,
+    release.release,
 ):
     app.command(_command.__name__.replace("_", "-"))(_command)
 

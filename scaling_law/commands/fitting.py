@@ -26,6 +26,11 @@ from scaling_law.commands.options import (
     quantity,
 )
 from scaling_law.commands.questions import show_written
+from scaling_law.fitting import fitting, profiles, splits
+from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.planning.matched import plan_matched
+from scaling_law.report.page import write_report
+from scaling_law.runs.table import load_runs
 
 
 def fit(
@@ -70,12 +75,10 @@ def fit(
     """
     from rich.console import Group
 
-    from scaling_law.fitting.fitting import fit as fit_law
-
     if bootstrap < 0 or bootstrap == 1:
         raise ValueError(f"--bootstrap {bootstrap} must be 0, or at least 2 resamples")
     table = _load(runs, loss, status, trunks, skip_invalid)
-    result = fit_law(
+    result = fitting.fit(
         table,
         kind,
         fixed=dict(fix),
@@ -127,13 +130,10 @@ def profile(
 
         scaling-law profile org/sweep-runs --level 0.9 --json
     """
-    from scaling_law.fitting.fitting import fit as fit_law
-    from scaling_law.fitting.profiles import profile as profiles_of
-
     options: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
-    result = fit_law(_load(runs, loss, status), kind, fixed=dict(fix), bounds=dict(bound), **options)
+    result = fitting.fit(_load(runs, loss, status), kind, fixed=dict(fix), bounds=dict(bound), **options)
     names = [name.strip() for name in coefficients.split(",")] if coefficients else None
-    found = profiles_of(result, names, level)
+    found = profiles.profile(result, names, level)
     columns = ("coefficient", "value", "low", "high")
     rows = [{name: row[name] for name in columns} for row in found.to_rows()]
     show({"level": level, "profiles": rows, "status": result.status.verdict}, as_json, found)
@@ -170,12 +170,9 @@ def split(
     """
     from rich.console import Group
 
-    from scaling_law.fitting.splits import compare
-    from scaling_law.fitting.splits import split as split_runs
-
-    parts = split_runs(_load(runs, loss, status), by, validation, test)
+    parts = splits.split(_load(runs, loss, status), by, validation, test)
     options: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
-    found = compare(parts, select, joint_options={"fixed": dict(fix)}, **options)
+    found = splits.compare(parts, select, joint_options={"fixed": dict(fix)}, **options)
     value = found.to_dict() | {"joint": found.joint.to_dict()} if as_json else None
     show(value, as_json, Group(parts.summary(), found.summary()))
     exit_untrusted(found.joint.status.converged)
@@ -201,8 +198,6 @@ def fit_learning_rate(
 
         accelerate launch train.py --optimizer.learning_rate_law my-learning-rates.json
     """
-    from scaling_law.fitting.learning_rate_grid import LearningRateGrid
-
     grid = LearningRateGrid.load(runs, loss)
     law = grid.fit(experts, reading)
     if output is not None:
@@ -233,10 +228,7 @@ def match(
 
         scaling-law match docs/results/runs.jsonl --flops 1e13 --n-blocks 2 -o matched-plan.json
     """
-    from scaling_law.fitting.fitting import fit as fit_law
-    from scaling_law.planning.matched import plan_matched
-
-    fitted = fit_law(_load(runs, trunks=trunks), outliers=outliers).bootstrap(bootstrap)
+    fitted = fitting.fit(_load(runs, trunks=trunks), outliers=outliers).bootstrap(bootstrap)
     made = plan_matched(fitted, flops, experts, n_blocks=n_blocks, vocab_size=vocab_size, force=force)
     made.save(output)
     show(asdict(made) if as_json else None, as_json, made)
@@ -257,15 +249,12 @@ def report(
 
         scaling-law report docs/results --into docs/report.md
     """
-    from scaling_law.report.page import write_report
-
     show_written(write_report(folder, into, trunks=trunks, outliers=outliers), as_json)
 
 
 def _load(
     runs: str, loss: str | None = None, status: str = "final", trunks: str = "auto", skip_invalid: bool = False
 ) -> Any:
-    from scaling_law.runs.table import load_runs
 
     wanted = None if status == "all" else status
     return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", trunks=trunks)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
+from scaling_law.law_files.serialization import load_law
 from scaling_law.laws import ChinchillaForm, JointLaw, Law
 
 
@@ -98,7 +99,6 @@ Bound = Annotated[
 
 def choose_law(name: str) -> Law:
     """The law that `--law` names: published, printed, a folder with scaling_law.json, or a Hub repo."""
-    from scaling_law.law_files.serialization import load_law
 
     if name in ("published", "recovered"):
         return JointLaw.published()

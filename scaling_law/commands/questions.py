@@ -27,7 +27,17 @@ from scaling_law.commands.options import (
     exit_untrusted,
     quantity,
 )
+from scaling_law.figures.drawing import save
+from scaling_law.figures.law_figures import memory_optimal
+from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import ChinchillaLaw
+from scaling_law.paper.figures import draw_all
+from scaling_law.paper.tables import all_tables, find
+from scaling_law.planning import design
+from scaling_law.planning import plan as planning
+from scaling_law.planning.inverse import cheapest_budget, smallest_memory
+from scaling_law.planning.optimal_table import percentile_interval
+from scaling_law.size.architecture import Architecture
 
 
 def loss(
@@ -75,7 +85,6 @@ def loss(
 
 
 def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
-    from scaling_law.planning.optimal_table import percentile_interval
 
     row: dict[str, Any] = {"n_active": n, "tokens": d, "experts": e, "loss": float(law.loss(n, d, e))}
     if law.draws is not None:
@@ -160,10 +169,7 @@ def plan(
 
         scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
     """
-    from scaling_law.fitting.learning_rate import LearningRateLaw
-    from scaling_law.planning.plan import plan as make_plan
-
-    made = make_plan(
+    made = planning.plan(
         choose_planning_law(law),
         flops,
         experts,
@@ -209,8 +215,6 @@ def reach(
 
         scaling-law reach --loss 2.15 --flops 1e22 --json
     """
-    from scaling_law.planning.inverse import cheapest_budget, smallest_memory
-
     if flops is not None and memory is not None:
         raise ValueError("--memory and --flops: give one of them; the other is the answer")
     chosen = choose_planning_law(law)
@@ -246,9 +250,6 @@ def learning_rate(
 
         scaling-law learning-rate --d-model 192 --n-blocks 3 --law my-learning-rates.json
     """
-    from scaling_law.fitting.learning_rate import LearningRateLaw
-    from scaling_law.size.architecture import Architecture
-
     chosen = LearningRateLaw.named(law)
     a = Architecture(d_model, experts, n_blocks, n_heads, chosen.vocab_size if vocab_size is None else vocab_size)
     rate, trusted, warnings = chosen.learning_rate(a), not chosen.beyond_guard(a), chosen.warnings(a)
@@ -275,9 +276,6 @@ def figures(
 
         scaling-law figures out --law my-law --suffix svg --flops 1e21
     """
-    from scaling_law.figures.law_figures import memory_optimal, save
-    from scaling_law.paper.figures import draw_all
-
     chosen = choose_joint_law(law)
     if flops is None:
         show_written(draw_all(chosen, output, suffix), as_json)
@@ -309,8 +307,6 @@ def tables(
         scaling-law tables optimal_experts --json
     """
     from rich.console import Group
-
-    from scaling_law.paper.tables import all_tables, find
 
     chosen = all_tables(choose_joint_law(law))
     chosen = [find(chosen, name)] if name else chosen
@@ -364,21 +360,17 @@ def next_runs(
 
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
     """
-    from scaling_law.planning.design import candidate_grid
-    from scaling_law.planning.design import next_runs as choose
-
     chosen = choose_joint_law(law)
     limits = {"max_memory_bytes": memory, "max_parameters": max_parameters, "kv_cache_tokens": kv_tokens}
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
     widths = widths and [int(width) for width in widths]
-    candidates = candidate_grid(flops / 4 if largest is None else largest, experts, widths, ratio, vocabulary)
-    made = choose(chosen, _answer(ask, limits, vocab_size), flops, candidates, noise, max_runs, warmup)
+    candidates = design.candidate_grid(flops / 4 if largest is None else largest, experts, widths, ratio, vocabulary)
+    made = design.next_runs(chosen, _answer(ask, limits, vocab_size), flops, candidates, noise, max_runs, warmup)
     show({"ask": ask} | made.to_dict() if as_json else None, as_json, made)
 
 
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
     """The question of --ask as a function of a law."""
-    from scaling_law.planning import design
 
     kind, _, rest = ask.partition(":")
     forms: dict[str, tuple[Any, int]] = {

@@ -46,15 +46,16 @@ from scaling_law.size.recipe import PAPER
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from scaling_law.fitting.fit_result import FitResult
-
 __all__ = ["isoflop", "memory_optimal", "predicted_against_observed", "save"]
 
 FloatArray = NDArray[np.float64]
 
 
-def predicted_against_observed(result: FitResult, axes: Any = None) -> NDArray[Any]:
-    """Predicted against observed loss of every run, coloured by E, and the residuals below: two axes that share x."""
+def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
+    """Predicted against observed loss of every run, coloured by E, and the residuals below: two axes that share x.
+
+    `result` is a FitResult, or anything else with `runs`, `residuals` and `rmse`.
+    """
     if axes is None:
         axes = new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])[1]
     top, bottom = axes

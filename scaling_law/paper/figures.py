@@ -1,9 +1,8 @@
 """The paper's figures from any joint law (Ludziejewski et al. 2025), beside the plain ones of `figures.law_figures`.
 
-`draw_all` writes every figure that follows from a law; those that need measured losses (quality of the fit, loss
-curves for one E) are drawn from a fit, since the paper's losses were not published. Each function draws on the axes it
-is given, or on a new figure, and returns them. Where the law has draws, bands are 95 % intervals over them; those of a
-difference hold the two models fixed and compare them in each draw.
+`draw_all` writes every figure that follows from a law. Each function draws on the axes it is given, or on a new
+figure, and returns them. Where the law has draws, bands are 95 % intervals over them; those of a difference hold the
+two models fixed and compare them in each draw.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from scaling_law.figures.drawing import (
     ACTIVE,
     FLOPS,
     LOSS,
-    TOKENS,
     axes_or_new,
     colour_of,
     draw_band,
@@ -50,7 +48,6 @@ from scaling_law.size.recipe import PAPER
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from scaling_law.fitting.fit_result import FitResult
 
 EXPERTS = PAPER.experts
 SCENARIOS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -209,46 +206,18 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
     return axes
 
 
-def learning_rates(law: LearningRateLaw | None = None, points: Any = None, ax: Axes | None = None) -> Axes:
-    """Peak learning rate against active parameters for several E (Appendix "Learning Rate Scaling Fit").
-
-    `points`: optional columns (n_active, experts, learning_rate) of measured optima, drawn over the lines.
-    """
+def learning_rates(law: LearningRateLaw | None = None, ax: Axes | None = None) -> Axes:
+    """Peak learning rate against active parameters for several E (Appendix "Learning Rate Scaling Fit")."""
     law = law or LearningRateLaw.published()
     ax = axes_or_new(ax)
     widths = np.geomspace(256, 4096, 60)
     for e in (1, 4, 8, 32):
         rates = law.at(law.counted_parameters(widths), e)
         ax.plot(active_parameters(widths, vocab_size=law.vocab_size), rates, color=colour_of(e), label=label_of(e))
-    if points is not None:
-        for n, e, rate in zip(*points, strict=True):
-            ax.plot(n, rate, "o", color=colour_of(e), markeredgecolor="white", markersize=6)
     log_axis(ax, ACTIVE)
     log_axis(ax, "peak learning rate", "y")
     ax.set_title(f"{law.source} (reading {law.reading!r})", fontsize=10)
     legend(ax)
-    return ax
-
-
-def loss_curves(result: FitResult, experts: float = 1, ax: Axes | None = None) -> Axes:
-    """Predicted (lines) and observed loss for the runs of one E: a curve for each size over tokens (Fig. 5b, c)."""
-    runs, law = result.runs, result.law
-    own = runs.experts == experts
-    if not own.any():
-        raise ValueError(f"experts={experts!r}: no runs; there are E in {sorted(set(runs.experts.tolist()))}")
-    from matplotlib import colormaps
-
-    ax = axes_or_new(ax, 7.4, 4.6)
-    sizes = np.unique(runs.n_active[own])
-    for i, n in enumerate(sizes):
-        mask = own & (runs.n_active == n)
-        colour = colormaps["viridis"](0.9 * i / max(len(sizes) - 1, 1))  # sizes, not E: their own colours
-        span = np.geomspace(runs.tokens[mask].min() / 1.3, runs.tokens[mask].max() * 1.3, 60)
-        draw_loss(ax, law, span, n, span, experts, color=colour, linewidth=1.1, label="_size")
-        ax.plot(runs.tokens[mask], runs.loss[mask], "o", color=colour, markersize=4, label=format_count(n))
-    ax.set(ylabel=LOSS, title=f"E = {experts:g}")
-    log_axis(ax, TOKENS)
-    legend(ax, title="N_act", fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 
 

@@ -24,7 +24,7 @@ from hub.plain.tables import Table, print_table
 from hub.plain.units import format_bytes, format_count
 from hub.release.cards import loading_code
 from scaling_law import FitResult, JointLaw, fit, load_runs
-from scaling_law.commands.release import JudgedLaw, release_law
+from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import law_figures
 from training import corpus
 from training.data.text import TextSource
@@ -182,7 +182,7 @@ class Demo:
         print_table(result.summary())
         print("How far can this fit be trusted?", *report.trust(runs, result, law), sep="\n- ")
         law.save_pretrained(self.folder / "law")
-        release_law(open_store(self.folder / "hub"), sweep.name, JudgedLaw(law, runs, fitted=True))
+        release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(law, runs, fitted=True))
         return result, law
 
     def query(self, result: FitResult) -> str:

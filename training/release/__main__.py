@@ -1,4 +1,7 @@
-from scaling_law.commands.release import app
+"""`python -m training.release`: the command `scaling-law release`."""
 
-if __name__ == "__main__":
-    app()
+import sys
+
+from scaling_law.commands.cli import app
+
+app(["release", *sys.argv[1:]])

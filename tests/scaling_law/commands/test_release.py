@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from hub import RunRecord, load_index, open_store, push_index, push_runs
 from hub.plain.metadata import license_of
 from scaling_law import Architecture, JointLaw, load_runs
-from scaling_law.commands.release import FIGURE, app, judged, law_section, release_law
+from scaling_law.commands.cli import app
+from scaling_law.commands.release import FIGURE, law_of, law_section, release_law
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import Fault
 from tests.hub.samples import make_record, write_safetensors
@@ -50,7 +51,7 @@ def runs(tmp_path):
 
 
 def release(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(app, ["release", *map(str, words)])
 
 
 def test_a_sweep_and_its_law(runs, tmp_path):
@@ -131,30 +132,28 @@ def test_a_malicious_status_of_a_law_is_no_markup():
     published = JointLaw.published()
     evil = "<script>x</script> <!-- /law --> | ](javascript:x)"
     law = published.replace(conditions=type(published.conditions)(provenance=evil, status=evil))
-    judgement = judged(sweep_records(), law)
-    text = law_section(judgement, "org/demo-law")
+    found = law_of(sweep_records(), law)
+    text = law_section(found, "org/demo-law")
     assert "<" not in text
     assert "](javascript" not in text.replace("\\]", "")
 
 
 def test_the_law_needs_an_index(tmp_path):
     store = open_store(tmp_path / "store")
-    judgement = judged(sweep_records())
+    found = law_of(sweep_records())
     with pytest.raises(LookupError, match="has no index"):
-        release_law(store, "demo", judgement)
+        release_law(store, "demo", found)
     records = sweep_records()[:1]
     folder = tmp_path / "model"
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", [1.0])
     (folder / "config.json").write_text("{}")
     push_index(store, "demo", push_runs(store, [(folder, records[0])]))
-    assert release_law(store, "demo", judgement)[0] == "demo-law"
+    assert release_law(store, "demo", found)[0] == "demo-law"
 
 
 def test_one_command_releases_runs_law_tag_and_collection(runs, tmp_path, loopback, monkeypatch):
-    monkeypatch.setattr(
-        "scaling_law.commands.release.open_store", lambda uri, private: hub_store(loopback, private=private)
-    )
+    monkeypatch.setattr("hub.open_store", lambda uri, private: hub_store(loopback, private=private))
     options = ("--license", "cc-by-4.0", "--tag", "v1", "--collection", "--workers", "4")
     for folder in sorted(runs.iterdir())[3:]:
         shutil.rmtree(folder)
@@ -178,9 +177,7 @@ def test_one_command_releases_runs_law_tag_and_collection(runs, tmp_path, loopba
 
 
 def test_a_law_that_cannot_be_published_leaves_a_release_that_is_not_complete(runs, tmp_path, loopback, monkeypatch):
-    monkeypatch.setattr(
-        "scaling_law.commands.release.open_store", lambda uri, private: hub_store(loopback, private=private)
-    )
+    monkeypatch.setattr("hub.open_store", lambda uri, private: hub_store(loopback, private=private))
     for folder in sorted(runs.iterdir())[1:]:
         shutil.rmtree(folder)
     JointLaw.published().save_pretrained(tmp_path / "law")
