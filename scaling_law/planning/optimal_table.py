@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table, as_text
-from hub.plain.units import format_bytes, format_count
+from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws.conditions import UNGUARDED, refuse_extrapolation
 from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
@@ -158,40 +158,27 @@ class OptimalTable(ResultTable):
         best, *others = sorted(self.compared, key=lambda row: row.loss)
         if not others:
             return None
-        intervals = {row.experts: self._interval_behind(row) for row in others}
+        intervals, shares = {}, {}
+        if self.draw_losses is not None:
+            drawn = {row.experts: losses for row, losses in zip(self.rows, self.draw_losses.T, strict=True)}
+            intervals = {row.experts: percentile_interval(drawn[row.experts] - drawn[best.experts]) for row in others}
+            losses = np.stack([drawn[row.experts] for row in self.compared])
+            wins = np.argmin(losses[:, np.isfinite(losses).all(axis=0)], axis=0)
+            shares = {row.experts: float(np.mean(wins == i)) for i, row in enumerate(self.compared)}
+
+        def as_good(row: OptimalRow) -> bool:
+            interval = intervals.get(row.experts)
+            return interval[0] <= 0 if interval else row.loss - best.loss < (self.law_error or 0.0)
+
         return Comparison(
             best=best.experts,
             runner_up=others[0].experts,
             difference=others[0].loss - best.loss,
-            interval=intervals[others[0].experts],
+            interval=intervals.get(others[0].experts),
             error=self.law_error,
-            tied=(best.experts, *(row.experts for row in others if self._as_good(row, intervals[row.experts]))),
-            win_shares=self._win_shares(),
+            tied=(best.experts, *(row.experts for row in others if as_good(row))),
+            win_shares=shares,
         )
-
-    def _as_good(self, row: OptimalRow, interval: tuple[float, float] | None) -> bool:
-        if interval is not None:
-            return interval[0] <= 0
-        return self.law_error is not None and row.loss - self.best.loss < self.law_error
-
-    def _draws_of(self, *rows: OptimalRow) -> FloatArray:
-        """Their losses under every draw, [n_draws, rows]."""
-        assert self.draw_losses is not None
-        return self.draw_losses[:, [next(i for i, own in enumerate(self.rows) if own is row) for row in rows]]
-
-    def _interval_behind(self, row: OptimalRow) -> tuple[float, float] | None:
-        """95 % of the differences to the best row, each within one draw."""
-        if self.draw_losses is None:
-            return None
-        return percentile_interval(np.diff(self._draws_of(self.best, row)))
-
-    def _win_shares(self) -> dict[float, float]:
-        if self.draw_losses is None:
-            return {}
-        losses = self._draws_of(*self.compared)
-        losses = losses[np.isfinite(losses).all(axis=1)]
-        wins = np.bincount(np.argmin(losses, axis=1), minlength=len(self.compared)) / max(len(losses), 1)
-        return {row.experts: float(share) for row, share in zip(self.compared, wins, strict=True)}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -228,7 +215,8 @@ class OptimalTable(ResultTable):
             "constraints": asdict(self.constraints),
             "rows": [row.to_dict() | {"win_share": shares.get(row.experts)} for row in self.rows],
             "best": self.best.to_dict(),
-            "comparison": self.comparison and _with_text_keys(asdict(self.comparison), "win_shares"),
+            "comparison": self.comparison
+            and asdict(self.comparison) | {"win_shares": {f"{e:g}": share for e, share in shares.items()}},
             "experts_without_optimum": {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()},
             "experts_that_do_not_fit": list(self.experts_that_do_not_fit),
             "warnings": list(self.warnings),
@@ -260,7 +248,7 @@ class OptimalTable(ResultTable):
         return as_text(self)
 
     def _headline(self) -> str:
-        c, parts = self.constraints, [f"{self.flops:.3g} FLOPs"]
+        c, parts = self.constraints, [f"{format_flops(self.flops)} FLOPs"]
         if c.inference_tokens:
             parts.append(f"of which inference on {format_count(c.inference_tokens)} tokens")
         if c.max_parameters is not None:
@@ -273,6 +261,8 @@ class OptimalTable(ResultTable):
 
     def _cells(self, row: OptimalRow) -> dict[str, str]:
         shares = self.comparison.win_shares if self.comparison else {}
+        tied = self.comparison.tied if self.comparison else ()
+        mark = "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
         behind = row.loss - self.best.loss if row in self.compared and row is not self.best else None
         return {
             "E": f"{row.experts:g}",
@@ -289,15 +279,8 @@ class OptimalTable(ResultTable):
             "wins": f"{shares[row.experts]:.0%}" if row.experts in shares else "",
             "peak LR": f"{row.learning_rate:.2e}",
             "limited by": row.limited_by,
-            "": self._mark(row),
+            "": mark,
         }
-
-    def _mark(self, row: OptimalRow) -> str:
-        if row is self.best:
-            return "best"
-        if not row.trusted:
-            return "not trusted"
-        return "tie" if self.comparison and row.experts in self.comparison.tied else ""
 
 
 def optimal(
@@ -429,7 +412,3 @@ def _nothing_fits(flops: float, experts: FloatArray, constraints: Constraints) -
 
 def _listed(experts: Any) -> str:
     return ", ".join(f"{e:g}" for e in experts)
-
-
-def _with_text_keys(data: dict[str, Any], name: str) -> dict[str, Any]:
-    return data | {name: {f"{e:g}": value for e, value in data[name].items()}}
