@@ -1,4 +1,4 @@
-"""The figures of a report; see `scaling_law.report.page`."""
+"""The figures of a report; see `scaling_law.report.page`. Each draws on the axes given, or on a new figure."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from scaling_law.report.results import Results
 from scaling_law.size.architecture import affordable_tokens
 
 HIDDEN = {"_" + OUTSIDE, "_" + INTERVAL}  # labels of artists that the legend explains in a note
+HELD_OUT = f"held-out {LOSS}"
 
 
 def draw(results: Results, folder: Path, prefix: str, names: Collection[str] | None = None) -> list[Path]:
@@ -42,29 +43,20 @@ def draw(results: Results, folder: Path, prefix: str, names: Collection[str] | N
     return [save(FIGURES[name](results), folder / f"{prefix}-{name}.png") for name in wanted]
 
 
-def fit_quality(results: Results, axes: Any = None) -> NDArray[Any]:
-    """Predicted against observed loss of the runs of the fit."""
-    return predicted_against_observed(results.fitted, axes)
-
-
 def loss_by_size(results: Results, axes: Any = None) -> NDArray[Any]:
     """Loss against tokens, a panel for each size: runs as points, the joint law as lines, coloured by E."""
     runs = results.runs
     sizes = np.unique(runs.n_active)
     axes = panels_or_new(axes, len(sizes), 3.0 * len(sizes), 3.8, sharey=True)
     for ax, n in zip(axes, sizes, strict=True):
-        for e in results.experts:
+        for e in np.unique(runs.experts[runs.n_active == n]):
             own = (runs.n_active == n) & (runs.experts == e)
-            if not own.any():
-                continue
             span = np.geomspace(runs.tokens[own].min(), runs.tokens[own].max(), 60)
             draw_loss(ax, results.law, span, n, span, e, linewidth=1.0)
             ax.plot(runs.tokens[own], runs.loss[own], "o", color=colour_of(e), markersize=4)
         log_axis(ax, TOKENS)
         ax.set_title(f"N_act = {format_count(n)}")
-    axes[0].set_ylabel(f"held-out {LOSS}")
-    _legend_below(axes, results, "runs")
-    return axes
+    return _labelled(axes, HELD_OUT, results.experts, {"runs": {"marker": "o", "linestyle": "", "color": "0.4"}})
 
 
 def isoflop_of_runs(results: Results, axes: Any = None) -> NDArray[Any]:
@@ -78,23 +70,27 @@ def isoflop_of_runs(results: Results, axes: Any = None) -> NDArray[Any]:
             draw_loss(ax, results.law, span, span, affordable_tokens(flops, span), profile.experts, linewidth=1.0)
         log_axis(ax, ACTIVE)
         ax.set_title(in_flops(flops))
-    axes[0].set_ylabel(f"held-out {LOSS}")
-    _legend_below(axes, results, "interpolated between runs")
-    return axes
+    points = {"interpolated between runs": {"marker": "o", "linestyle": "", "color": "0.4"}}
+    return _labelled(axes, HELD_OUT, results.experts, points)
 
 
-def _legend_below(axes: NDArray[Any], results: Results, points: str) -> None:
-    """One legend for all panels: every E of the results, what points are, and what dashed lines and bands mean."""
+def _labelled(
+    axes: NDArray[Any], label: str, experts: Collection[float], styles: dict[str, dict[str, Any]], **own: Any
+) -> NDArray[Any]:
+    """A label of the left axis and one legend for all panels: every E (drawn in the style `own`), and what `styles`
+    mean; bands and dashed lines of any panel are explained, too."""
     ax = axes[0]
+    ax.set_ylabel(label)
     seen = set(ax.get_legend_handles_labels()[1])
-    for e in results.experts:
-        if label_of(e) not in seen:  # in another panel only
-            ax.plot([], [], color=colour_of(e), label=label_of(e))
-    ax.plot([], [], "o", color="0.4", markersize=4, label=points)
-    for other in axes[1:]:
-        for hidden in {artist.get_label() for artist in other.get_children() if artist.get_label() in HIDDEN}:
-            ax.plot([], [], label=hidden)
+    for e in experts:
+        if label_of(e) not in seen:
+            ax.plot([], [], color=colour_of(e), label=label_of(e), **own)
+    for text, style in styles.items():
+        ax.plot([], [], label=text, **{"markersize": 4, "linewidth": 0.9, **style})
+    for hidden in {artist.get_label() for other in axes[1:] for artist in other.get_children()} & HIDDEN:
+        ax.plot([], [], label=hidden)
     shared_legend(ax)
+    return axes
 
 
 def held_out_runs(results: Results, axes: Any = None) -> NDArray[Any]:
@@ -105,41 +101,32 @@ def held_out_runs(results: Results, axes: Any = None) -> NDArray[Any]:
         for runs, alpha in ((parts.train, 0.2), (parts.validation, 1.0)):
             predicted = runs.loss + compared.joint.errors_on(runs)
             ax.scatter(runs.loss, predicted, s=16, c=[colour_of(e) for e in runs.experts], alpha=alpha, linewidths=0)
-        losses = np.concatenate([parts.train.loss, parts.validation.loss])
-        ends = [losses.min(), losses.max()]
+        ends = [min(parts.train.loss.min(), parts.validation.loss.min()), parts.train.loss.max()]
+        ends[1] = max(ends[1], parts.validation.loss.max())
         ax.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
         ax.set(xlabel=f"observed {LOSS}")
         ax.set_title(f"without {parts.by}", fontsize=8)
-    axes[0].set_ylabel(f"predicted {LOSS}")
-    for e in results.experts:
-        axes[0].scatter([], [], s=16, color=colour_of(e), label=label_of(e))
-    for text, alpha in (("fitted", 0.2), ("held out", 1.0)):
-        axes[0].scatter([], [], s=16, color="0.3", alpha=alpha, linewidths=0, label=text)
-    shared_legend(axes[0])
-    return axes
+    dot: dict[str, Any] = {"marker": "o", "linestyle": "", "color": "0.3"}
+    styles = {"fitted": dot | {"alpha": 0.2, "markeredgewidth": 0}, "held out": dot | {"markeredgewidth": 0}}
+    return _labelled(axes, f"predicted {LOSS}", results.experts, styles, marker="o", linestyle="", markersize=4)
 
 
 def learning_rate_grid(results: Results, axes: Any = None) -> NDArray[Any]:
     """Loss against peak learning rate for each model, the rate of the law of all models as a dashed line."""
     grid = results.rates
     assert grid is not None
-    law = grid.fit()
+    law, style = grid.fit(), {"marker": "o", "markersize": 4, "linewidth": 0.9}
     widths = sorted({model.architecture.d_model for model in grid.models})
     axes = panels_or_new(axes, len(widths), 3.0 * len(widths), 3.8, sharey=True)
     for ax, width in zip(axes, widths, strict=True):
         for model in (m for m in grid.models if m.architecture.d_model == width):
             colour = colour_of(model.architecture.experts)
-            ax.plot(model.learning_rates, model.losses, "o-", color=colour, markersize=4, linewidth=0.9)
+            ax.plot(model.learning_rates, model.losses, color=colour, **style)
             ax.axvline(law.learning_rate(model.architecture), color=colour, linestyle="--", linewidth=0.9)
         log_axis(ax, "peak learning rate")
         ax.set_title(f"d_model {width}")
-    axes[0].set_ylabel(f"held-out {LOSS}")
     experts = sorted({model.architecture.experts for model in grid.models})
-    for e in experts:
-        axes[0].plot([], [], "o-", color=colour_of(e), markersize=4, linewidth=0.9, label=label_of(e))
-    axes[0].plot([], [], "--", color="0.4", linewidth=0.9, label="rate of the fitted law")
-    shared_legend(axes[0])
-    return axes
+    return _labelled(axes, HELD_OUT, experts, {"rate of the fitted law": {"linestyle": "--", "color": "0.4"}}, **style)
 
 
 def matched_losses(results: Results, ax: Any = None) -> Any:
@@ -154,7 +141,7 @@ def matched_losses(results: Results, ax: Any = None) -> Any:
         ax.plot([i + 0.12] * len(seen), seen, "o", color=colour)
     names = [f"E = {m.architecture.experts}\n{m.role}" if m.architecture.experts > 1 else "dense" for m in plan.models]
     ax.set_xticks(range(len(names)), names, fontsize=8)
-    ax.set(ylabel=f"held-out {LOSS}", xlim=(-0.6, len(names) - 0.4))
+    ax.set(ylabel=HELD_OUT, xlim=(-0.6, len(names) - 0.4))
     handle = ax.errorbar([], [], yerr=[], fmt="s", mfc="white", color="0.4", capsize=3)
     handle.set_label(f"predicted before training, {INTERVAL}")
     ax.plot([], [], "o", color="0.4", label="measured")
@@ -163,7 +150,7 @@ def matched_losses(results: Results, ax: Any = None) -> Any:
 
 
 FIGURES: dict[str, Callable[[Results], Any]] = {
-    "fit": fit_quality,
+    "fit": lambda results: predicted_against_observed(results.fitted),
     "losses": loss_by_size,
     "isoflop": isoflop_of_runs,
     "held-out": held_out_runs,
