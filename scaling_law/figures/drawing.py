@@ -1,4 +1,4 @@
-"""What all figures share: one colour for each E, loss curves with their range and interval, axes, legends, files.
+"""Shared by all figures: one colour for each E, loss curves with their range and interval, axes, legends, files.
 
 Every figure function draws on the axes it is given, or on a new figure, and returns them; `save` writes the file.
 matplotlib is imported when something is drawn, and needs no display.

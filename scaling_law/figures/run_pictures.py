@@ -66,7 +66,7 @@ def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: 
     """Training loss against tokens on `ax`, which is returned; `curves`: (tokens, loss) of "trunk" and "decay"."""
     ax = axes_or_new(ax, 6.4, 3.8, dpi=100)
     for name, (tokens, loss) in curves.items():
-        # A single point is no line; and the decay shall begin where the trunk ends.
+        # a line needs two points: a curve of one or two gets markers
         ax.plot(tokens, loss, color=_COLOURS[name], label=name, linewidth=1.2, marker="." if len(tokens) < 3 else "")
     if record.eval_loss is not None:
         ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=f"held out: {record.eval_loss:.4f}")

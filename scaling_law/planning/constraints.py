@@ -128,7 +128,7 @@ def name_limits(function: Callable[..., Any]) -> None:
 
 
 def asked_experts(law: ChinchillaForm, experts: Any) -> FloatArray:
-    """The numbers of experts of a question: as given, also as text ("1,2,4-8"), or the law's own for None."""
+    """The expert counts to answer for: as given, text such as "1,2,4-8", or the law's own for None."""
     if isinstance(experts, str):
         return np.array(parse_experts(experts), float)
     try:

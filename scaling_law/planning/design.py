@@ -1,13 +1,13 @@
 """Which run to train next: the runs that, for a FLOP budget, most reduce the variance of a named answer.
 
 Bayesian linear design on the draws of a fitted law. Over the draws, the answer ψ and the losses ℓ of candidate runs
-vary together; to first order, measuring a set S with noise σ (of ln L) leaves
+vary together; to first order, after measuring a set S with noise σ (of ln L)
 
     Var(ψ | S) = Var ψ − C_ψS (C_SS + σ² I)⁻¹ C_Sψ
 
-which is Jacobian-based optimal design (c-optimality) with the covariance of the draws, without derivatives: ψ may be
-anything a law answers. Runs are chosen greedily by reduction per FLOP, then by reduction alone for what is left, and
-exchanged where that helps.
+This is c-optimal design with the covariance of the draws in place of a Jacobian, so ψ may be any function of a law.
+Runs are chosen greedily by reduction per FLOP, then by reduction alone until the budget is spent, and exchanged where
+that helps.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ def candidate_grid(
 
 @dataclass(frozen=True)
 class Design(ResultTable):
-    """Chosen runs (indices into the candidates, in the order they were found useful) and what they promise.
+    """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 
-    `deviation_before` and `deviation_after` are standard deviations of the answer; the latter is the promise of the
-    linear model. `flops` is the cost of all chosen runs, each trained by itself. Each ends its warm-up of
-    `warmup_tokens` before its decay begins; None if the warm-up is not known.
+    `deviation_before` and `deviation_after` are standard deviations of the answer, the latter by the linear model.
+    `flops` is the cost of all chosen runs, each trained separately. Each ends its warm-up of `warmup_tokens` before
+    its decay begins; None if the warm-up is unknown.
     """
 
     candidates: Candidates
@@ -208,9 +208,9 @@ def next_runs(
 
 
 def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, FloatArray]:
-    """Centred answers [draws] and log losses [draws, candidates], without draws that have no answer or a wild one.
+    """Centred answers [draws] and log losses [draws, candidates], over the draws that have an answer.
 
-    A bootstrap's draws have long tails, which would rule a covariance: beyond five robust deviations they are dropped.
+    Draws beyond five robust deviations are dropped: their long tails would dominate a covariance.
     """
     assert law.draws is not None
     unguarded = Conditions("a draw", vocab_size=law.vocab_size)  # no ranges: a wild draw is dropped below
@@ -251,7 +251,7 @@ class _Search:
         return float(np.mean(self.answers**2) - cross @ np.linalg.solve(inner, cross))
 
     def gains(self, chosen: Sequence[int]) -> FloatArray:
-        """How much each candidate alone would reduce the variance that `chosen` leave; one Kalman step for all."""
+        """How much each candidate alone would reduce the variance further; one Kalman step for all."""
         part, inner = self._covariance(chosen)
         with_losses = part.T @ self.losses
         pull = np.linalg.solve(inner, np.column_stack([part.T @ self.answers, with_losses]))

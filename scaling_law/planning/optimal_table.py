@@ -1,8 +1,8 @@
 """Which model for this budget: one row for each number of experts, with intervals, and which E can be told apart.
 
-The optimum itself is `planning.optimum`'s (Ludziejewski et al. 2025, Section "Compute and Memory Optimality"); here
-it gets its memory, its learning rate, its interval and its range check. Intervals and comparisons hold the models of
-the rows fixed and ask every draw of the law for their losses, so that they exist for draws without an optimum, too.
+`planning.optimum` finds the optimum (Ludziejewski et al. 2025, Section "Compute and Memory Optimality"); this module
+adds memory, learning rate, interval and range check. Intervals and comparisons keep the models of the rows and take
+their losses under every draw of the law, so they also exist for draws without an optimum.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The findings of Ludziejewski et al. 2025, asked of any runs: confirmed, not confirmed, or undecided by them.
 
-Each question is put to every draw of a bootstrapped law (its draws are fits to resampled trunks), so that an answer
-comes with the share of the draws that give it. A share of 97.5 % or more confirms the finding for these runs, one of
-2.5 % or less says the opposite holds, and in between these runs cannot decide.
+Every draw of the cluster bootstrap answers each question. A finding is confirmed if at least 97.5 % of the draws
+agree with it and reversed if at most 2.5 % do; in between, these runs cannot decide.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from scaling_law.planning.matched import drawn_gain
 
 FloatArray = NDArray[np.float64]
 Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be decided"]
-LEVEL = 0.95  # of the two-sided interval that a share must leave on one side
+LEVEL = 0.95  # of the two-sided interval
 GAIN = "by {:+.4f} nats ({:+.4f} to {:+.4f})"
 
 
@@ -31,7 +30,7 @@ class Finding:
 
     Attributes:
         name: such as "Finding 1".
-        claim: what the paper says, at the budget asked about.
+        claim: what the paper says, at this budget.
         share: part of the draws in which it holds; for a coefficient, the probability that it has the claimed sign.
         evidence: the numbers behind it, in words.
     """

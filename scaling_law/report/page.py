@@ -154,7 +154,7 @@ def residuals_block(results: Results) -> str:
 
 
 def extrapolation_block(results: Results) -> str:
-    """What fits to the rest say of runs that they have not seen."""
+    """How fits predict runs that were held out."""
     rows: list[dict[str, object]] = []
     for compared in results.held_out:
         parts, rmse = compared.split, {law: errors["validation"] for law, errors in compared.rmse.items()}

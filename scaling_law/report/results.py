@@ -1,4 +1,4 @@
-"""The records of one folder and what is computed from them, each once: what a report and its figures are made of."""
+"""The records of one folder, and what a report and its figures compute from them, each only once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Results:
-    """The records of a folder and what is computed from them, each once; `trunks` and `outliers` as in `fit`."""
+    """The records of a folder and results computed from them on first use; `trunks` and `outliers` as in `fit`."""
 
     folder: Path
     trunks: str = "auto"
@@ -83,10 +83,7 @@ class Results:
 
     @cached_property
     def held_out(self) -> list[Comparison]:
-        """Fits without the largest width, without the longest runs, without the lowest losses, without the largest E.
-
-        Each split names (`by`) what its validation part holds.
-        """
+        """Fits that hold out the largest width, the longest runs, the lowest losses or the largest E."""
         runs = self.runs
         longest = runs.to_pandas().groupby(runs.trunk).tokens.transform("max")
         parts = {
@@ -96,7 +93,7 @@ class Results:
             f"the largest E ({runs.experts.max():g})": runs.experts == runs.experts.max(),
         }
         empty = runs.subset(np.zeros(len(runs), bool))
-        splits = [Split(runs.subset(~held), runs.subset(held), empty, name) for name, held in parts.items()]
+        splits = [Split(runs.subset(~mask), runs.subset(mask), empty, name) for name, mask in parts.items()]
         return [compare(split, allow_unidentifiable=True, outliers=self.outliers) for split in splits]
 
     @cached_property
