@@ -85,10 +85,10 @@ class Results:
     def held_out(self) -> list[Comparison]:
         """Fits that hold out the largest width, the longest runs, the lowest losses or the largest E."""
         runs = self.runs
-        longest = runs.to_pandas().groupby(runs.trunk).tokens.transform("max")
+        longest = [runs.tokens[runs.trunk == trunk].max() for trunk in runs.trunk]
         parts = {
             f"the largest size (N_act {format_count(runs.n_active.max())})": runs.n_active == runs.n_active.max(),
-            "the longest run of each trunk": runs.tokens == longest.to_numpy(),
+            "the longest run of each trunk": runs.tokens == np.array(longest),
             "the tenth of lowest loss": runs.loss <= np.sort(runs.loss)[max(1, len(runs) // 10) - 1],
             f"the largest E ({runs.experts.max():g})": runs.experts == runs.experts.max(),
         }
