@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from scaling_law.paper.published import PRINTED
+from scaling_law.size.recipe import PAPER
+
 # Table "Example compute-optimal training configurations": FLOPs → E → (N_act, D) as printed.
 COMPUTE_OPTIMAL: dict[float, dict[int, tuple[str, str]]] = {
     1e20: {
@@ -51,23 +54,11 @@ CHINCHILLA: dict[int, tuple[str, str, str, str, str]] = {
 }
 
 # Table "Fitted coefficients of our joined formula".
-COEFFICIENTS: dict[str, str] = {
-    "a": "35.91",
-    "alpha": "-0.1889",
-    "delta": "-0.2285",
-    "gamma": "0.0098",
-    "b": "35.98",
-    "beta": "-0.1775",
-    "omega": "0.5529",
-    "zeta": "-0.0259",
-    "e_start": "2.0732",
-    "e_max": "290.4521",
-    "c": "1.3637",
-}
+COEFFICIENTS = {name: str(value) for name, value in PRINTED.items()}
 
 # Numbers in the text: where, what, and how it is printed.
 FLOPS_PER_TOKEN_SAVED = {2: "36%", 4: "61%"}  # the 1.1B family of d = 1408 and 1152 against the dense d = 1664
 FAMILY_WIDTHS = {1: 1664, 2: 1408, 4: 1152}
 CAPTION_EXPERTS, CAPTION_DENSE = 16, (1e9, 10e9)  # a dense model of 1B on 10B tokens, matched in FLOPs and memory
 CAPTION = {"n_active": "155M", "tokens": "64B", "tokens_per_parameter": "414"}
-LR_RULE = {"intercept": "8.39", "slope_n": "-0.81", "slope_e": "-0.25"}
+LR_RULE = dict(zip(("intercept", "slope_n", "slope_e"), map(str, PAPER.learning_rate["paper"]), strict=True))

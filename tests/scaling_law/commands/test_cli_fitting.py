@@ -108,6 +108,20 @@ def test_split(shell, table):
     assert "joint law" in text
 
 
+def test_match_sets_outliers_aside_and_takes_trunks_as_fit_does(shell, table, tmp_path):
+    words = ("match", table, "--flops", "1e14", "--experts", 2, "--n-blocks", 2, "--vocab-size", 2048, "--force")
+    words += ("--bootstrap", 20, "-o", tmp_path / "plan.json")
+    plans = [
+        json.loads(shell(*words, *more, "--json").output)
+        for more in ((), ("--outliers", "set_aside"), ("--outliers", "set_aside", "--trunks", "run"))
+    ]
+    assert [m["role"] for m in plans[0]["models"]] == ["same FLOPs", "same FLOPs", "E times the tokens"]
+    assert json.loads((tmp_path / "plan.json").read_text())["law"] == plans[1]["law"] == plans[2]["law"]
+    assert plans[0]["law"] != plans[1]["law"]  # the run that is off moves the coefficients
+    assert plans[1]["models"][0]["low"] != plans[2]["models"][0]["low"]  # trunks widen the intervals, not the fit
+    assert "compared at" in shell(*words).output
+
+
 def test_next_runs(shell, law):
     words = ("next-runs", "--law", law, "--flops", "1e15", "--ask", "loss:1M,20M,4", "--max-runs", 3)
     words += ("--widths", "64,128", "--vocab-size", 2048, "--tokens-per-parameter", "0.2:40")
