@@ -51,6 +51,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "tokens_per_parameter": format_count,
     "trusted": lambda trusted: "" if trusted else "not trusted",
 }
+FORMATS |= {label: FORMATS[name] for name, label in LABELS.items() if label and name in FORMATS}
 _INFINITE = {"flops": "not reached", "memory_bytes": ""}
 
 
@@ -116,13 +117,18 @@ class Table:
         cells, numbers, title = self._cells(), self._numbers(), self.title
         styles = [*self.styles, *[""] * len(cells)]
         frame = {"box": box.HEAVY_HEAD} if self.header else {"box": None, "show_header": False, "padding": (0, 2)}
+        keys, wide = self._key_columns(), self._widths()
         for part in self._parts(options.max_width):
+            fits = 1 + sum(wide[i] for i in part) <= options.max_width  # else numbers, and then keys, are folded, too
             grid = Grid(title=title, title_justify="left", title_style="bold", header_style="bold", **frame)
             title = None
             for i in part:
-                whole = numbers[i] or i in self._key_columns()
-                name = Text(self.header[i]) if self.header else ""
-                grid.add_column(name, justify="right" if numbers[i] else "left", no_wrap=whole, overflow="fold")
+                whole = (numbers[i] and bool(self.header) and fits) or (
+                    i in keys and (fits or wide[i] < options.max_width)
+                )
+                name, style = (Text(self.header[i]), "") if self.header else ("", "bold" if i == 0 else "")
+                justify: Any = "right" if numbers[i] and self.header else "left"
+                grid.add_column(name, justify=justify, style=style, no_wrap=whole, overflow="fold")
             for at, (row, style) in enumerate(zip(cells, styles, strict=False)):
                 if self.total and at == len(self.rows):
                     grid.add_section()
@@ -135,7 +141,8 @@ class Table:
         return html(self)
 
     def _cells(self) -> list[list[str]]:
-        return [[cell("", value) for value in row] for row in [*self.rows, *([self.total] if self.total else [])]]
+        names, rows = self.header or [""] * 99, [*self.rows, *([self.total] if self.total else [])]
+        return [[cell(name, value) for name, value in zip(names, row, strict=False)] for row in rows]
 
     def _key_columns(self) -> list[int]:
         if self.keys is None or not self.header:
@@ -150,14 +157,20 @@ class Table:
         told = [[text for text in column if text.strip(f"+-{UNKNOWN}")] for column in columns]
         return [sum(text.lstrip("+-±×∞")[:1].isdigit() for text in texts) > len(texts) / 2 for texts in told]
 
-    def _parts(self, width: int) -> list[list[int]]:
-        """The columns in groups of at most `width`, each in their order and with the keys."""
+    def _widths(self) -> list[int]:
+        """The columns of the terminal that each column takes, long texts folded."""
         numbers, keys = self._numbers(), self._key_columns()
         texts = zip(*([self.header] if self.header else []), *self._cells(), strict=True)
         longest = [max(map(len, column)) for column in texts]
-        columns = range(len(longest))
-        whole = [numbers[i] or i in keys for i in columns]
-        wide = [_PADDING + (longest[i] if whole[i] else min(longest[i], _TEXT_WIDTH)) for i in columns]
+        return [
+            _PADDING + (length if numbers[i] or i in keys else min(length, _TEXT_WIDTH))
+            for i, length in enumerate(longest)
+        ]
+
+    def _parts(self, width: int) -> list[list[int]]:
+        """The columns in groups of at most `width`, each in their order and with the keys."""
+        keys, wide = self._key_columns(), self._widths()
+        columns = range(len(wide))
         if not self.header or 1 + sum(wide) <= width:
             return [list(columns)]
         first = [i for i in columns if self.header[i] in self.first and i not in keys]

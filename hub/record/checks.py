@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 from hub.plain.errors import contains_token, redacted
@@ -41,12 +42,13 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
         ValueError: something that JSON does not have, a number that is not finite, a text with a secret, a path of a
             machine or an e-mail address. The field is named; a secret itself is not repeated.
     """
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # numpy's float64 is a float, too
-    if value is None or isinstance(value, bool):
+    if value is None or value is True or value is False:
         return value
+    if type(value) is not str and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return plain(value.item(), name, depth)  # of numpy, whose float64 is a float, too
     if isinstance(value, str):
-        _check_text(value, name)
+        if problem := _problem_of(value):
+            raise ValueError(f"{redacted(name)}: {problem}")
         return str(value)
     if isinstance(value, (int, float)):
         if not abs(value) < 10**30 and not (isinstance(value, float) and math.isfinite(value)):
@@ -67,19 +69,22 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
     for key, item in value.items():
         if not isinstance(key, str):
             raise ValueError(f"{name}: field names must be strings")
-        _check_text(key, f"{name}.{key[:40]}".lstrip(".") + " (the field's name)")
-        inner[key] = plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1)
+        if problem := _problem_of(key):
+            raise ValueError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
+        inner[key] = plain(item, f"{name}.{key[:80]}" if name else key[:80], depth - 1)
     return inner
 
 
-def _check_text(text: str, name: str) -> None:
+@lru_cache(maxsize=4096)  # most texts of a table are those of its other rows
+def _problem_of(text: str) -> str | None:
     if len(text) > MAX_TEXT:
-        raise ValueError(f"{name}: a text of {len(text):,} characters, allowed are {MAX_TEXT:,}")
+        return f"a text of {len(text):,} characters, allowed are {MAX_TEXT:,}"
     if contains_token(text):
-        raise ValueError(f"{redacted(name)}: holds what looks like an access token; a record must not have one")
+        return "holds what looks like an access token; a record must not have one"
     if _PATH.search(text):
-        raise ValueError(f"{name}: {text[:80]!r} holds an absolute path; a record names files relative to nothing")
+        return f"{text[:80]!r} holds an absolute path; a record names files relative to nothing"
     if _EMAIL.search(text):
-        raise ValueError(f"{name}: {text[:80]!r} holds an e-mail address; a record names no person")
+        return f"{text[:80]!r} holds an e-mail address; a record names no person"
     if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-        raise ValueError(f"{name}: holds half a surrogate pair, which is not a text that UTF-8 can write")
+        return "holds half a surrogate pair, which is not a text that UTF-8 can write"
+    return None

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from hub.plain.commands import version
 from hub.plain.errors import problem_lines
 from training.configuration import presets
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
@@ -41,6 +42,7 @@ def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArgumen
     parser.add_argument("--config")
     parser.add_argument("--preset", nargs="+")
     parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--version", action="version", version=f"joint-moe-scaling-laws {version()}")
     try:
         known, rest = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
