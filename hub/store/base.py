@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -246,23 +247,28 @@ class Store(ABC):
         """Commit what `wanted` makes of the head of a branch; `sha256` has what is known of the files' hashes."""
         repo_id, sent, failures = self.repo_id(repo), False, 0
         for attempt in range(_MAX_CONFLICTS):
-            head = self._head(kind, repo, branch, again=attempt > 0)
-            changes = wanted(head)
-            if not changes:
-                return Publication(repo_id, branch, head.commit, written=sent)
-            try:
-                commit = self._commit(kind, repo, branch, changes, message, head.commit, sha256)
-            except (ConflictError, UnavailableError) as error:
-                # Another writer was faster, or the answer was lost: what is there now decides.
-                if isinstance(error, UnavailableError):
-                    sent, failures = True, failures + 1
-                if failures == self.attempts:
-                    raise
-                self._pause(attempt, error)
-                continue
+            with self._exclusive(kind, repo, branch):
+                head = self._head(kind, repo, branch, again=attempt > 0)
+                changes = wanted(head)
+                if not changes:
+                    return Publication(repo_id, branch, head.commit, written=sent)
+                try:
+                    commit = self._commit(kind, repo, branch, changes, message, head.commit, sha256)
+                except (ConflictError, UnavailableError) as error:
+                    # Another writer was faster, or the answer was lost: what is there now decides.
+                    if isinstance(error, UnavailableError):
+                        sent, failures = True, failures + 1
+                    if failures == self.attempts:
+                        raise
+                    self._pause(attempt, error)
+                    continue
             self._check_commit(kind, repo, commit, changes, sha256)
             return Publication(repo_id, branch, commit, written=True)
         raise ConflictError(f"{repo_id}: other writers were faster {_MAX_CONFLICTS} times")
+
+    def _exclusive(self, kind: Kind, repo: str, branch: str) -> AbstractContextManager[object]:
+        """Held while a head is read, changed and committed, where a store can keep other writers out."""
+        return nullcontext()
 
     @abstractmethod
     def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:

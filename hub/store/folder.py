@@ -122,11 +122,8 @@ class LocalStore(Store):
             self._check(place, changes, found, sha256, lambda copy, name: self._file(sources[copy.commit] / name))
 
         if parent:
-            with self._locked(folder.parent):
-                if _content_id(folder) != parent:
-                    raise ConflictError(f"{place} was changed by another process")
-                write(folder)
-                return _content_id(folder)
+            write(folder)
+            return _content_id(folder)
         _remove_abandoned(folder.parent)
         incoming = folder.with_name(f"{_INCOMING}{os.getpid()}-{uuid.uuid4().hex}")
         incoming.mkdir()
@@ -143,12 +140,18 @@ class LocalStore(Store):
         return _content_id(folder)
 
     def _pause(self, attempt: int, error: Exception) -> None:
-        time.sleep(0.01 * 2.0 ** min(attempt, 5))
+        """None is needed: a branch that another process made first is there now."""
 
     @contextmanager
-    def _locked(self, folder: Path) -> Iterator[None]:
+    def _exclusive(self, kind: Kind, repo: str, branch: str) -> Iterator[None]:
+        """`main` and existing branches are changed under a lock; a new branch is renamed into its place."""
         from filelock import FileLock, Timeout
 
+        folder = self._repository(kind, repo)
+        if branch != "main" and not (folder / branch).is_dir():
+            yield
+            return
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(str(folder / ".lock"), timeout=_LOCK_TIMEOUT_SECONDS):
                 yield
