@@ -20,7 +20,7 @@ import pandas as pd
 
 from benchmarks.report import Report, parse
 from scaling_law import Runs, fit
-from tests.scaling_law.clark_rows import ROWS
+from tests.scaling_law.clark import clark_runs
 
 TOKENS_PER_STEP = 524_288
 ROUTED = {
@@ -48,13 +48,6 @@ def columns(frame: pd.DataFrame) -> Runs:
     )
 
 
-def final_runs(router: str) -> Runs:
-    """The last step of each run, as the tests hold them; the routed law does not use the tokens."""
-    rows = [(n * 1e6, e, loss) for kind in (router, "Dense") for n, r in ROWS[kind].items() for e, loss in r]
-    n, e, loss = np.array(rows).T
-    return Runs.from_columns(n, np.full(len(n), 131e9), e, loss, trunk="run")
-
-
 def compare(report: Report, law: str, router: str, runs: Runs, expected: int, anchor: float) -> None:
     began = time.perf_counter()
     result = fit(runs, law, huber_delta=10.0 if law == "routed" else 0.01)
@@ -79,7 +72,7 @@ def main() -> None:
     frame = pd.read_csv(options.curves) if options.curves else None
     for router, (count, anchor) in ROUTED.items():
         if frame is None:
-            runs = final_runs(router)
+            runs = clark_runs(router)
         else:
             runs = columns(chosen(frame.sort_values("step").groupby("hyper_id").tail(1), router))
         compare(report, "routed", router, runs, count, anchor)

@@ -8,6 +8,8 @@
 Importing this package and asking a law need numpy only; fitting, figures and tables import what they use when used.
 """
 
+# ruff: noqa: E402, F401 - the first check comes first; the imports after it are what users import from here
+
 from __future__ import annotations
 
 from importlib import import_module
@@ -20,18 +22,7 @@ _hub = find_spec("hub")
 if _hub is not None and _hub.origin is not None and not (Path(_hub.origin).parent / "plain").is_dir():
     raise ImportError(f"{_hub.origin} hides the package `hub` that scaling_law needs: rename or move that file")
 
-import scaling_law.law_methods  # noqa: E402, F401 - gives every law its methods
-from scaling_law.laws import (  # noqa: E402
-    ChinchillaLaw,
-    Conditions,
-    ExtrapolationError,
-    JointLaw,
-    Law,
-    RoutedLaw,
-    Term,
-    expert_transform,
-    register,
-)
+import scaling_law.law_methods  # gives every law its methods
 
 if TYPE_CHECKING:
     from scaling_law.figures.law_figures import memory_optimal
@@ -42,6 +33,17 @@ if TYPE_CHECKING:
     from scaling_law.fitting.profiles import profile_interval
     from scaling_law.fitting.splits import split
     from scaling_law.fitting.uncertainty import Bootstrap
+    from scaling_law.laws import (
+        ChinchillaLaw,
+        Conditions,
+        ExtrapolationError,
+        JointLaw,
+        Law,
+        RoutedLaw,
+        Term,
+        expert_transform,
+        register,
+    )
     from scaling_law.planning.design import log_optimal_parameters, next_runs
     from scaling_law.planning.inverse import cheapest_budget, flop_savings
     from scaling_law.planning.matched import matched_memory
@@ -50,58 +52,27 @@ if TYPE_CHECKING:
     from scaling_law.size.architecture import Architecture
     from scaling_law.size.listing import published_design
 
-_HOME = {
-    "Architecture": "size.architecture",
-    "Bootstrap": "fitting.uncertainty",
-    "FitResult": "fitting.fit_result",
-    "LearningRateLaw": "fitting.learning_rate",
-    "OptimalRow": "planning.optimal_table",
-    "OptimalTable": "planning.optimal_table",
-    "Runs": "runs.table",
-    "cheapest_budget": "planning.inverse",
-    "fit": "fitting.fitting",
-    "fit_learning_rate": "fitting.learning_rate_grid",
-    "flop_savings": "planning.inverse",
-    "load_runs": "runs.table",
-    "log_optimal_parameters": "planning.design",
-    "matched_memory": "planning.matched",
-    "memory_optimal": "figures.law_figures",
-    "next_runs": "planning.design",
-    "profile_interval": "fitting.profiles",
-    "published_design": "size.listing",
-    "split": "fitting.splits",
+_NAMES = {
+    "laws": "JointLaw ChinchillaLaw RoutedLaw Law Term register expert_transform Conditions ExtrapolationError",
+    "size.architecture": "Architecture",
+    "size.listing": "published_design",
+    "runs.table": "Runs load_runs",
+    "fitting.fitting": "fit",
+    "fitting.fit_result": "FitResult",
+    "fitting.uncertainty": "Bootstrap",
+    "fitting.profiles": "profile_interval",
+    "fitting.splits": "split",
+    "fitting.learning_rate": "LearningRateLaw",
+    "fitting.learning_rate_grid": "fit_learning_rate",
+    "planning.optimal_table": "OptimalRow OptimalTable",
+    "planning.inverse": "cheapest_budget flop_savings",
+    "planning.matched": "matched_memory",
+    "planning.design": "log_optimal_parameters next_runs",
+    "figures.law_figures": "memory_optimal",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "Architecture",
-    "Bootstrap",
-    "ChinchillaLaw",
-    "Conditions",
-    "ExtrapolationError",
-    "FitResult",
-    "JointLaw",
-    "Law",
-    "LearningRateLaw",
-    "OptimalRow",
-    "OptimalTable",
-    "RoutedLaw",
-    "Runs",
-    "Term",
-    "cheapest_budget",
-    "expert_transform",
-    "fit",
-    "fit_learning_rate",
-    "flop_savings",
-    "load_runs",
-    "log_optimal_parameters",
-    "matched_memory",
-    "memory_optimal",
-    "next_runs",
-    "profile_interval",
-    "published_design",
-    "register",
-    "split",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,11 +8,12 @@ extrapolation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hub.plain.tables import ResultTable, Summarised, Table
 from hub.plain.units import format_count
@@ -47,12 +48,13 @@ class Split(Summarised):
         return pandas.concat([runs.to_pandas().assign(part=name) for name, runs in self.parts.items()])
 
     def summary(self) -> Table:
-        rows = []
-        for name, runs in self.parts.items():
-            ends = [(v.min(), v.max()) for v in (runs.n_active, runs.tokens, runs.loss) if len(v)]
-            spans = [f"{format_count(low)}…{format_count(high)}" for low, high in ends[:2]]
-            rows.append((name, len(runs), *(spans or ["", ""]), *(f"{low:.4f}…{high:.4f}" for low, high in ends[2:])))
-            rows[-1] += ("",) * (5 - len(rows[-1]))
+        def span(values: NDArray[Any], form: Callable[[float], str]) -> str:
+            return f"{form(values.min())}…{form(values.max())}" if len(values) else ""
+
+        rows = [
+            (name, len(r), span(r.n_active, format_count), span(r.tokens, format_count), span(r.loss, "{:.4f}".format))
+            for name, r in self.parts.items()
+        ]
         return Table(("part", "runs", "N_act", "D", "loss"), rows, title=f"Split by {self.by}")
 
 
@@ -66,11 +68,9 @@ def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> S
     if validation < 0 or test < 0 or validation + test >= len(runs):
         raise ValueError(f"validation={validation}, test={test} must be ≥ 0 and leave some of the {len(runs)} runs")
     values = getattr(runs, by)
-    order = np.argsort(values if by == "loss" else -values, kind="stable")
-    rank = np.empty(len(runs), int)
-    rank[order] = np.arange(len(runs))
-    held = (rank >= test) & (rank < test + validation)
-    return Split(runs.subset(rank >= test + validation), runs.subset(held), runs.subset(rank < test), by)
+    rank = np.argsort(np.argsort(values if by == "loss" else -values, kind="stable"))
+    middle = (rank >= test) & (rank < test + validation)
+    return Split(runs.subset(rank >= test + validation), runs.subset(middle), runs.subset(rank < test), by)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hub.plain.tables import Table
 from hub.plain.units import format_count
 from scaling_law.figures import law_figures as figures
 from scaling_law.figures.drawing import png
-from scaling_law.laws import JointLaw, Law
+from scaling_law.laws import Conditions, JointLaw, Law
 from scaling_law.planning.optimum import has_optimum
 
 ISOFLOP_EXPERTS = (1.0, 4.0, 16.0)
@@ -40,33 +40,8 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
         parts.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
         if law.conditions is not None and law.conditions.draws is not None:
             parts.append(f"The draws: {escaped(law.conditions.draws)}.")
-    if (conditions := law.conditions) is not None:
-        parts += ["## Conditions", escaped(conditions.provenance)]
-        if conditions.dataset is not None:
-            parts.append(_dataset(conditions.dataset, conditions.commit))
-        if conditions.rmse is not None:
-            status = escaped(conditions.status or "")
-            trunks = f" of {conditions.trunks} trunks ({conditions.trunk_source})" if conditions.trunks else ""
-            runs = escaped(f"{conditions.n_runs} runs{trunks}")
-            parts.append(f"{runs}, RMSE {conditions.rmse:.4f} nats. {status}")
-        if conditions.set_aside:
-            names = ", ".join(escaped(name) for name in conditions.set_aside[:20])
-            names += ", …" if len(conditions.set_aside) > 20 else ""
-            parts.append(f"Set aside as outliers, and not among these runs: {names}.")
-        rows = [
-            (
-                "all" if r.experts is None else f"{r.experts:g}",
-                _span(r.n_active),
-                _span(r.tokens),
-                _span(r.tokens_per_parameter),
-            )
-            for r in conditions.ranges
-        ]
-        parts.append(Table(("E", "Active parameters", "Tokens", "Tokens per parameter"), rows).markdown())
-        parts.append("Outside these ranges predictions are extrapolations, and come with a warning.")
-        if conditions.vocab_size is not None:
-            parts.append(f"Sizes count the vocabulary of these runs, {conditions.vocab_size:,} tokens.")
-        parts.append(f"```json\n{json.dumps(conditions.objective, indent=1)}\n```")
+    if law.conditions is not None:
+        parts += ["## Conditions", *_conditions(law.conditions)]
     parts += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
     metadata = _METADATA.format(license=f"license: {license}\n" if license else "")
     return metadata + "\n" + "\n\n".join(parts) + "\n"
@@ -79,13 +54,33 @@ def loading_code(law: Law, place: str) -> str:
     return f'```python\nfrom {module} import {kind}\n\nlaw = {kind}.from_pretrained("{place}")\nprint(law)\n```'
 
 
-def _dataset(dataset: str, commit: str | None) -> str:
-    """Which runs the law was fitted on, and the code that reads them again."""
-    link = f"[{escaped(dataset)}](https://huggingface.co/datasets/{dataset})"
-    if commit is None:
-        return f"The runs: {link}."
-    code = f'from scaling_law import load_runs\n\nruns = load_runs("{dataset}", revision="{commit}")'
-    return f"The runs: {link} at commit `{commit}`.\n\n```python\n{code}\n```"
+def _conditions(conditions: Conditions) -> list[str]:
+    """What the law was fitted on, paragraph by paragraph."""
+    parts = [escaped(conditions.provenance)]
+    if conditions.dataset is not None:
+        link = f"[{escaped(conditions.dataset)}](https://huggingface.co/datasets/{conditions.dataset})"
+        parts.append(f"The runs: {link}{f' at commit `{conditions.commit}`' if conditions.commit else ''}.")
+        if conditions.commit:
+            code = f'runs = load_runs("{conditions.dataset}", revision="{conditions.commit}")'
+            parts.append(f"```python\nfrom scaling_law import load_runs\n\n{code}\n```")
+    if conditions.rmse is not None:
+        trunks = f" of {conditions.trunks} trunks ({conditions.trunk_source})" if conditions.trunks else ""
+        runs = escaped(f"{conditions.n_runs} runs{trunks}")
+        parts.append(f"{runs}, RMSE {conditions.rmse:.4f} nats. {escaped(conditions.status or '')}")
+    if conditions.set_aside:
+        names = ", ".join(escaped(name) for name in conditions.set_aside[:20])
+        more = ", …" if len(conditions.set_aside) > 20 else ""
+        parts.append(f"Set aside as outliers, and not among these runs: {names}{more}.")
+    rows = []
+    for r in conditions.ranges:
+        spans = (r.n_active, r.tokens, r.tokens_per_parameter)
+        cells = [f"{format_count(low)} to {format_count(high)}" for low, high in spans]
+        rows.append(["all" if r.experts is None else f"{r.experts:g}", *cells])
+    parts.append(Table(("E", "Active parameters", "Tokens", "Tokens per parameter"), rows).markdown())
+    parts.append("Predictions outside these ranges are extrapolations and come with a warning.")
+    if conditions.vocab_size is not None:
+        parts.append(f"Sizes count the vocabulary of these runs, {conditions.vocab_size:,} tokens.")
+    return [*parts, f"```json\n{json.dumps(conditions.objective, indent=1)}\n```"]
 
 
 def law_pictures(law: Law) -> dict[str, bytes]:
@@ -101,7 +96,3 @@ def law_pictures(law: Law) -> dict[str, bytes]:
         "isoflop.png": png(figures.isoflop(law, [scale * f for f in ISOFLOP_BUDGETS], ISOFLOP_EXPERTS)),
         "memory_optimal.png": png(figures.memory_optimal(law, scale * MEMORY_BUDGET)),
     }
-
-
-def _span(limits: tuple[float, float]) -> str:
-    return f"{format_count(limits[0])} to {format_count(limits[1])}"

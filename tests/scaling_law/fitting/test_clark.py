@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from scaling_law import Runs, fit
-from tests.scaling_law.clark_rows import ROWS
-
-
-def runs_of(router: str) -> Runs:
-    """The router's runs and the dense ones (all on the same number of tokens, which the routed law does not use)."""
-    rows = [(n * 1e6, e, loss) for kind in (router, "Dense") for n, r in ROWS[kind].items() for e, loss in r]
-    n, e, loss = np.array(rows).T
-    return Runs.from_columns(n, 131e9, e, loss, trunk="run")
+from scaling_law import fit
+from tests.scaling_law.clark import clark_runs
 
 
 @pytest.mark.parametrize(
@@ -23,7 +16,7 @@ def runs_of(router: str) -> Runs:
     ],
 )
 def test_known_optima_are_reached(router, count, log10_form, transform, error):
-    runs = runs_of(router)
+    runs = clark_runs(router)
     result = fit(runs, "routed", huber_delta=10.0)  # a threshold this wide is least squares
     law = result.law
     assert len(runs) == count

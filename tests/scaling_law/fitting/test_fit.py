@@ -7,7 +7,6 @@ import pytest
 from scipy.optimize import minimize
 
 from scaling_law import JointLaw, RoutedLaw, Runs, fit
-from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import make_problem
 from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
 
@@ -291,13 +290,3 @@ def test_summary_and_export(paper_fit):
     data = paper_fit.to_dict()
     assert data["runs"] == 270
     assert data["status"]["n_agree"] == 64
-
-
-def test_centres_change_coordinates_only(paper_runs):
-    """θ of the same law in centred and plain coordinates predicts the same."""
-    columns = problem_of(paper_runs).columns
-    law = JointLaw.published()
-    for centred in ((), ("a",), ("a", "b")):
-        objective = Objective("joint", columns, 0.01, 0.0, centred)
-        theta = objective.from_coefficients(law.coefficients)
-        assert objective.evaluate(theta[None]).cost[0] == pytest.approx(huber_sum(law, paper_runs), rel=1e-10)

@@ -62,15 +62,6 @@ def test_intervals_have_their_level():
     assert 0.72 <= np.mean(hits) <= 1.0
 
 
-def test_draws_travel_with_the_law(drawn, tmp_path):
-    drawn.law.save_pretrained(tmp_path)
-    law = JointLaw.from_pretrained(tmp_path)
-    np.testing.assert_array_equal(law.draws, drawn.draws)
-    row = law.optimal(1e20, [4]).best
-    assert row.loss_interval[0] < row.loss < row.loss_interval[1]
-    assert law.loss_draws([1e8, 1e9], 1e10, 1).shape == (120, 2)
-
-
 def test_tiny_sweeps_bootstrap_too():
     result = fit(tiny_runs())
     drawn = result.bootstrap(100)

@@ -69,6 +69,7 @@ def test_draws_travel_with_the_published_law(fresh, tmp_path):
     assert loaded.conditions == fresh.conditions
     assert "not the authors'" in loaded.conditions.draws
     view = fresh.to_chinchilla(8)
+    assert view.conditions is fresh.conditions
     np.testing.assert_allclose(view.loss_draws(1e9, 1e10, 8), fresh.loss_draws(1e9, 1e10, 8))
     row = fresh.optimal(1e21).best
     assert row.loss_interval[0] < row.loss < row.loss_interval[1]
