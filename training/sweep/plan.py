@@ -156,7 +156,8 @@ class SweepPlan(Summarised):
             notes.append(f"capacity groups: {sizes} tokens; set model.capacity_group_tokens to compare runs")
         if any(run.vocab_assumed for run in self.runs):
             notes.append("sizes: with GPT-2's vocabulary, since a tokenizer is not on this machine")
-        notes.append(f"memory: fp32 weights, gradients and AdamW on each of {self.shards} devices, without {LEFT_OUT}")
+        where = f"sharded over {self.shards} devices" if self.shards > 1 else "whole on each device"
+        notes.append(f"memory: fp32 weights, gradients and AdamW, {where}; without {LEFT_OUT}")
         return notes
 
 

@@ -102,7 +102,7 @@ def test_the_entry_point_of_an_installed_package_is_the_same(monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_sweep_is_worked_off_and_a_failed_run_does_not_stop_the_rest(values, tmp_path):
+def test_a_sweep_is_executed_and_a_failed_run_does_not_stop_the_rest(values, tmp_path):
     values["overrides"].append(
         {"where": {"model.d_model": 128, "model.experts": 4}, "set": {"data.tokenizer": str(tmp_path / "missing")}}
     )

@@ -124,8 +124,8 @@ def test_costs_are_those_of_the_architecture(tmp_path):
     assert run.disk_bytes == (3 + 2) * 12 * arch.n_total + 3 * 4 * arch.n_total
 
 
-def test_dearer_runs_are_those_of_more_flops_not_of_more_width(tmp_path):
-    """Embeddings make a narrow model dearer than its blocks alone."""
+def test_expensive_runs_are_those_of_more_flops_not_of_more_width(tmp_path):
+    """Embeddings make a narrow model more expensive than its blocks alone."""
     narrow, wide = paper_sweep(tmp_path, where="d in {512, 1024}, E = 1, tokens = 2B").runs
     assert wide.cost / narrow.cost == pytest.approx(321.03 / 78.72, rel=1e-3)
 
@@ -148,7 +148,7 @@ def test_runs_that_count_capacity_over_different_groups_are_pointed_out(tiny, tm
         notes(**{"model.capacity_group_tokens": 128})
 
 
-def test_a_missing_tokenizer_is_said(tiny, tmp_path):
+def test_a_missing_tokenizer_is_reported(tiny, tmp_path):
     (run,) = plan_sweep(tiny_sweep(tiny, tmp_path)).runs
     assert (run.vocab_size, run.vocab_assumed) == (300, False)
     missing = {"runs": [{"data.tokenizer": str(tmp_path / "missing")}]}
@@ -180,7 +180,7 @@ def write_log(run, folder, seconds_ago=1000, **line):
 
 def test_a_run_that_was_never_started_waits(run):
     assert state(run) == "waiting"
-    assert not run.folder.exists()  # looking leaves nothing behind
+    assert not run.folder.exists()  # asking leaves nothing behind
 
 
 def test_states_are_read_from_the_folder(run):
