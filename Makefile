@@ -30,11 +30,12 @@ export UV_INDEX_STRATEGY ?= unsafe-best-match
 
 # $(call venv,FOLDER) makes an empty environment; $(call install,FOLDER) starts the command that installs into it.
 # -I: pip must not take this folder's *.egg-info for an installed package.
+NEWER := import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=")
 ifeq ($(UV),)
-venv = $(PYTHON) -m venv $(1)
+venv = $(PYTHON) -c '$(NEWER)' && $(PYTHON) -m venv $(1)
 install = $(1)/bin/python -I -m pip install --disable-pip-version-check $(PIP_FLAGS)
 else
-venv = $(UV) venv --quiet --allow-existing --python $(PYTHON) $(1)
+venv = $(PYTHON) -c '$(NEWER)' && $(UV) venv --quiet --allow-existing --python $(PYTHON) $(1)
 install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
 endif
 
@@ -42,27 +43,24 @@ BENCHMARKS := query_speed fit_speed clark_routing model_speed checkpoints data_p
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup python demo test test-slow test-light test-clients lint resolve dist check-all report bench clean
+.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all report bench clean
 
 setup: $(VENV)/.ready
 
-python:
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, not " + sys.version.split()[0] + "; set PYTHON=" if sys.version_info < (3, 10) else 0)'
-
-$(VENV)/.ready: pyproject.toml constraints.txt | python
+$(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): torch and the other packages, a minute or two"
 	@$(call venv,$(VENV))
 	$(call install,$(VENV)) torch==2.13.0 -e '.[dev]' -c constraints.txt
 	@touch $@
 
 # What `pip install .` brings, and what builds and tests it.
-$(LIGHT)/.ready: pyproject.toml constraints.txt | python
+$(LIGHT)/.ready: pyproject.toml constraints.txt
 	@$(call venv,$(LIGHT))
 	$(call install,$(LIGHT)) -e . build hypothesis pytest pytest-timeout -c constraints.txt
 	@touch $@
 
 # As a user of a release has them: without this project.
-$(CLIENTS)/.ready: constraints.txt docs/releasing.md | python
+$(CLIENTS)/.ready: constraints.txt docs/releasing.md
 	@echo "Setting up $(CLIENTS): torch, lm-eval and PEFT, a few minutes"
 	@$(call venv,$(CLIENTS))
 	$(call install,$(CLIENTS)) torch==2.13.0 $$(sed -n 's/^pip install //p' docs/releasing.md | tr -d "'") -c constraints.txt
