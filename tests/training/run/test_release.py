@@ -256,7 +256,7 @@ def test_the_store_may_change_between_starts(tiny):
 def test_a_licence_that_the_hub_does_not_know_is_a_bad_configuration():
     from training.configuration.reading import from_dict
 
-    with pytest.raises(ConfigurationError, match=r"run\.license: 'apache2'; it must be a licence identifier"):
+    with pytest.raises(ConfigurationError, match=r"run\.license: 'apache2'; it must be a licence"):
         from_dict({"run": {"license": "apache2", "output_dir": "out"}})
     assert from_dict({"run": {"license": "mit", "output_dir": "out"}}).run.license == "mit"
 
