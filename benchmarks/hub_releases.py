@@ -12,7 +12,7 @@ sent, fills no `main`, and has no index that a fit could read; ours does all thr
 The pace that keeps below the limit (`store.pace`) does not wait here: the seconds are those of the work, and how long
 it would have waited is a row of its own.
 
-Bounds: one call for each commit, to push again one look at each repository, to load one call in all.
+Bounds: one call for each commit, to push again one read of each repository, to load one call in all.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def add_rows(report: Report, here: dict[str, Cost], there: dict[str, Cost]) -> N
     count = report.options.runs
     least = {
         "push": ("one for each commit", 1.0),
-        "push again": ("one look at each repository", -(-count // RUNS_PER_REPOSITORY) / count),
+        "push again": ("one read of each repository", -(-count // RUNS_PER_REPOSITORY) / count),
         "load the records": ("one in all", 1 / count),
     }
     for work, one in here.items():

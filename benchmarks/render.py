@@ -2,7 +2,7 @@
 
     python -m benchmarks.render [--results benchmarks/results] [--page docs/benchmarks.md]
 
-The text of the page is written by hand; what stands between `<!-- results of NAME -->` and `<!-- end -->` is replaced.
+The text of the page is written by hand; what is between `<!-- results of NAME -->` and `<!-- end -->` is replaced.
 A file is named after its benchmark; `model_speed-h200.json` is one of the same benchmark from another machine, and
 gets a table of its own.
 """

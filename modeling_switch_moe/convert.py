@@ -42,7 +42,7 @@ SHAPES = {
     ROPE + "sin": "s h",
     ROPE + "cos": "s h",
 }
-# Prefixes that wrappers around a module leave in the names of its parameters, wherever they stand.
+# Prefixes that module wrappers put into parameter names, at any position.
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.")
 
 

@@ -18,17 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
+from .losses import compute_dtype
 from .routing import assignment_matrix, most_kept, position_in_expert
 
 SWITCH_EXPERTS = ExpertsInterface()
-
-
-def compute_dtype(module: nn.Module, hidden_states: torch.Tensor) -> torch.dtype:
-    """The precision of the experts' matmuls: autocast's where it is on, else that of the weights."""
-    device_type = hidden_states.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
-        return torch.get_autocast_dtype(device_type)
-    return module.down_proj.dtype
 
 
 def has_capacity(module: nn.Module) -> bool:
@@ -63,8 +56,8 @@ def capacity_experts_forward(
         capacity = num_tokens
     else:
         capacity = int(assignment.sum(1).max())
-    dtype = compute_dtype(module, hidden_states)
-    # Tokens that are not computed share one extra row behind the buffer; what stands there is thrown away.
+    dtype = compute_dtype(module.down_proj)
+    # Tokens that are not computed share one extra row after the buffer, which is discarded.
     slot = torch.where(computed, expert * capacity + position, num_experts * capacity)
     buffer = hidden_states.new_zeros(num_experts * capacity + 1, hidden_states.shape[1], dtype=dtype)
     buffer = buffer.index_copy(0, slot, hidden_states.to(dtype))[:-1].view(num_experts, capacity, -1)
@@ -92,7 +85,7 @@ def grouped_experts_forward(
             _is_expert_parallel=is_expert_parallel(module),
             **{name: getattr(module, name) for name in names},
         )
-    hidden_states = hidden_states.to(compute_dtype(module, hidden_states))
+    hidden_states = hidden_states.to(compute_dtype(module.down_proj))
     return ALL_EXPERTS_FUNCTIONS["grouped_mm"](weights, hidden_states, top_k_index, top_k_weights)
 
 
@@ -118,7 +111,7 @@ def automatic_experts_forward(
         name = "grouped_mm"
     else:
         name = "batched_mm"
-        hidden_states = hidden_states.to(compute_dtype(module, hidden_states))
+        hidden_states = hidden_states.to(compute_dtype(module.down_proj))
     return SWITCH_EXPERTS[name](module, hidden_states, top_k_index, top_k_weights)
 
 

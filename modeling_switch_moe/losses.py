@@ -12,6 +12,13 @@ IGNORE = -100
 CHUNK_BYTES = 2**21  # of fp32 logits: what stays in the caches of a CPU
 
 
+def compute_dtype(weight: torch.Tensor) -> torch.dtype:
+    """The precision of matrix products with this weight: autocast's where it is on, else its own."""
+    device = weight.device.type
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else weight.dtype
+
+
 def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
     """Rows whose fp32 logits fill one chunk; an accelerator gets larger ones (256 MiB), to keep its matmul busy."""
     size = CHUNK_BYTES if device.type == "cpu" else 128 * CHUNK_BYTES
@@ -98,10 +105,7 @@ class SwitchMoeHead(nn.Linear):
         `reduction="none"` each, in the shape of the targets and without a gradient."""
         if targets is None:
             return super().forward(hidden_states)
-        device = hidden_states.device.type
-        dtype = self.weight.dtype
-        if device != "meta" and torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
+        dtype = compute_dtype(self.weight)
         rows, goals = hidden_states.flatten(0, -2), targets.to(hidden_states.device).reshape(-1)
         if reduction == "none":
             return token_losses(rows, self.weight, goals, dtype).view(targets.shape)

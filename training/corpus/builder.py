@@ -31,7 +31,7 @@ class Document(NamedTuple):
 
 
 class Split(BaseModel):
-    """Documents, their UTF-8 bytes, and their words (what stands between white space)."""
+    """Documents, their UTF-8 bytes, and their words, split at white space."""
 
     documents: int
     text_bytes: int

@@ -56,7 +56,7 @@ FAST = Settings("demo-fast.yaml", corpus_bytes=4_000_000, bootstrap_resamples=10
 
 
 class DemoError(RuntimeError):
-    """A step did not do its work; the message says which and where to look."""
+    """A step failed; the message says which, and where its log is."""
 
     exit_status = 1
 
