@@ -1,18 +1,14 @@
-"""Speed of the Switch-MoE against the dense model and against transformers' Mixtral and OLMoE at top-1.
+"""Training speed of the Switch-MoE against the dense model and against transformers' Mixtral and OLMoE at top-1.
 
     python -m benchmarks.model_speed [--precision fp32 bf16] [--experts 1 4 8 32] [--threads 2] [--clock wall|cpu]
-    python -m benchmarks.model_speed --what train --precision bf16 --width 1024 --layers 16 --batch 64 --length 512 \
+    python -m benchmarks.model_speed --precision bf16 --width 1024 --layers 16 --batch 64 --length 512 \
         --vocab 50257 --experts 1 8 32 --peers --compile          # one GPU, the paper's shapes
 
 All contenders live in one process and take turns step by step, so that a slow minute of the machine hits them all;
-reported is the median over rounds. Peers are the fastest of transformers, our dense model of the same active
-parameters (E = 1), and in training our plain loop over the experts. A training step is forward and backward with
-gradients freed in between; decoding is one new token per row with a filled cache, other tokens at every step, so that
-all models see many routings.
-
-Bounds: for training the dense step's matrix products alone, at the same shapes and in the same precision (a Switch
-model multiplies as much as the dense one); for decoding one read of the weights that the step needs (of the experts
-those that its tokens choose) and of the filled key-value cache, at the memory's or the processor cache's speed.
+reported is the median over rounds. A step is forward and backward with gradients freed in between. Peers are the
+fastest of transformers, our dense model of the same active parameters (E = 1), and our plain loop over the experts.
+Bound: the dense step's matrix products alone, at the same shapes and in the same precision (a Switch model multiplies
+as much as the dense one). Decoding has no code of ours to measure: transformers computes the experts.
 
 `--clock cpu` counts the process's CPU time, for machines that others use too (with `--threads 1`).
 """
@@ -29,13 +25,12 @@ from contextlib import nullcontext
 import torch
 from rich.progress import track
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
-from transformers.cache_utils import DynamicCache
 
 from benchmarks.report import Report, parse
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 
 PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, OlmoeForCausalLM)}
-MATMUL, MEMORY = "matmul bound", "memory bound"
+MATMUL = "matmul bound"
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -68,7 +63,7 @@ def sizes(shape: argparse.Namespace) -> dict[str, int]:
         "hidden_size": shape.width,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.width // 64,
-        "max_position_embeddings": shape.length + 10 * shape.rounds + 8,
+        "max_position_embeddings": shape.length,
     }
 
 
@@ -91,28 +86,6 @@ def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: 
         with autocast(model.device.type, precision):
             loss = model(tokens, labels=tokens, use_cache=False).loss
         loss.backward()
-
-    return run
-
-
-def decoding_step(
-    model: torch.nn.Module, shape: argparse.Namespace, precision: str, implementation: str | None = None
-) -> Step:
-    """One new token per row after a prompt of `length` tokens, which the model reads with its own default."""
-    model.eval()
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, shape.vocab, (shape.batch, shape.length), generator=generator).to(model.device)
-    cache = DynamicCache(config=model.config)
-
-    @torch.no_grad()
-    def run(step: int) -> None:
-        with autocast(model.device.type, precision):
-            if cache.get_seq_length() == 0:
-                model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                if implementation is not None:
-                    model.set_experts_implementation(implementation)
-            position = (step + shape.warmup) % shape.length
-            model(ids[:, position : position + 1], past_key_values=cache, use_cache=True)
 
     return run
 
@@ -142,22 +115,6 @@ def matmul_bound(shape: argparse.Namespace, precision: str) -> Step:
     return run
 
 
-def memory_bound(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Step:
-    """One read of what a decoding step needs: weights as they are stored (fp32), and the keys and values so far."""
-    experts, d, rows = model.config.num_experts, shape.width, shape.batch
-    chosen = shape.layers
-    if experts > 1:
-        ids = torch.randint(0, shape.vocab, (rows, 1), generator=torch.Generator().manual_seed(0)).to(model.device)
-        with torch.no_grad():
-            logits = model(ids, output_router_logits=True).router_logits
-        chosen = sum(layer.argmax(-1).unique().numel() for layer in logits)
-    weights = shape.layers * (4 * d * d + experts * d) + 9 * d * d * chosen + d * shape.vocab
-    cached = 2 * shape.layers * rows * shape.length * d
-    words = weights + cached // (2 if precision == "bf16" else 1)
-    data = torch.ones(words, device=shape.device)
-    return lambda step: data.sum()
-
-
 def training_race(shape: argparse.Namespace, precision: str) -> Race:
     race = {(MATMUL, 1): matmul_bound(shape, precision)}
     for experts in shape.experts:
@@ -176,24 +133,11 @@ def training_race(shape: argparse.Namespace, precision: str) -> Race:
     return race
 
 
-def decoding_race(shape: argparse.Namespace, precision: str) -> Race:
-    race: Race = {}
-    for experts in shape.experts:
-        model = ours(shape, experts)
-        race[MEMORY, experts] = memory_bound(model, shape, precision)
-        race["ours", experts] = decoding_step(model, shape, precision)
-        for name in shape.peers if experts > 1 else ():
-            for implementation in ("eager", "grouped_mm", "batched_mm"):
-                step = decoding_step(peer(name, shape, experts), shape, precision, implementation)
-                race[f"{name}, {implementation}", experts] = step
-    return race
-
-
-def measure(race: Race, shape: argparse.Namespace, rounds: int, title: str) -> dict[tuple[str, int], float]:
+def measure(race: Race, shape: argparse.Namespace, title: str) -> dict[tuple[str, int], float]:
     """Median seconds of a step of each. Everybody takes turns, step by step."""
     clock = CLOCKS[shape.clock]
     times: dict[tuple[str, int], list[float]] = {key: [] for key in race}
-    for number in track(range(-shape.warmup, rounds), description=title):
+    for number in track(range(-shape.warmup, shape.rounds), description=title):
         if number == 0:
             gc.collect()
         for key, step in race.items():
@@ -206,37 +150,32 @@ def measure(race: Race, shape: argparse.Namespace, rounds: int, title: str) -> d
     return {key: statistics.median(values) for key, values in times.items()}
 
 
-def add_rows(report: Report, title: str, spent: dict, shape: argparse.Namespace, training: bool) -> None:
-    """For every E the fastest transformers model and our dense model as peers."""
-    for count in shape.experts:
-        bound = ("the matrix products alone", spent[MATMUL, 1]) if training else (
-            "reading weights and KV cache once", spent[MEMORY, count]
-        )  # fmt: skip
+def add_rows(report: Report, title: str, spent: dict[tuple[str, int], float], experts: list[int]) -> None:
+    bound = ("the matrix products alone", spent[MATMUL, 1])
+    for count in experts:
+        name, ours = f"{title}, E = {count}", spent["ours", count]
         others = {name: value for (name, e), value in spent.items() if e == count and name.split(",")[0] in PEERS}
         best = min(others, key=others.__getitem__, default=None)
         peer = (f"fastest of transformers: {best}", others[best]) if best else None
-        report.add(f"{title}, E = {count}", spent["ours", count], "s", peer=peer, bound=bound)
+        report.add(name, ours, "s", peer=peer, bound=bound)
         if count > 1:
-            dense = ("our dense model (E = 1)", spent["ours", 1])
-            report.add(f"{title}, E = {count}", spent["ours", count], "s", peer=dense, bound=bound)
-        if training and count > 1:
+            report.add(name, ours, "s", peer=("our dense model (E = 1)", spent["ours", 1]), bound=bound)
             loop = ("our plain loop over the experts (eager)", spent["ours, eager", count])
-            report.add(f"{title}, E = {count}", spent["ours", count], "s", peer=loop, bound=bound)
-            report.add(f"{title}, E = {count}, dropless", spent["ours, dropless", count], "s", peer=peer, bound=bound)
+            report.add(name, ours, "s", peer=loop, bound=bound)
+            report.add(f"{name}, dropless", spent["ours, dropless", count], "s", peer=peer, bound=bound)
 
 
 def main() -> None:
     shape = parse(
         __doc__,
         ("--precision", {"nargs": "+", "choices": ["fp32", "bf16"], "default": ["fp32", "bf16"]}),
-        ("--what", {"nargs": "+", "choices": ["train", "decode"], "default": ["train", "decode"]}),
         ("--experts", {"nargs": "+", "type": int, "default": [1, 8, 32]}),
         ("--width", {"type": int, "default": 256}),
         ("--layers", {"type": int, "default": 4}),
         ("--batch", {"type": int, "default": 8}),
         ("--length", {"type": int, "default": 256}),
         ("--vocab", {"type": int, "default": 4096}),
-        ("--rounds", {"type": int, "default": 5, "help": "training steps measured; ten times as many decoded"}),
+        ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
         ("--warmup", {"type": int, "default": 1}),
         ("--peers", {"nargs": "*", "choices": list(PEERS), "default": list(PEERS), "help": "transformers models"}),
         ("--compile", {"action": "store_true", "help": "torch.compile every model"}),
@@ -250,12 +189,9 @@ def main() -> None:
     torch.set_num_threads(shape.threads)
     report = Report("model_speed", shape)
     for precision in shape.precision:
-        for what in shape.what:
-            training = what == "train"
-            torch.manual_seed(0)
-            race = (training_race if training else decoding_race)(shape, precision)
-            spent = measure(race, shape, shape.rounds * (1 if training else 10), f"{what} {precision}")
-            add_rows(report, f"{what} {precision}", spent, shape, training)
+        torch.manual_seed(0)
+        spent = measure(training_race(shape, precision), shape, f"train {precision}")
+        add_rows(report, f"train {precision}", spent, shape.experts)
     report.finish()
 
 
