@@ -219,8 +219,3 @@ def log_axis(ax: Axes, label: str, which: str = "x") -> None:
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FuncFormatter(lambda x, _: format_count(x) if x >= 1 else f"{x:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def in_flops(flops: float) -> str:
-    """A budget in a title: 1e22 FLOPs."""
-    return f"{flops:.3g} FLOPs".replace("e+", "e")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.units import format_count
+from hub.plain.units import format_count, format_flops
 from scaling_law.figures.drawing import (
     BOUNDARY,
     DARK,
@@ -28,7 +28,6 @@ from scaling_law.figures.drawing import (
     draw_curve,
     draw_loss,
     in_fitted_range,
-    in_flops,
     label_of,
     legend,
     log_axis,
@@ -109,7 +108,7 @@ def isoflop(
             draw_loss(ax, law, span, affordable_tokens(budget, span), span, e)
             ax.plot(best.tokens[i], best.loss[i], "o", color=colour_of(e), markersize=5, markeredgecolor="white")
         low, high = float(best.loss.min()), float(best.loss.max())
-        ax.set(title=in_flops(budget), xlim=(span[0], span[-1]))
+        ax.set(title=f"{format_flops(budget)} FLOPs", xlim=(span[0], span[-1]))
         ax.set_ylim(low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05)
         log_axis(ax, TOKENS)
     axes[0].set_ylabel(LOSS)
@@ -162,7 +161,7 @@ def draw_memory_optimal(
     log_axis(ax, "memory limit (parameters)")
     cache = f", KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else ""
     served = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
-    ax.set_title(f"{in_flops(flops)}{served}{cache}", fontsize=10 if not (cache and served) else 8.5)
+    ax.set_title(f"{format_flops(flops)} FLOPs{served}{cache}", fontsize=10 if not (cache and served) else 8.5)
 
 
 def shade_best(

@@ -76,11 +76,6 @@ class MatchedMemory(ResultTable):
         names = ("experts", "n_active", "token_ratio", "gain", "loss", "dense_n", "dense_tokens", "dense_loss")
         return {"flops": flops} | {name: getattr(self, name) for name in names}
 
-    @property
-    def rule_holds(self) -> NDArray[np.bool_]:
-        """Whether E times the tokens beat the dense model."""
-        return np.asarray(self.gain > 0)
-
 
 def matched_memory(
     law: ChinchillaForm,

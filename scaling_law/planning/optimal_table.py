@@ -20,7 +20,7 @@ from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws.conditions import UNGUARDED, refuse_extrapolation
 from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
-from scaling_law.planning.optimum import optimal_widths, why_no_optimum
+from scaling_law.planning.optimum import WidthOptimum, optimal_widths, why_no_optimum
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -319,15 +319,50 @@ def optimal(
     if not found.fits.any():
         raise ValueError(_nothing_fits(budget, columns[found.exists], constraints))
     shown = np.flatnonzero(found.fits)
-    d, n, tokens, e = found.d_model[shown], found.n_active[shown], found.tokens[shown], columns[shown]
-    trusted = np.broadcast_to(~np.asarray(law.beyond_guard(n, tokens, e), bool), len(shown))
+    at = found.n_active[shown], found.tokens[shown], columns[shown]
+    trusted = np.broadcast_to(~np.asarray(law.beyond_guard(*at), bool), len(shown))
     if not trusted.any():
-        refuse_extrapolation(law.conditions, n, tokens, e, force)
-    draws = None if law.draws is None else law.loss_draws(n, tokens, e)
-    vocab, rates = constraints.vocab_size, learning_rate_law or LearningRateLaw.published()
-    counted = rates.counted_parameters(d, vocab_size=vocab)
-    small, guarded = found.free[shown] < HEAD_DIM, law.conditions is not None and law.conditions.overall is not None
-    values = {
+        refuse_extrapolation(law.conditions, *at, force)
+    draws = None if law.draws is None else law.loss_draws(*at)
+    rates = learning_rate_law or LearningRateLaw.published()
+    rows = _rows(law, found, shown, columns[shown], constraints, rates, trusted)
+    for i, row in enumerate(rows):
+        row["loss_interval"] = None if draws is None else percentile_interval(draws[:, i])
+        shape = round(row["d_model"]), int(row["experts"])
+        row["architecture"] = Architecture(*shape, vocab_size=constraints.vocab_size) if integral else None
+    small = columns[shown][found.free[shown] < HEAD_DIM]
+    return OptimalTable(
+        tuple(OptimalRow(**row) for row in rows),
+        budget,
+        constraints,
+        integral,
+        experts_that_do_not_fit=tuple(columns[found.exists & ~found.fits].tolist()),
+        law=law.conditions.provenance if law.conditions else "fitted law",
+        experts_without_optimum={e: why_no_optimum(law, e) for e in columns[~found.exists].tolist()},
+        forced=force,
+        law_error=law.conditions.rmse if law.conditions else None,
+        draw_losses=draws,
+        notes=(*([] if _guarded(law) else [UNGUARDED]), *_smallest_width(small, constraints)),
+    )
+
+
+name_limits(optimal)
+
+
+def _rows(
+    law: ChinchillaForm,
+    found: WidthOptimum,
+    shown: NDArray[np.int64],
+    e: FloatArray,
+    constraints: Constraints,
+    rates: LearningRateLaw,
+    trusted: NDArray[np.bool_],
+) -> list[dict[str, Any]]:
+    """The fields of the rows `shown`, but for intervals and architectures."""
+    d, n, tokens, free = found.d_model[shown], found.n_active[shown], found.tokens[shown], found.free[shown]
+    vocab = constraints.vocab_size
+    counted = np.asarray(rates.counted_parameters(d, vocab_size=vocab))
+    columns = {
         "experts": e,
         "d_model": d,
         "n_active": n,
@@ -340,37 +375,19 @@ def optimal(
         "inference_flops": inference_flops(n, constraints.inference_tokens),
         "loss": found.loss[shown],
         "learning_rate": rates.at(counted, e),
-        "limited_by": np.where(found.truncated[shown], "memory", np.where(small, "smallest", "compute")),
+        "limited_by": np.where(found.truncated[shown], "memory", np.where(free < HEAD_DIM, "smallest", "compute")),
         "trusted": trusted,
     }
-    rows = []
-    for i, row in enumerate(zip(*(column.tolist() for column in values.values()), strict=True)):
-        warnings = law.warnings(n[i], tokens[i], e[i]) if guarded else []  # that there is no range: once, in the notes
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*(v.tolist() for v in columns.values()), strict=True)]
+    for i, row in enumerate(rows):
+        warnings = law.warnings(n[i], tokens[i], e[i]) if _guarded(law) else []  # else noted once, for the table
         warnings += rates.warnings_at(float(counted[i]), float(e[i]))
-        rows.append(
-            OptimalRow(
-                **dict(zip(values, row, strict=True)),
-                loss_interval=None if draws is None else percentile_interval(draws[:, i]),
-                warnings=tuple(dict.fromkeys(warnings)),
-                architecture=Architecture(round(d[i]), int(e[i]), vocab_size=vocab) if integral else None,
-            )
-        )
-    return OptimalTable(
-        tuple(rows),
-        budget,
-        constraints,
-        integral,
-        experts_that_do_not_fit=tuple(columns[found.exists & ~found.fits].tolist()),
-        law=law.conditions.provenance if law.conditions else "fitted law",
-        experts_without_optimum={x: why_no_optimum(law, x) for x in columns[~found.exists].tolist()},
-        forced=force,
-        law_error=law.conditions.rmse if law.conditions else None,
-        draw_losses=draws,
-        notes=(*([] if guarded else [UNGUARDED]), *_smallest_width(e[small], constraints)),
-    )
+        row["warnings"] = tuple(dict.fromkeys(warnings))
+    return rows
 
 
-name_limits(optimal)
+def _guarded(law: ChinchillaForm) -> bool:
+    return law.conditions is not None and law.conditions.overall is not None
 
 
 def percentile_interval(draws: FloatArray) -> tuple[float, float] | None:

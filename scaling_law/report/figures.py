@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.units import format_count
+from hub.plain.units import format_count, format_flops
 from scaling_law.figures.drawing import (
     ACTIVE,
     INTERVAL,
@@ -19,7 +19,6 @@ from scaling_law.figures.drawing import (
     axes_or_new,
     colour_of,
     draw_loss,
-    in_flops,
     label_of,
     log_axis,
     panels_or_new,
@@ -69,7 +68,7 @@ def isoflop_of_runs(results: Results, axes: Any = None) -> NDArray[Any]:
             span = np.geomspace(profile.n_active.min() / 1.3, profile.n_active.max() * 1.3, 80)
             draw_loss(ax, results.law, span, span, affordable_tokens(flops, span), profile.experts, linewidth=1.0)
         log_axis(ax, ACTIVE)
-        ax.set_title(in_flops(flops))
+        ax.set_title(f"{format_flops(flops)} FLOPs")
     points = {"interpolated between runs": {"marker": "o", "linestyle": "", "color": "0.4"}}
     return _labelled(axes, HELD_OUT, results.experts, points)
 

@@ -5,17 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from scaling_law.commands.cli import app
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
-
-
-@pytest.fixture
-def shell():
-    runner = CliRunner()
-    return lambda *words: runner.invoke(app, [str(w) for w in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
 
 
 @pytest.fixture

@@ -6,21 +6,13 @@ import re
 import numpy as np
 import pandas
 import pytest
-from typer.testing import CliRunner
 
 from hub.plain.commands import NOT_TRUSTED
 from scaling_law import JointLaw, fit, load_runs
-from scaling_law.commands.cli import app
 from scaling_law.fitting.profiles import ProfileInterval, profile_interval
 from scaling_law.fitting.splits import compare, split
 from scaling_law.planning.design import next_runs, predicted_loss
 from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
-
-
-@pytest.fixture
-def shell():
-    runner = CliRunner()
-    return lambda *words: runner.invoke(app, [str(w) for w in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,10 @@ import sys
 import numpy as np
 import pytest
 from huggingface_hub import DatasetCard, ModelCard
-from typer.testing import CliRunner
 
 from hub import RunRecord, load_index, open_store, push_index, push_runs
 from hub.plain.metadata import license_of
 from scaling_law import Architecture, JointLaw, load_runs
-from scaling_law.commands.cli import app
 from scaling_law.commands.release import FIGURE, law_of, law_section, release_law
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import Fault
@@ -50,11 +48,12 @@ def runs(tmp_path):
     return folder
 
 
-def release(*words):
-    return CliRunner().invoke(app, ["release", *map(str, words)])
+@pytest.fixture
+def release(shell):
+    return lambda *words: shell("release", *words)
 
 
-def test_a_sweep_and_its_law(runs, tmp_path):
+def test_a_sweep_and_its_law(release, runs, tmp_path):
     result = release(runs, tmp_path / "store")
     assert result.exit_code == 0, result.output
     store = open_store(tmp_path / "store")
@@ -88,7 +87,7 @@ def test_a_sweep_and_its_law(runs, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_given_law_is_taken_as_it_is(runs, tmp_path):
+def test_a_given_law_is_taken_as_it_is(release, runs, tmp_path):
     JointLaw.published().save_pretrained(tmp_path / "law")
     assert release(runs, tmp_path / "store", "--law", tmp_path / "law").exit_code == 0
     store = open_store(tmp_path / "store")
@@ -100,7 +99,7 @@ def test_a_given_law_is_taken_as_it_is(runs, tmp_path):
     assert f"{float(predicted):.4f} (measured" in store.read("model", row.repo, "README.md", row.branch).decode()
 
 
-def test_too_few_runs_are_released_without_a_law(runs, tmp_path, caplog):
+def test_too_few_runs_are_released_without_a_law(release, runs, tmp_path, caplog):
     one = next(path for path in sorted(runs.iterdir()))
     result = release(one, tmp_path / "store")
     assert result.exit_code == 0, result.output
@@ -110,7 +109,7 @@ def test_too_few_runs_are_released_without_a_law(runs, tmp_path, caplog):
     assert "demo-law" not in store.repos("model")
 
 
-def test_what_cannot_be_released_is_one_line(runs, tmp_path):
+def test_what_cannot_be_released_is_one_line(release, runs, tmp_path):
     make_record(sweep="other").save(runs / "zz" / "model")
     for words, reason in (
         ((runs, tmp_path / "store"), "holds runs of several sweeps, demo, other"),
@@ -152,7 +151,7 @@ def test_the_law_needs_an_index(tmp_path):
     assert release_law(store, "demo", found)[0] == "demo-law"
 
 
-def test_one_command_releases_runs_law_tag_and_collection(runs, tmp_path, loopback, monkeypatch):
+def test_one_command_releases_runs_law_tag_and_collection(release, runs, tmp_path, loopback, monkeypatch):
     monkeypatch.setattr("hub.open_store", lambda uri, private: hub_store(loopback, private=private))
     options = ("--license", "cc-by-4.0", "--tag", "v1", "--collection", "--workers", "4")
     for folder in sorted(runs.iterdir())[3:]:
@@ -176,7 +175,9 @@ def test_one_command_releases_runs_law_tag_and_collection(runs, tmp_path, loopba
     assert {key: set(repo.commits) for key, repo in loopback.state.repositories.items()} == before
 
 
-def test_a_law_that_cannot_be_published_leaves_a_release_that_is_not_complete(runs, tmp_path, loopback, monkeypatch):
+def test_a_law_that_cannot_be_published_leaves_a_release_that_is_not_complete(
+    release, runs, tmp_path, loopback, monkeypatch
+):
     monkeypatch.setattr("hub.open_store", lambda uri, private: hub_store(loopback, private=private))
     for folder in sorted(runs.iterdir())[1:]:
         shutil.rmtree(folder)
@@ -196,7 +197,7 @@ def test_a_law_that_cannot_be_published_leaves_a_release_that_is_not_complete(ru
         (("--collection",), "allowed with a store on the Hub"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_is_written(runs, tmp_path, words, reason):
+def test_options_that_cannot_be_are_refused_before_anything_is_written(release, runs, tmp_path, words, reason):
     result = release(runs, tmp_path / "store", *words)
     assert result.exit_code == 2
     assert not (tmp_path / "store").exists()
