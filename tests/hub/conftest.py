@@ -1,17 +1,12 @@
 """Records and small checkpoints that the tests of `hub` share."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from hub.record.run_record import RunRecord
-from hub.store.base import Store
 from hub.store.hub import HubStore
 from hub.store.opening import open_store
 from tests.hub.loopback import TOKEN, LoopbackHub
@@ -21,15 +16,15 @@ Checkpoint = Callable[..., Path]
 
 
 @pytest.fixture
-def record() -> RunRecord:
+def record():
     return make_record()
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Checkpoint:
+def checkpoint(tmp_path):
     """Makes a folder as training leaves it: what may be released, and what must stay behind."""
 
-    def make(name: str = "checkpoint", weight: float = 1.0) -> Path:
+    def make(name="checkpoint", weight=1.0):
         folder = tmp_path / name
         folder.mkdir()
         write_safetensors(folder / "model.safetensors", [weight] * 16)
@@ -45,7 +40,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 @pytest.fixture
-def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def online(monkeypatch, tmp_path):
     """Lets huggingface_hub make requests in this test, without Xet and with a cache of its own."""
     from huggingface_hub import close_session, constants, set_client_factory
     from huggingface_hub.utils import _http
@@ -67,19 +62,19 @@ def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def loopback(online: None) -> Iterator[LoopbackHub]:
+def loopback(online):
     """A Hub of our own on this machine."""
     with LoopbackHub() as server:
         yield server
     assert server.crashes == []
 
 
-def hub_store(server: LoopbackHub, **changes: Any) -> HubStore:
+def hub_store(server, **changes):
     """A store on the loopback Hub."""
     return HubStore("org", **{"endpoint": server.endpoint, "token": TOKEN, "timeout": 10.0, **changes})
 
 
-def hub_cache() -> Path:
+def hub_cache():
     """The cache that huggingface_hub uses in this test."""
     from huggingface_hub import constants
 
@@ -87,7 +82,7 @@ def hub_cache() -> Path:
 
 
 @pytest.fixture(params=["local", "hub"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request, tmp_path):
     """An empty store of each kind."""
     if request.param == "local":
         return open_store(tmp_path / "releases")

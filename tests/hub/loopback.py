@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.hub.loopback_api import route
@@ -42,7 +41,7 @@ class Request:
     api: str = ""
     status: int = 0
 
-    def json(self) -> Any:
+    def json(self):
         return json.loads(self.body or b"{}")
 
 
@@ -71,14 +70,14 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_json(cls, value: Any, status: int = 200, **headers: str) -> Response:
+    def of_json(cls, value, status=200, **headers):
         return cls(status, json.dumps(value).encode(), {"Content-Type": "application/json", **headers})
 
 
 class LoopbackHub:
     """The servers (the Hub's and the storage's), their state, the requests so far, and the faults to come."""
 
-    def __init__(self, users: dict[str, dict] | None = None) -> None:
+    def __init__(self, users=None):
         self.state = State()
         self.users = users or {TOKEN: {"name": "tester", "orgs": ["org"], "write": True}}
         self.requests: list[Request] = []
@@ -89,28 +88,28 @@ class LoopbackHub:
         self._servers = {origin: _Server(self, origin) for origin in ("hub", "storage")}
 
     @property
-    def endpoint(self) -> str:
+    def endpoint(self):
         return self._servers["hub"].url
 
     @property
-    def storage(self) -> str:
+    def storage(self):
         return self._servers["storage"].url
 
-    def __enter__(self) -> LoopbackHub:
+    def __enter__(self):
         for server in self._servers.values():
             threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         for server in self._servers.values():
             server.shutdown()
             server.server_close()
 
-    def api_calls(self, since: int = 0) -> list[str]:
+    def api_calls(self, since=0):
         """The names of the API's endpoints that were called, in order."""
         return [request.api for request in self.requests[since:] if request.path.startswith("/api/")]
 
-    def note(self, request: Request) -> Fault | None:
+    def note(self, request):
         """Keep the request; the fault that hits it, if any."""
         with self._lock:
             request.number, request.at = len(self.requests), self.clock()
@@ -126,12 +125,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, hub: LoopbackHub, origin: str) -> None:
+    def __init__(self, hub, origin):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.hub, self.origin = hub, origin
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request, client_address):
         """A client that went away is no news."""
 
 
@@ -139,14 +138,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
-    def setup(self) -> None:
+    def setup(self):
         super().setup()
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format, *args):
         """Quiet: the requests are kept in `LoopbackHub.requests`."""
 
-    def do_any(self) -> None:
+    def do_any(self):
         parts = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -175,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_any
 
-    def _answered(self, answer: Callable[[], Response]) -> Response:
+    def _answered(self, answer):
         try:
             return answer()
         except Refused as refused:
@@ -191,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.hub.crashes.append(traceback.format_exc())
             return Response.of_json({"error": "the loopback Hub has a bug"}, 500)
 
-    def _send(self, response: Response, cut: bool) -> None:
+    def _send(self, response, cut):
         self.send_response(response.status)
         body = b"" if self.command == "HEAD" else response.body
         headers = {"Content-Length": str(len(response.body)), **response.headers}
@@ -202,12 +201,12 @@ class _Handler(BaseHTTPRequestHandler):
         if cut:
             self._hang_up()
 
-    def _hang_up(self) -> None:
+    def _hang_up(self):
         self.close_connection = True
         self.wfile.flush()
         self.connection.shutdown(socket.SHUT_RDWR)
 
-    def _chunks(self) -> bytes:
+    def _chunks(self):
         body = b""
         while size := int(self.rfile.readline().split(b";")[0], 16):
             body += self.rfile.read(size)

@@ -1,28 +1,22 @@
 """The endpoints of the loopback Hub: each is a function from the request to a response or a `Refused`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import yaml
 
-from tests.hub.loopback_state import LFS_BYTES, LFS_SUFFIXES, Commit, Entry, Refused, Repository
-
-if TYPE_CHECKING:
-    from tests.hub.loopback import LoopbackHub, Request, Response
+from tests.hub.loopback_state import LFS_BYTES, LFS_SUFFIXES, Entry, Refused
 
 _KINDS = {"models": "model", "datasets": "dataset"}
 _PAGE = 50  # entries of one page of a listing
 
 
-def route(hub: LoopbackHub, request: Request, path: list[str]) -> Callable[[], Response]:
+def route(hub, request, path):
     """The endpoint for a request; also names it in `request.api`."""
     call = _Call(hub, request)
     if request.origin == "storage":
@@ -39,20 +33,20 @@ def route(hub: LoopbackHub, request: Request, path: list[str]) -> Callable[[], R
 
 
 class _Call:
-    def __init__(self, hub: LoopbackHub, request: Request) -> None:
+    def __init__(self, hub, request):
         self.hub, self.request, self.state = hub, request, hub.state
 
-    def unknown(self) -> Response:
+    def unknown(self):
         raise Refused(404, f"no endpoint {self.request.method} {self.request.path}")
 
-    def json(self, value: Any, status: int = 200, **headers: str) -> Response:
+    def json(self, value, status=200, **headers):
         from tests.hub.loopback import Response
 
         return Response.of_json(value, status, **headers)
 
     # -- who asks
 
-    def user(self) -> dict | None:
+    def user(self):
         token = self.request.headers.get("authorization", "").removeprefix("Bearer ").strip()
         if not token:
             return None
@@ -60,14 +54,14 @@ class _Call:
             raise Refused(401, "Invalid credentials in Authorization header")
         return self.hub.users[token]
 
-    def writer(self, namespace: str) -> None:
+    def writer(self, namespace):
         user = self.user()
         if user is None:
             raise Refused(401, "Invalid username or password.")
         if not user["write"] or namespace not in (user["name"], *user["orgs"]):
             raise Refused(403, f"You don't have the rights to write to {namespace}")
 
-    def repository(self, kind: str, repo_id: str) -> Repository:
+    def repository(self, kind, repo_id):
         repo = self.state.repository(kind, repo_id)
         user = self.user()
         if repo.private and (user is None or repo_id.split("/")[0] not in (user["name"], *user["orgs"])):
@@ -76,7 +70,7 @@ class _Call:
 
     # -- /api
 
-    def api(self, path: list[str]) -> Callable[[], Response]:
+    def api(self, path):
         name = path[0]
         self.request.api = name
         if name in _KINDS:
@@ -95,11 +89,11 @@ class _Call:
             return lambda: self.collections(path[1:])
         return simple.get(name, self.unknown)
 
-    def repo_call(self, kind: str, repo_id: str, action: str, rest: list[str]) -> Response:
+    def repo_call(self, kind, repo_id, action, rest):
         repo = self.repository(kind, repo_id)
         if action in ("preupload", "commit", "branch", "tag"):
             self.writer(repo_id.split("/")[0])
-        calls: dict[str, Callable[[], Response]] = {
+        calls = {
             "info": lambda: self.info(repo, "main"),
             "revision": lambda: self.info(repo, "/".join(rest)),
             "preupload": lambda: self.preupload(repo, rest[0]),
@@ -113,7 +107,7 @@ class _Call:
         }
         return calls.get(action, self.unknown)()
 
-    def whoami(self) -> Response:
+    def whoami(self):
         user = self.user()
         if user is None:
             raise Refused(401, "Invalid username or password.")
@@ -121,13 +115,13 @@ class _Call:
         role = {"accessToken": {"role": "write" if user["write"] else "read"}}
         return self.json({"type": "user", "name": user["name"], "orgs": orgs, "auth": role})
 
-    def validate_yaml(self) -> Response:
+    def validate_yaml(self):
         problems = _metadata_problems(self.request.json()["content"])
         return self.json(
             {"errors": [{"message": text} for text in problems], "warnings": []}, 400 if problems else 200
         )
 
-    def create(self) -> Response:
+    def create(self):
         asked = self.request.json()
         user = self.user()
         namespace = asked.get("organization") or (user or {}).get("name", "")
@@ -141,7 +135,7 @@ class _Call:
             raise
         return self.json({"url": url, "name": repo_id})
 
-    def list(self, kind: str) -> Response:
+    def list(self, kind):
         query = self.request.query
         user = self.user()
         mine = set() if user is None else {user["name"], *user["orgs"]}
@@ -157,10 +151,10 @@ class _Call:
             found.append(self._described(repo, repo.resolve("main")))
         return self._page(found)
 
-    def info(self, repo: Repository, revision: str) -> Response:
+    def info(self, repo, revision):
         return self.json(self._described(repo, repo.resolve(revision), blobs="blobs" in self.request.query))
 
-    def preupload(self, repo: Repository, revision: str) -> Response:
+    def preupload(self, repo, revision):
         tree = repo.resolve(revision).tree
         files = self.request.json()["files"]
         if len(files) > 256:
@@ -176,7 +170,7 @@ class _Call:
             )
         return self.json({"files": answer})
 
-    def commit(self, repo: Repository, branch: str) -> Response:
+    def commit(self, repo, branch):
         header: dict[str, Any] = {}
         changes: dict[str, Entry | None] = {}
         for line in self.request.body.splitlines():
@@ -202,26 +196,26 @@ class _Call:
         )
         return self.json({"commitOid": made.id, "commitUrl": f"{self.hub.endpoint}/{repo.id}/commit/{made.id}"})
 
-    def branch(self, repo: Repository, name: str) -> Response:
+    def branch(self, repo, name):
         self.state.branch(repo, name, self.request.json().get("startingPoint"))
         return self.json({}, 201)
 
-    def tag(self, repo: Repository, name: str) -> Response:
+    def tag(self, repo, name):
         tag = self.request.json()["tag"]
         if tag in repo.tags:
             raise Refused(409, f"Tag reference exists already: {tag}")
         repo.tags[tag] = repo.resolve(name).id
         return self.json({})
 
-    def refs(self, repo: Repository) -> Response:
-        def listed(refs: dict[str, str], folder: str) -> list[dict]:
+    def refs(self, repo):
+        def listed(refs, folder):
             return [{"name": n, "ref": f"refs/{folder}/{n}", "targetCommit": c} for n, c in sorted(refs.items())]
 
         return self.json(
             {"branches": listed(repo.branches, "heads"), "converts": [], "tags": listed(repo.tags, "tags")}
         )
 
-    def tree(self, repo: Repository, revision: str, folder: str) -> Response:
+    def tree(self, repo, revision, folder):
         commit = repo.resolve(revision)
         prefix = f"{folder}/" if folder else ""
         found = {path: entry for path, entry in commit.tree.items() if path.startswith(prefix)}
@@ -236,7 +230,7 @@ class _Call:
             items = [item for item in items if "/" not in item["path"][len(prefix) :]]
         return self._page(items)
 
-    def paths_info(self, repo: Repository, revision: str) -> Response:
+    def paths_info(self, repo, revision):
         commit = repo.resolve(revision)
         from urllib.parse import parse_qs
 
@@ -246,7 +240,7 @@ class _Call:
             paths = parse_qs(self.request.body.decode()).get("paths", [])
         return self.json([_tree_item(path, commit.tree[path]) for path in paths if path in commit.tree])
 
-    def commits(self, repo: Repository, revision: str) -> Response:
+    def commits(self, repo, revision):
         return self._page(
             [
                 {"id": c.id, "title": c.title, "message": c.message, "authors": [{"user": "tester"}], "date": _date(c)}
@@ -254,7 +248,7 @@ class _Call:
             ]
         )
 
-    def collections(self, path: list[str]) -> Response:
+    def collections(self, path):
         if self.request.method == "POST" and not path:
             asked = self.request.json()
             self.writer(asked["namespace"])
@@ -279,7 +273,7 @@ class _Call:
 
     # -- files
 
-    def lfs_batch(self, kind: str, repo_id: str) -> Response:
+    def lfs_batch(self, kind, repo_id):
         self.repository(kind, repo_id)
         self.writer(repo_id.split("/")[0])
         objects = []
@@ -291,7 +285,7 @@ class _Call:
             objects.append({**item, **({} if item["oid"] in self.state.large else {"actions": actions})})
         return self.json({"transfer": "basic", "objects": objects})
 
-    def resolve(self, kind: str, repo_id: str, revision: str, path: str) -> Response:
+    def resolve(self, kind, repo_id, revision, path):
         from tests.hub.loopback import Response
 
         repo = self.repository(kind, repo_id)
@@ -305,7 +299,7 @@ class _Call:
             return Response(302, b"", {**headers, "Location": f"{self.hub.storage}/large/{entry.lfs}/{quote(path)}"})
         return self._ranged(self.state.content(entry), headers)
 
-    def storage(self, path: list[str]) -> Response:
+    def storage(self, path):
         from tests.hub.loopback import Response
 
         action, oid = path[0], path[1]
@@ -324,7 +318,7 @@ class _Call:
 
     # -- helpers
 
-    def _ranged(self, content: bytes, headers: dict[str, str]) -> Response:
+    def _ranged(self, content, headers):
         from tests.hub.loopback import Response
 
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.request.headers.get("range", ""))
@@ -336,7 +330,7 @@ class _Call:
         headers = {**headers, "Content-Range": f"bytes {start}-{end}/{len(content)}"}
         return Response(206, content[start : end + 1], headers)
 
-    def _page(self, items: list[dict]) -> Response:
+    def _page(self, items):
         start = int(self.request.query.get("cursor", ["0"])[0])
         size = min(int(self.request.query.get("limit", [_PAGE])[0]), _PAGE)
         headers = {}
@@ -346,12 +340,12 @@ class _Call:
             headers["Link"] = f'<{self.hub.endpoint}{quote(self.request.path)}?{text}>; rel="next"'
         return self.json(items[start : start + size], **headers)
 
-    def _card(self, repo: Repository, commit: Commit) -> dict:
+    def _card(self, repo, commit):
         entry = commit.tree.get("README.md")
         match = re.match(r"---\n(.*?)\n---", self.state.content(entry).decode(), re.DOTALL) if entry else None
         return (yaml.safe_load(match[1]) if match else None) or {}
 
-    def _described(self, repo: Repository, commit: Commit, blobs: bool = False) -> dict:
+    def _described(self, repo, commit, blobs=False):
         siblings = []
         for path, entry in sorted(commit.tree.items()):
             sizes = {"size": entry.size, "blobId": entry.oid} if blobs else {}
@@ -366,22 +360,22 @@ class _Call:
         }  # fmt: skip
 
 
-def _tree_item(path: str, entry: Entry) -> dict:
+def _tree_item(path, entry):
     lfs = {"lfs": {"oid": entry.lfs, "size": entry.size, "pointerSize": 130}} if entry.lfs else {}
     return {"type": "file", "path": path, "oid": entry.oid, "size": entry.size, **lfs}
 
 
-def _date(commit: Commit) -> str:
+def _date(commit):
     return datetime.fromtimestamp(1_700_000_000 + commit.number, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
-def _tags(card: dict) -> list[str]:
+def _tags(card):
     return [str(tag) for tag in card.get("tags") or []] + [
         f"license:{card['license']}" for _ in [0] if "license" in card
     ]
 
 
-def _metadata_problems(card: str) -> list[str]:
+def _metadata_problems(card):
     match = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
     try:
         metadata = yaml.safe_load(match[1]) if match else {}
@@ -390,7 +384,7 @@ def _metadata_problems(card: str) -> list[str]:
     return [] if isinstance(metadata, dict) else ["metadata is not a mapping"]
 
 
-def _collection(slug: str, asked: dict) -> dict:
+def _collection(slug, asked):
     return {
         "slug": slug, "title": asked["title"], "owner": {"name": asked["namespace"]}, "items": [], "position": 0,
         "lastUpdated": "2024-01-01T00:00:00.000Z", "private": bool(asked.get("private")), "theme": "orange",

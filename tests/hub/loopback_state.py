@@ -21,7 +21,7 @@ LFS_BYTES = 10 * 1024 * 1024
 class Refused(Exception):
     """A request that the Hub answers with an error: status, X-Error-Code, message."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, **headers: str) -> None:
+    def __init__(self, status, message, code=None, **headers):
         super().__init__(message)
         self.status, self.message, self.code, self.headers = status, message, code, headers
 
@@ -52,14 +52,14 @@ class Repository:
     tags: dict[str, str] = field(default_factory=dict)
     commits: dict[str, Commit] = field(default_factory=dict)
 
-    def resolve(self, revision: str) -> Commit:
+    def resolve(self, revision):
         name = revision.removeprefix("refs/heads/").removeprefix("refs/tags/")
         found = self.branches.get(name) or self.tags.get(name) or (revision if revision in self.commits else None)
         if found is None:
             raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return self.commits[found]
 
-    def history(self, revision: str) -> list[Commit]:
+    def history(self, revision):
         listed = [self.resolve(revision)]
         while (parent := listed[-1].parent) is not None:
             listed.append(self.commits[parent])
@@ -69,7 +69,7 @@ class Repository:
 class State:
     """All repositories, behind one lock."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.lock = threading.RLock()
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.blobs: dict[str, bytes] = {}  # by git blob id
@@ -77,7 +77,7 @@ class State:
         self.collections: dict[str, dict] = {}
         self._numbers = itertools.count(1)
 
-    def create(self, kind: str, repo_id: str, private: bool) -> Repository:
+    def create(self, kind, repo_id, private):
         with self.lock:
             if (kind, repo_id) in self.repositories:
                 raise Refused(409, "You already created this repo")
@@ -86,17 +86,14 @@ class State:
             assert repo.branches == {"main": first.id}
             return repo
 
-    def repository(self, kind: str, repo_id: str) -> Repository:
+    def repository(self, kind, repo_id):
         with self.lock:
             try:
                 return self.repositories[(kind, repo_id)]
             except KeyError:
                 raise Refused(404, "Repository not found", "RepoNotFound") from None
 
-    def commit(
-        self, repo: Repository, branch: str, changes: dict[str, Entry | None], title: str, message: str = "",
-        parent: str | None = None,
-    ) -> Commit:  # fmt: skip
+    def commit(self, repo, branch, changes, title, message="", parent=None):
         """Put a commit on a branch; `None` removes a path."""
         with self.lock:
             head = repo.branches.get(branch)
@@ -116,18 +113,18 @@ class State:
             repo.branches[branch] = made.id
             return made
 
-    def branch(self, repo: Repository, name: str, start: str | None) -> None:
+    def branch(self, repo, name, start):
         with self.lock:
             if name in repo.branches:
                 raise Refused(409, f"Reference already exists: {name}")
             repo.branches[name] = repo.resolve(start or "main").id
 
-    def regular(self, content: bytes) -> Entry:
+    def regular(self, content):
         oid = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
         self.blobs[oid] = content
         return Entry(len(content), oid, None)
 
-    def pointer(self, sha256: str, size: int | None) -> Entry:
+    def pointer(self, sha256, size):
         """An entry of large content that was uploaded; a copy inside the Hub says no size."""
         if sha256 not in self.large:
             raise Refused(400, f"LFS object {sha256} was never uploaded")
@@ -138,10 +135,10 @@ class State:
         text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
         return Entry(size, hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest(), sha256)
 
-    def content(self, entry: Entry) -> bytes:
+    def content(self, entry):
         return self.large[entry.lfs] if entry.lfs else self.blobs[entry.oid]
 
-    def put(self, kind: str, repo_id: str, branch: str, files: dict[str, bytes]) -> str:
+    def put(self, kind, repo_id, branch, files):
         """Commit files directly, as another user would; makes repository and branch if needed."""
         with self.lock:
             repo = self.repositories.get((kind, repo_id)) or self.create(kind, repo_id, private=False)

@@ -1,16 +1,13 @@
 """Sample records and files for the tests of `hub`."""
 
-from __future__ import annotations
-
 import json
 import struct
-from pathlib import Path
 from typing import Any
 
 from hub.record.run_record import RunRecord
 
 
-def record_fields(**changes: Any) -> dict[str, Any]:
+def record_fields(**changes):
     """The fields of a valid record of a small MoE run."""
     fields: dict[str, Any] = {
         "run_id": "demo-d64-E4-a",
@@ -79,11 +76,11 @@ DECIDING: dict[str, Any] = {
 }
 
 
-def make_record(**changes: Any) -> RunRecord:
+def make_record(**changes):
     return RunRecord(**record_fields(**changes))
 
 
-def write_safetensors(path: Path, values: list[float]) -> None:
+def write_safetensors(path, values):
     """A safetensors file with one fp32 vector, written by the format's definition."""
     data = struct.pack(f"<{len(values)}f", *values)
     header = json.dumps({"weight": {"dtype": "F32", "shape": [len(values)], "data_offsets": [0, len(data)]}}).encode()

@@ -88,13 +88,16 @@ def test_what_failed_while_the_hub_was_away_is_pushed_at_the_end(loopback, check
     assert [commit.title for commit in repo.history("main")] == ["List the revisions", "initial commit"]
 
 
-def test_a_token_in_an_error_is_not_repeated(store, checkpoint):
+def test_a_token_in_an_error_is_not_repeated(store, checkpoint, caplog):
+    """Neither in what is logged while the training goes on, nor in what is raised at the end."""
+
     def refuse(*_):
         raise ValueError(f"bad header: Bearer {TOKEN}")
 
     store.publish = refuse
     pusher = BackgroundPusher(store, "demo")
-    pusher.submit(checkpoint(), make_record(run_id="a"))
+    pusher.submit(checkpoint(), make_record(run_id="a")).exception(60)
     with pytest.raises(PushErrors, match="Bearer <token>") as caught:
         pusher.close()
-    assert TOKEN not in f"{caught.value} {caught.value!r}"
+    assert "pushing a failed, training goes on: bad header: Bearer <token>" in caplog.text
+    assert TOKEN not in f"{caught.value} {caught.value!r} {caplog.text}"

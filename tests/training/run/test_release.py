@@ -4,7 +4,6 @@
 """
 
 # ruff: noqa: F811 (fixtures are imported)
-import logging
 import os
 import shutil
 import signal
@@ -159,25 +158,6 @@ def test_a_restart_pushes_what_was_not_pushed(tiny, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*.*") if path.name != ".lock"}
     assert released_in_process(arguments, store)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
-def test_what_failed_because_the_store_was_away_is_pushed_at_the_end(tiny, tmp_path, caplog):
-    store = open_store(tmp_path / "store")
-    publish, calls = store.publish, []
-
-    def at_first_away(*arguments):
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise UnavailableError(f"away {TOKEN}")
-        return publish(*arguments)
-
-    store.publish = at_first_away
-    caplog.set_level(logging.INFO)
-    status, _ = released_in_process(tiny(), store)
-    assert status == 0
-    assert len(load_index(store, "tiny")) == 2
-    assert "failed, training goes on: away <token>" in caplog.text
-    assert TOKEN not in caplog.text
 
 
 def test_a_diverged_run_keeps_its_own_status(tiny, tmp_path, monkeypatch):
