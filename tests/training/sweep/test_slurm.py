@@ -120,7 +120,7 @@ def test_a_task_trains_its_trunk(sweep_file, cluster, tmp_path):
 @pytest.mark.slow
 def test_a_stopped_task_saves_goes_back_into_the_queue_and_goes_on(sweep_file, cluster, tmp_path):
     values = yaml.safe_load(sweep_file.read_text())
-    values["base"]["schedule"]["tokens"] = [60_000]  # long enough to be stopped in between
+    values["base"]["schedule"]["tokens"] = [20_000]  # long enough to be stopped in between
     sweep_file.write_text(yaml.safe_dump(values))
     run = Sweep.load(sweep_file).runs[0]
     text = script(Sweep.load(sweep_file), sweep_file, gpus=0)
