@@ -15,7 +15,6 @@ import pytest
 
 from hub import load_index, open_store, pull_runs, push_index, push_run
 from scaling_law import JointLaw, fit, load_runs, memory_optimal
-from scaling_law.report.isoflop import isoflop_profiles, repeat_scatter
 from tests.hub.samples import make_record, write_safetensors
 
 pytestmark = pytest.mark.light
@@ -82,10 +81,13 @@ def test_commands_answer_in_json():
     assert scaling_law("--version").stdout == python("-m", "hub", "--version").stdout
 
 
-def test_isoflop_profiles_and_the_scatter_of_seeds():
-    runs = load_runs(RUNS)
-    assert {profile.experts for profile in isoflop_profiles(runs, 1e13)} >= {1, 4}
-    assert repeat_scatter(runs)[1] > 0
+@pytest.mark.slow  # tests of reports cover it where everything is installed
+def test_a_report_is_written(tmp_path):
+    page = tmp_path / "report.md"
+    page.write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("runs", "extrapolation", "isoflop")))
+    (tmp_path / "runs.jsonl").write_bytes(RUNS.read_bytes())
+    scaling_law("report", str(tmp_path), "--into", str(page))
+    assert page.read_text().count("|") > 100
 
 
 def test_runs_are_pushed_and_pulled_through_a_folder(tmp_path):
