@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.units import format_count
+from hub.plain.units import format_count, format_flops
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -223,4 +223,4 @@ def log_axis(ax: Axes, label: str, which: str = "x") -> None:
 
 def in_flops(flops: float) -> str:
     """A budget in a title: 1e22 FLOPs."""
-    return f"{flops:.3g} FLOPs".replace("e+", "e")
+    return f"{format_flops(flops)} FLOPs"
