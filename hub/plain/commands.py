@@ -79,8 +79,9 @@ def reported(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
-            if isinstance(error, (typer.Exit, typer.Abort)) or type(error).__module__.startswith(("click", "typer")):
-                raise  # usage errors are typer's to print
+            of_typer = type(error).__module__.startswith(("click", "typer"))
+            if of_typer or isinstance(error, BrokenPipeError):
+                raise  # typer prints usage errors, and ends quietly where the reader of a pipe has gone
             raise typer.Exit(report(error)) from None
 
     return command

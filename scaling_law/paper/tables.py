@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hub.plain.tables import Table
-from hub.plain.units import format_count, parse_count
+from hub.plain.units import format_count, format_flops, parse_count
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import JointLaw
 from scaling_law.paper import printed as paper
@@ -124,7 +124,7 @@ def compute_optimal(law: JointLaw) -> PaperTable:
     for flops, rows in paper.COMPUTE_OPTIMAL.items():
         best = law.compute_optimal(flops, list(rows), force=True)
         for i, (experts, (n_active, tokens)) in enumerate(rows.items()):
-            where = f"{flops:.0e}, E = {experts}".replace("e+", "e")
+            where = f"{format_flops(flops)}, E = {experts}"
             cells += [_cell(where, "N_act", n_active, float(best.n_active[i]), billions=1)]
             cells += [_cell(where, "D", tokens, float(best.tokens[i]), billions=1)]
     note = "Billions are read to one decimal, as most cells have it (17B is 17.0B). Beyond coarse rounding three cells"
@@ -140,7 +140,7 @@ def optimal_experts(law: JointLaw) -> PaperTable:
             memory, cache = gigabytes * 1e9, paper.OPTIMAL_EXPERTS_KV_TOKENS
             best = law.optimal(flops, max_memory_bytes=memory, kv_cache_tokens=cache, force=True).best.experts
             printed = f"≥ {experts}" if experts == 32 else str(experts)
-            where = f"{flops:.0e}".replace("e+", "e")
+            where = format_flops(flops)
             cells.append(Cell(where, f"{gigabytes} GB", printed, float(experts), best, 0.0))
     note = "The stated rule, 2·(N_total + 2·16384·n_blocks·d) ≤ GB·1e9 bytes, with E up to 32."
     return PaperTable("optimal_experts", "Optimal number of experts", tuple(cells), note)

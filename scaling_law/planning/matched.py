@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain import strict_json
 from hub.plain.tables import ResultTable, Table
-from hub.plain.units import format_count
+from hub.plain.units import format_count, format_flops
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
@@ -210,7 +210,7 @@ class MatchedPlan(ResultTable):
             ],
             keys=("E", "compared at"),
             first=("N_act", "D", "loss"),
-            title=f"{self.flops:.3g} FLOPs, the same memory: predicted losses",
+            title=f"{format_flops(self.flops)} FLOPs, the same memory: predicted losses",
             warnings=self.warnings,
         )
 

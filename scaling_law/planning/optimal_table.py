@@ -416,8 +416,8 @@ def _nothing_fits(flops: float, experts: FloatArray, constraints: Constraints) -
     if affordable_tokens(flops, smallest, constraints.inference_tokens) <= 0:
         needed = float(inference_flops(smallest, constraints.inference_tokens))
         return (
-            f"nothing fits: inference_tokens={constraints.inference_tokens:g} alone cost at least {needed:.3g} FLOPs, "
-            f"which leaves nothing of flops={flops:g} for training"
+            f"nothing fits: inference_tokens={constraints.inference_tokens:g} alone cost at least "
+            f"{format_flops(needed)} FLOPs, which leaves nothing of flops={flops:g} for training"
         )
     memory = float(constraints.weight_bytes(HEAD_DIM, e) + constraints.kv_bytes(HEAD_DIM))
     parameters = format_count(float(total_parameters(HEAD_DIM, e, vocab_size=vocab)))

@@ -20,7 +20,7 @@ import numpy as np
 from hub.plain import atomic
 from hub.plain.markdown import block_of, replace_block
 from hub.plain.tables import Table
-from hub.plain.units import format_count
+from hub.plain.units import format_count, format_flops
 from scaling_law.fitting.fitting import fit
 from scaling_law.laws import JointLaw
 from scaling_law.report import findings
@@ -255,7 +255,7 @@ def matched_block(results: Results) -> str:
                 "N_act": format_count(a.n_active),
                 "N_total": format_count(a.n_total),
                 "D": format_count(model.tokens),
-                "FLOPs": f"{model.training_flops:.2e}",
+                "FLOPs": format_flops(model.training_flops),
                 "predicted (95 %)": f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
                 "measured": ", ".join(f"{value:.3f}" for value in seen),
                 "interval": "" if not seen else "inside" if model.low <= loss <= model.high else "outside",

@@ -27,7 +27,6 @@ from scaling_law.size.architecture import (
     VOCAB_SIZE,
     Architecture,
     active_parameters,
-    total_parameters,
     training_flops,
 )
 
@@ -179,7 +178,7 @@ def load_runs(
             is its own. Or the name of a column.
 
     A row needs `experts`, `tokens`, the loss and its size: `n_active`, or `d_model` and `n_blocks`, from which
-    n_active and n_total are computed (with GPT-2's vocabulary of 50,257 where `vocab_size` is not given).
+    n_active is computed (with GPT-2's vocabulary of 50,257 where `vocab_size` is not given).
 
     Raises RunsError for missing columns, no rows, non-finite, zero or negative numbers, duplicates, and sizes that
     contradict d_model, n_blocks and vocab_size where these are given; `hub.HubError` for what the Hub does not have.
@@ -187,7 +186,7 @@ def load_runs(
     if on_invalid not in ("raise", "skip"):
         raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
     table = read_rows(source, revision, on_invalid)
-    rows, origin, problems = [_with_sizes(row) for row in table.rows], table.name, list(table.problems)
+    rows, origin, problems = [_with_size(row) for row in table.rows], table.name, list(table.problems)
     chosen = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not chosen:
         raise RunsError(f"{origin}: {_nothing_chosen(rows, status, problems)}")
@@ -219,7 +218,7 @@ def load_runs(
         commit=table.commit,
         trunk_source=trunk_source,
         warmup_tokens=max(warmup, default=None),
-        vocab_size=_vocabulary(rows[i].get("vocab_size") for i in good),
+        vocab_size=_vocabulary(rows[i] for i in good),
     )
 
 
@@ -284,20 +283,13 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
     return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
 
 
-def _with_sizes(row: Row) -> Row:
-    """The row with n_active and n_total computed where it has d_model and n_blocks instead."""
-    numbers = {name: _number(row.get(name)) for name in ("n_active", "d_model", "n_blocks", "experts", "vocab_size")}
-    known = {name: value for name, value in numbers.items() if value is not None and np.isfinite(value) and value >= 1}
-    d, blocks = known.get("d_model"), known.get("n_blocks")
-    if d is None or blocks is None or not _is_missing(row.get("n_active")):
+def _with_size(row: Row) -> Row:
+    """The row with n_active computed where it has d_model and n_blocks instead."""
+    if not _is_missing(row.get("n_active")):
         return row
-    vocabulary = VOCAB_SIZE if _is_missing(row.get("vocab_size")) else known.get("vocab_size")
-    if vocabulary is None or any(value != int(value) for value in (d, blocks, vocabulary)):
-        return row
-    sizes = {"n_active": float(active_parameters(d, blocks, vocabulary))}
-    if "experts" in known and _is_missing(row.get("n_total")):
-        sizes["n_total"] = float(total_parameters(d, known["experts"], blocks, vocabulary))
-    return {**row, **sizes}
+    vocabulary = {"vocab_size": VOCAB_SIZE} if _is_missing(row.get("vocab_size")) else {}
+    shape = _whole({**row, **vocabulary}, "d_model", "n_blocks", "vocab_size")
+    return {**row, "n_active": float(active_parameters(*shape))} if shape else row
 
 
 def _check_columns(origin: str, rows: list[Row], loss: str | None) -> str:
@@ -350,11 +342,11 @@ def _problems(
 
 def _size_problem(row: Row) -> str | None:
     """Recorded sizes against the formulas, where the row says enough to compute them."""
-    numbers = {name: _number(row.get(name)) for name in ("d_model", "n_blocks", "n_heads", "vocab_size", "experts")}
-    if any(value is None or value < 1 or value != int(value) for value in numbers.values()):
+    shape = _whole(row, "d_model", "experts", "n_blocks", "n_heads", "vocab_size")
+    if shape is None:
         return None
     try:
-        expected = Architecture(**{name: int(value) for name, value in numbers.items() if value is not None})
+        expected = Architecture(*shape)
     except ValueError as error:
         return str(error)
     for name, formula in (("n_active", expected.n_active), ("n_total", expected.n_total)):
@@ -364,6 +356,13 @@ def _size_problem(row: Row) -> str | None:
     return None
 
 
+def _whole(row: Row, *names: str) -> list[int] | None:
+    """These fields as integers of at least 1; None unless all of them are."""
+    numbers = [_number(row.get(name)) for name in names]
+    whole = [int(number) for number in numbers if number is not None and number >= 1 and number.is_integer()]
+    return whole if len(whole) == len(names) else None
+
+
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
@@ -371,16 +370,14 @@ def _is_missing(value: Any) -> bool:
 def _warmup(row: Row) -> float | None:
     """Tokens of warm-up by the row's schedule, or a column of this name."""
     schedule = row.get("schedule")
-    value = schedule.get("warmup_tokens") if isinstance(schedule, Mapping) else row.get("warmup_tokens")
-    number = _number(value)
-    return number if number is not None and np.isfinite(number) and number >= 0 else None
+    number = _number((schedule if isinstance(schedule, Mapping) else row).get("warmup_tokens"))
+    return number if number is not None and 0 <= number < math.inf else None
 
 
-def _vocabulary(found: Iterable[Any]) -> int | None:
-    """The one vocabulary among the values of a column; None if there is none, or more than one."""
-    numbers = {_number(value) for value in found if not _is_missing(value)}
-    (number,) = numbers if len(numbers) == 1 else (None,)
-    return int(number) if number is not None and number >= 1 and number == int(number) else None
+def _vocabulary(rows: Iterable[Row]) -> int | None:
+    """The one vocabulary that all rows which name one have; None if there is none, or more than one."""
+    found = {(_whole(row, "vocab_size") or [0])[0] for row in rows if not _is_missing(row.get("vocab_size"))}
+    return found.pop() or None if len(found) == 1 else None
 
 
 def _name(i: int, row: Row) -> str:

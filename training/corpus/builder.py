@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from hub.plain import atomic
+from hub.plain.units import format_bytes
 from training.corpus.extraction import WORD, Source, extract, installed_sources
 
 MANIFEST = "corpus.json"  # a folder without it is not a complete corpus
@@ -69,8 +70,8 @@ class CorpusReport(BaseModel):
 
     def __str__(self) -> str:
         return (
-            f"{self.total.text_bytes / 1e6:.1f} MB of English in {self.total.documents:,} documents of "
-            f"{len(self.distributions)} packages, {self.splits['validation'].text_bytes / 1e6:.2f} MB of it held out"
+            f"{format_bytes(self.total.text_bytes)} of English in {self.total.documents:,} documents of "
+            f"{len(self.distributions)} packages, {format_bytes(self.splits['validation'].text_bytes)} of it held out"
         )
 
     @classmethod

@@ -84,6 +84,11 @@ def test_a_bug_keeps_its_traceback(error: Exception) -> None:
     assert CliRunner().invoke(app_raising(error), ["work"]).exception is error
 
 
+def test_a_pipe_whose_reader_has_gone_is_no_error() -> None:
+    result = CliRunner().invoke(app_raising(BrokenPipeError(errno.EPIPE, "x")), ["work"])
+    assert (result.exit_code, result.stderr) == (1, "")
+
+
 def test_a_value_error_from_inside_a_library_is_a_bug() -> None:
     import json
 
