@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -106,6 +107,15 @@ def test_an_unknown_field_cannot_replace_a_known_one(tmp_path: Path) -> None:
     assert record.experts == 4
     assert record.schedule.peak_learning_rate == 0.002
     assert record.to_dict()["schedule"]["extra"] == 1
+
+
+def test_a_parquet_file_without_pyarrow_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_records(_sweep(), tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert read_records(tmp_path) == _sweep(), "the JSON lines are preferred, and need no pyarrow"
+    with pytest.raises(FilesError, match=r"^runs.parquet: .*pip install .joint-moe-scaling-laws\[parquet\]") as caught:
+        read_records(tmp_path / "runs.parquet")
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_and_unsuitable_files_are_named(tmp_path: Path) -> None:
