@@ -1,1 +1,1 @@
-"""Laws as files and as Hub repositories, with their cards."""
+"""Laws as files and as Hub repositories with cards: `serialization.save_law`, `load_law`, `push_law`."""
