@@ -14,9 +14,9 @@ from scaling_law.laws import ChinchillaForm, JointLaw, Law
 from scaling_law.laws.law import LawT
 from scaling_law.paper.published import published_law
 from scaling_law.planning.optimal_table import optimal
-from scaling_law.planning.optimum import compute_optimal
+from scaling_law.planning.optimum import compute_optimal, optimum_draws
 
-__all__ = ["compute_optimal", "optimal", "push_law", "save_law"]
+__all__ = ["compute_optimal", "optimal", "optimum_draws", "push_law", "save_law"]
 
 
 @classmethod  # type: ignore[misc]
@@ -41,7 +41,7 @@ def published(cls: type[JointLaw], rounded: bool = False) -> JointLaw:
 METHODS: dict[type[Law], dict[str, Any]] = {
     Law: {"save_pretrained": save_law, "push_to_hub": push_law, "from_pretrained": from_pretrained},
     ChinchillaForm: {"compute_optimal": compute_optimal, "optimal": optimal},
-    JointLaw: {"published": published},
+    JointLaw: {"published": published, "optimum_draws": optimum_draws},
 }
 for _kind, _methods in METHODS.items():
     for _name, _method in _methods.items():

@@ -30,13 +30,13 @@ from scaling_law.commands.options import (
 from scaling_law.figures.drawing import save
 from scaling_law.figures.law_figures import memory_optimal
 from scaling_law.fitting.learning_rate import LearningRateLaw
+from scaling_law.fitting.uncertainty import percentile_interval
 from scaling_law.laws import ChinchillaLaw
 from scaling_law.paper.figures import draw_all
 from scaling_law.paper.tables import all_tables, find
 from scaling_law.planning import design
 from scaling_law.planning import plan as planning
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
-from scaling_law.planning.optimal_table import percentile_interval
 from scaling_law.size.architecture import Architecture
 
 

@@ -75,20 +75,10 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
     return np.array([top, bottom])
 
 
-def with_optimum(law: JointLaw, experts: Sequence[float]) -> list[float]:
-    """Those of `experts` that the law has an optimum for, of which a figure is drawn; ValueError if there is none."""
-    columns = np.asarray(experts, float)
-    exists = has_optimum(law.chinchilla_coefficients(columns))
-    if not exists.any():
-        raise ValueError(no_optimum(law, columns))
-    return [e for e, drawn in zip(experts, exists, strict=True) if drawn]
-
-
 def near_the_runs(law: JointLaw, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> NDArray[np.bool_]:
     """Which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
-    shape = np.broadcast_shapes(np.shape(n_active), np.shape(tokens), np.shape(experts))
-    inside = np.broadcast_to(~np.asarray(law.beyond_guard(n_active, tokens, experts), bool), shape)
-    return inside if inside.any() else np.ones(shape, bool)
+    inside = ~law.beyond_guard(n_active, tokens, experts)
+    return inside if inside.any() else ~inside
 
 
 def isoflop(
@@ -97,8 +87,14 @@ def isoflop(
     experts: Sequence[float] = (1, 4, 16),
     axes: Any = None,
 ) -> NDArray[Any]:
-    """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget."""
-    experts = with_optimum(law, experts)
+    """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget.
+
+    An E for which the law has no optimum is left out; ValueError if it has one for none.
+    """
+    exists = has_optimum(law.chinchilla_coefficients(experts))
+    if not exists.any():
+        raise ValueError(no_optimum(law, experts))
+    experts = [e for e, drawn in zip(experts, exists, strict=True) if drawn]
     budgets = np.atleast_1d(np.asarray(flops, float))
     axes = panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
     for ax, budget in zip(axes, budgets, strict=True):

@@ -50,7 +50,7 @@ class Bootstrap(ResultTable):
         names = self.law.coefficient_names()
         if coefficient not in names:
             raise ValueError(f"coefficient={coefficient!r} must be one of {list(names)}")
-        return _interval(self.draws[:, names.index(coefficient)], level)
+        return percentile_interval(self.draws[:, names.index(coefficient)], level)
 
     def prediction_interval(
         self,
@@ -73,7 +73,7 @@ class Bootstrap(ResultTable):
             losses = losses * np.exp(noise) if p else losses
         elif kind != "confidence":
             raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
-        return _interval(losses, level)
+        return percentile_interval(losses, level)
 
     def to_rows(self, level: float = 0.95) -> list[dict[str, Any]]:
         """One row per coefficient: value and the ends of its percentile interval."""
@@ -127,8 +127,9 @@ def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
     return counts[:, index]
 
 
-def _interval(values: FloatArray, level: float) -> tuple[Any, Any]:
+def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:
+    """The (low, high) between which `level` of the draws lie, over the first axis; two numbers for one column."""
     if not 0 < level < 1:
         raise ValueError(f"level={level!r} must be above 0 and below 1")
-    low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
     return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)

@@ -118,13 +118,13 @@ class Conditions:
 
         False where the ranges are unknown.
         """
-        beyond: Any = False
         quantities = _quantities(n_active, tokens, experts)
+        beyond = np.zeros(np.broadcast_shapes(*map(np.shape, quantities.values())), bool)
         for name, (low, high) in self.fitted_limits().items():
             if name in quantities:
                 guard = GUARD[name] * (1 + ROUNDING)
-                beyond = beyond | (quantities[name] < low / guard) | (quantities[name] > high * guard)
-        return np.asarray(beyond)
+                beyond |= (quantities[name] < low / guard) | (quantities[name] > high * guard)
+        return beyond
 
     def excesses(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[Excess]:
         """The worst value of each quantity that lies beyond the guard."""

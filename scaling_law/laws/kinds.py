@@ -121,6 +121,7 @@ class JointLaw(ChinchillaForm):
     c: float
 
     if TYPE_CHECKING:  # bound by `scaling_law.law_methods`
+        optimum_draws = law_methods.optimum_draws
 
         @classmethod
         def published(cls, rounded: bool = False) -> JointLaw: ...

@@ -143,9 +143,9 @@ class Law:
         """How far these models lie outside the runs of this law, one sentence for each quantity; [] inside."""
         return range_warnings(self.conditions, n_active, tokens, 1 if experts is None else experts)
 
-    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
+    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> NDArray[np.bool_]:
         """True where a model is so far from the runs that no one should act on the answer (`conditions.GUARD`)."""
-        return False if self.conditions is None else self.conditions.beyond_guard(n_active, tokens, experts)
+        return (self.conditions or Conditions("unknown")).beyond_guard(n_active, tokens, experts)
 
     def replace(self: LawT, **changes: Any) -> LawT:
         """A copy with some fields changed. Other coefficients drop the draws, unless `draws` are given as well."""

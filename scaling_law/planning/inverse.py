@@ -158,7 +158,7 @@ def _reached(
     n_active = active_parameters(width, vocab_size=constraints.vocab_size)
     memory = constraints.weight_bytes(width, experts) + constraints.kv_bytes(width)
     tokens = np.where(np.isnan(width), np.nan, affordable_tokens(flops, n_active, constraints.inference_tokens))
-    trusted = np.broadcast_to(~np.asarray(law.beyond_guard(n_active, tokens, experts), bool), width.shape)
+    trusted = ~law.beyond_guard(n_active, tokens, experts)
     axes = tuple(range(width.ndim - experts.ndim, width.ndim))
     found = np.isfinite(width)
     lost = found & ~(found & trusted).any(axis=axes, keepdims=True)  # no E is left for this loss

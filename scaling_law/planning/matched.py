@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,11 +21,10 @@ from hub.plain import strict_json
 from hub.plain.tables import ResultTable, Table
 from hub.plain.units import format_count, format_flops
 from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.laws import JointLaw
+from scaling_law.laws import ChinchillaForm, JointLaw
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.planning.constraints import positive
-from scaling_law.planning.drawn_optima import drawn_optimum
-from scaling_law.planning.optimum import compute_optimal
+from scaling_law.planning.optimum import compute_optimal, drawn_optimum
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -34,9 +33,6 @@ from scaling_law.size.architecture import (
     affordable_tokens,
     width_of_total,
 )
-
-if TYPE_CHECKING:
-    from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
 Role = Literal["same FLOPs", "E times the tokens"]
@@ -104,7 +100,7 @@ def matched_memory(
         dense_tokens=d,
         dense_loss=loss,
         n_active=n_active,
-        token_ratio=tokens_to_reach(law, loss, n_active, e, force=True) / d,
+        token_ratio=tokens_to_reach(law, loss, n_active, e) / d,
         gain=loss - law.loss(n_active, e * d, e),
         loss=law.loss(best, affordable_tokens(spent, best), e),
         conditions=law.conditions,
@@ -130,19 +126,12 @@ def drawn_gain(law: JointLaw, flops: float, experts: float, times_tokens: bool =
     return np.asarray(loss - law.evaluate(law.draws.T, n_active, tokens, np.array(float(experts))))
 
 
-def tokens_to_reach(
-    law: ChinchillaForm, loss: ArrayLike, n_active: ArrayLike, experts: ArrayLike, *, force: bool = False
-) -> FloatArray:
-    """Training tokens with which a model of n_active and E reaches `loss` (closed form); infinite if none suffice.
-
-    Raises ExtrapolationError where one of the finite answers lies beyond the range guard, unless `force`.
-    """
+def tokens_to_reach(law: ChinchillaForm, loss: ArrayLike, n_active: ArrayLike, experts: ArrayLike) -> FloatArray:
+    """Training tokens with which a model of n_active and E reaches `loss` (closed form); infinite if none suffice."""
     m, mu, n, nu = law.chinchilla_coefficients(experts)
     left = (np.asarray(loss, float) - law.irreducible_loss - m * np.asarray(n_active, float) ** mu) / n
     with np.errstate(divide="ignore", invalid="ignore"):
-        tokens = np.where(left > 0, np.abs(left) ** (1.0 / nu), np.inf)
-    refuse_extrapolation(law.conditions, n_active, np.where(np.isfinite(tokens), tokens, np.nan), experts, force)
-    return tokens
+        return np.where(left > 0, np.abs(left) ** (1.0 / nu), np.inf)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable, Table, as_text
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.fitting.learning_rate import LearningRateLaw
+from scaling_law.fitting.uncertainty import percentile_interval
 from scaling_law.laws.conditions import UNGUARDED, refuse_extrapolation
 from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
 from scaling_law.planning.optimum import WidthOptimum, optimal_widths, why_no_optimum
@@ -320,7 +321,7 @@ def optimal(
         raise ValueError(_nothing_fits(budget, columns[found.exists], constraints))
     shown = np.flatnonzero(found.fits)
     at = found.n_active[shown], found.tokens[shown], columns[shown]
-    trusted = np.broadcast_to(~np.asarray(law.beyond_guard(*at), bool), len(shown))
+    trusted = ~law.beyond_guard(*at)
     if not trusted.any():
         refuse_extrapolation(law.conditions, *at, force)
     draws = None if law.draws is None else law.loss_draws(*at)
@@ -388,15 +389,6 @@ def _rows(
 
 def _guarded(law: ChinchillaForm) -> bool:
     return law.conditions is not None and law.conditions.overall is not None
-
-
-def percentile_interval(draws: FloatArray) -> tuple[float, float] | None:
-    """95 % of the finite ones of these values, one for each draw; None if there is none."""
-    finite = draws[np.isfinite(draws)]
-    if not finite.size:
-        return None
-    low, high = np.quantile(finite, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _smallest_width(experts: FloatArray, constraints: Constraints) -> list[str]:

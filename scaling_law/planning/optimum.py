@@ -13,15 +13,17 @@ of the continuous optimum.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
 from hub.plain.units import format_count
+from scaling_law.laws import ChinchillaForm, JointLaw
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.laws.kinds import joint_to_chinchilla
 from scaling_law.planning.constraints import Constraints, asked_experts, positive
 from scaling_law.size.architecture import (
     HEAD_DIM,
@@ -30,9 +32,6 @@ from scaling_law.size.architecture import (
     inference_flops,
     width_of_active,
 )
-
-if TYPE_CHECKING:
-    from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
 
@@ -154,6 +153,43 @@ def widths_of(
         width = np.where(loss_at(above)[2] < loss_at(below)[2], above, below)
     n_active, tokens, loss = loss_at(width)
     return WidthOptimum(width, n_active, tokens, loss, truncated, np.isfinite(loss), exists, free)
+
+
+def optimum_draws(law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = None, **limits: Any) -> WidthOptimum:
+    """The constrained optimum under every draw of the law: arrays [n_draws, E], NaN where a draw has none.
+
+    `experts` and `limits` as in `law.optimal`. ValueError for a law without draws. An interval of a quantity is
+    `np.nanquantile(law.optimum_draws(1e21, [1, 8]).n_active, [0.025, 0.975], axis=0)`.
+    """
+    columns, e = _draws(law), np.atleast_1d(asked_experts(law, experts))
+    constraints = Constraints.of(law, **limits)
+    with np.errstate(all="ignore"):  # in draws without an optimum
+        found = widths_of(joint_to_chinchilla(columns, e), columns[-1], positive("flops", flops), e, constraints)
+    names = ("d_model", "n_active", "tokens", "loss")
+    return replace(found, **{name: np.where(found.fits, getattr(found, name), np.nan) for name in names})
+
+
+def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The compute-optimal N_act, D and loss of every draw of `law`, each [n_draws, E], in closed form.
+
+    NaN for a draw without an optimum. ValueError for a law without draws. `optimum_draws` has widths from 64 on, and
+    limits.
+    """
+    columns, e = _draws(law), np.atleast_1d(np.asarray(experts, float))
+    with np.errstate(all="ignore"):  # in draws without an optimum
+        coefficients = joint_to_chinchilla(columns, e)
+        n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
+        loss = law.evaluate(columns, n_active, tokens, e)
+    exists = has_optimum(coefficients)
+    n_active, tokens, loss = (np.where(exists, values, np.nan) for values in (n_active, tokens, loss))
+    return n_active, tokens, loss
+
+
+def _draws(law: JointLaw) -> FloatArray:
+    """The coefficients of the draws, [coefficients, n_draws, 1]."""
+    if law.draws is None:
+        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
+    return law.draws.T[..., None]
 
 
 def _unconstrained(coefficients: Any, budget: FloatArray, inference_tokens: float) -> FloatArray:

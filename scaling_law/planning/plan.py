@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.fitting.learning_rate import LearningRateLaw
+from scaling_law.fitting.uncertainty import percentile_interval
 from scaling_law.laws import ChinchillaForm
 from scaling_law.planning.constraints import Limits, Quantity, name_limits
-from scaling_law.planning.optimal_table import optimal, percentile_interval
+from scaling_law.planning.optimal_table import optimal
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture
 from scaling_law.size.batch_ramp import BatchRamp, RampStage
 from scaling_law.size.recipe import PAPER

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from scaling_law.fitting.learning_rate_grid import LearningRateGrid
 from scaling_law.laws import JointLaw
-from scaling_law.planning.drawn_optima import drawn_optimum
 from scaling_law.planning.matched import drawn_gain
+from scaling_law.planning.optimum import drawn_optimum
 
 FloatArray = NDArray[np.float64]
 Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be decided"]

@@ -18,7 +18,6 @@ from scaling_law.law_files.serialization import law_from_dict, law_to_dict
 from scaling_law.laws.conditions import Conditions
 from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.design import advantage, next_runs, predicted_loss
-from scaling_law.planning.drawn_optima import optimum_uncertainty
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
 from scaling_law.planning.matched import matched_memory, plan_matched
 from scaling_law.planning.plan import plan
@@ -100,7 +99,7 @@ def test_every_question_counts_the_vocabulary_of_the_law(law, fitted):
         lambda **v: smallest_memory(law, FLOPS, 3.5, [1, 2], **v).memory_bytes,
         lambda **v: matched_memory(law, FLOPS, [2, 4], **v).n_active,
         lambda **v: matched_memory(law, FLOPS, [2, 4], **v).loss,
-        lambda **v: optimum_uncertainty(law, FLOPS, [1, 2], max_parameters=300_000, **v).loss,
+        lambda **v: law.optimum_draws(FLOPS, [1, 2], max_parameters=300_000, **v).loss,
         lambda **v: advantage(FLOPS, 2, 1, **v)(law),
         lambda **v: plan_matched(fitted, FLOPS, (2,), n_blocks=2, **v).models[1].architecture.d_model,
         lambda **v: plan(law, FLOPS, [1, 2], **v).architecture.n_active,
