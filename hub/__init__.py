@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, IntegrityError
     from hub.plain.errors import NotFoundError, PushErrors, RecordError, UnavailableError
-    from hub.record.filter import select
+    from hub.record.filter import parse_filter, select
     from hub.record.names import branch_name, index_name, repo_name
     from hub.record.run_record import RunRecord
     from hub.record.table import read_records, write_records
@@ -46,7 +46,7 @@ _NAMES = {
     "record.run_record": "RunRecord",
     "record.names": "repo_name branch_name index_name",
     "record.table": "read_records write_records",
-    "record.filter": "select",
+    "record.filter": "parse_filter select",
     "store.base": "Store Publication",
     "store.opening": "open_store",
     "store.folder": "LocalStore",

@@ -42,7 +42,7 @@ NUMBERS = tuple(name for name, kind in _TYPES.items() if kind in (int, float))
 TEXTS = tuple(name for name, kind in _TYPES.items() if kind is str)
 
 
-def parse(where: str, numbers: Collection[str] = NUMBERS, texts: Collection[str] = TEXTS) -> Test:
+def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collection[str] = TEXTS) -> Test:
     """A filter as a test of a mapping from field to value; one without terms keeps everything.
 
     A number with a suffix stands for every value within 0.1 % of it, the precision at which runs are named: a run of
@@ -67,12 +67,12 @@ def parse(where: str, numbers: Collection[str] = NUMBERS, texts: Collection[str]
 
 
 def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
-    """The records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse`.
+    """The records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse_filter`.
 
     Raises:
         RecordError: the filter cannot be read.
     """
-    test = parse(where)
+    test = parse_filter(where)
     return [record for record in records if test(vars(record))]
 
 

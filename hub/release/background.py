@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from hub.plain.errors import HubError, PushErrors, UnavailableError, redacted
+from hub.plain.errors import AccessError, HubError, PushErrors, UnavailableError, redacted
 from hub.record.run_record import RunRecord
 from hub.release.push import check_places, push_listing, push_run
 from hub.store.base import Store
@@ -38,11 +38,13 @@ class BackgroundPusher:
         self.store, self.sweep, self._license = store, sweep, license
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hub-push")
         self._pushes: list[tuple[RunRecord, Callable[[], RunRecord], Future[RunRecord]]] = []
+        self._refused = False  # whether it was said that the store lets nobody in
 
     def submit(self, folder: str | Path, record: RunRecord) -> Future[RunRecord]:
         """Queue a push; the folder must stay as it is until the future is done.
 
-        The run's card shows it among those that were submitted before. What became of the push is logged.
+        The run's card shows it among those that were submitted before. What became of the push is logged, a missing
+        or refused token once.
         """
         siblings = [*(other for other, _, _ in self._pushes), record]
 
@@ -55,7 +57,7 @@ class BackgroundPusher:
         except RuntimeError as error:  # a thread that cannot be started
             future = Future()
             future.set_exception(error)
-        future.add_done_callback(lambda ended: _report(record, ended))
+        future.add_done_callback(lambda ended: self._report(record, ended))
         self._pushes.append((record, push, future))
         return future
 
@@ -101,17 +103,21 @@ class BackgroundPusher:
         # The training failed: end the push that is running, forget those that wait, keep the first error.
         self._pool.shutdown(wait=True, cancel_futures=True)
         ended = [future for _, _, future in self._pushes if not future.cancelled()]
-        if pushed := [future.result() for future in ended if future.exception() is None]:
+        pushed = [future.result() for future in ended if future.exception() is None]
+        if missing := len(self._pushes) - len(pushed):
+            logger.warning("%d of %d runs were not pushed", missing, len(self._pushes))
+        if pushed:
             try:
                 push_listing(self.store, self.sweep, pushed, license=self._license)
             except HubError as reason:
                 logger.warning("%d pushed runs are not in the index: %s", len(pushed), reason)
 
-
-def _report(record: RunRecord, future: Future[RunRecord]) -> None:
-    if future.cancelled():
-        return
-    if (error := future.exception()) is not None:
-        logger.warning("pushing %s failed, training goes on: %s", record.run_id, redacted(str(error)))
-    else:
-        logger.info("pushed %s@%s", future.result().repo, future.result().branch)
+    def _report(self, record: RunRecord, future: Future[RunRecord]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            logger.info("pushed %s@%s", future.result().repo, future.result().branch)
+        elif not (self._refused and isinstance(error, AccessError)):
+            self._refused = self._refused or isinstance(error, AccessError)
+            logger.warning("pushing %s failed, training goes on: %s", record.run_id, redacted(str(error)))

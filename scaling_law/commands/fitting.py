@@ -22,6 +22,7 @@ from scaling_law.commands.options import (
     Status,
     Trunks,
     VocabSize,
+    Where,
     exit_untrusted,
     quantity,
 )
@@ -38,6 +39,7 @@ def fit(
     kind: Kind = "joint",
     loss: LossColumn = None,
     status: Status = "final",
+    where: Where = "",
     trunks: Trunks = "auto",
     fix: Fix = [],  # noqa: B006  (typer's default of a repeatable option)
     bound: Bound = [],  # noqa: B006
@@ -77,7 +79,7 @@ def fit(
 
     if bootstrap < 0 or bootstrap == 1:
         raise ValueError(f"--bootstrap {bootstrap} must be 0, or at least 2 resamples")
-    table = _load(runs, loss, status, trunks, skip_invalid)
+    table = _load(runs, loss, status, trunks, skip_invalid, where)
     result = fitting.fit(
         table,
         kind,
@@ -253,8 +255,12 @@ def report(
 
 
 def _load(
-    runs: str, loss: str | None = None, status: str = "final", trunks: str = "auto", skip_invalid: bool = False
+    runs: str,
+    loss: str | None = None,
+    status: str = "final",
+    trunks: str = "auto",
+    skip_invalid: bool = False,
+    where: str = "",
 ) -> Any:
-
     wanted = None if status == "all" else status
-    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", trunks=trunks)
+    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", trunks=trunks, where=where)

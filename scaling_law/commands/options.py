@@ -55,6 +55,7 @@ LossColumn = Annotated[
     typer.Option("--loss", help="The column to fit. [default: eval_loss, or the only column of a loss]"),
 ]
 Status = Annotated[str, typer.Option(help="Keep runs of this status; 'all' keeps every run.")]
+Where = Annotated[str, typer.Option("--where", help='Keep runs that fulfil a filter: "E in {1, 8}, D <= 2B".')]
 Trunks = Annotated[
     str,
     typer.Option(help="Clusters: auto (parent_run_id, else one size and E), run (each its own), or a column."),

@@ -187,5 +187,6 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
         set_aside=status.set_aside,
         warmup_tokens=used.warmup_tokens,
         vocab_size=used.vocab_size,
+        where=runs.where,
     )
     return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)

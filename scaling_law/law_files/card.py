@@ -61,7 +61,8 @@ def _conditions(conditions: Conditions) -> list[str]:
         link = f"[{escaped(conditions.dataset)}](https://huggingface.co/datasets/{conditions.dataset})"
         parts.append(f"The runs: {link}{f' at commit `{conditions.commit}`' if conditions.commit else ''}.")
         if conditions.commit:
-            code = f'runs = load_runs("{conditions.dataset}", revision="{conditions.commit}")'
+            where = f", where={str(conditions.where)!r}" if conditions.where else ""
+            code = f'runs = load_runs("{conditions.dataset}", revision="{conditions.commit}"{where})'
             parts.append(f"```python\nfrom scaling_law import load_runs\n\n{code}\n```")
     if conditions.rmse is not None:
         trunks = f" of {conditions.trunks} trunks ({conditions.trunk_source})" if conditions.trunks else ""

@@ -5,11 +5,8 @@ Files are written atomically. What is read is validated: it may come from anyone
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
 from hub.plain import strict_json
@@ -39,16 +36,13 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
     kind = LAWS.get(str(data.get("law")))
     if kind is None:
         raise ValueError(f"{source}: law={data.get('law')!r} is not one of {sorted(LAWS)}")
-    coefficients = data.get("coefficients")
-    if not isinstance(coefficients, Mapping) or set(coefficients) != set(kind.coefficient_names()):
-        raise ValueError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}")
-    options: dict[str, Any] = {"experts": data["experts"]} if "experts" in data and kind is ChinchillaLaw else {}
-    if data.get("conditions") is not None:
-        options["conditions"] = Conditions.from_dict(data["conditions"])
-    if data.get("draws") is not None:
-        options["draws"] = np.array(data["draws"], float)
+    options: dict[str, Any] = {name: data[name] for name in ("experts", "draws") if data.get(name) is not None}
     try:
-        return kind(**coefficients, **options)
+        if data.get("conditions") is not None:
+            options["conditions"] = Conditions.from_dict(data["conditions"])
+        return kind(**data["coefficients"], **options)
+    except (KeyError, TypeError):
+        raise ValueError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
 

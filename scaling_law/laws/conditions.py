@@ -26,7 +26,7 @@ UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer
 ROUNDING = 1e-9  # a question at the guard itself is inside
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-OPTIONAL = ("dataset", "commit", "vocab_size")  # left out of a file where unknown, so that older versions read it
+OPTIONAL = ("dataset", "commit", "vocab_size", "where")  # left out of a file where None: older versions read it
 
 
 class ExtrapolationError(ValueError):
@@ -75,6 +75,7 @@ class Conditions:
     Attributes:
         draws: how the law's draws were made, if not by the bootstrap of its fit.
         dataset, commit: the index on the Hub: `load_runs(dataset, revision=commit)` reads the same runs.
+        where: the filter that chose the runs, an option of `load_runs`.
         trunks, trunk_source: number of trunks, the clusters of the bootstrap, and how they were identified.
         set_aside: runs left out of the fit as outliers.
         warmup_tokens: the longest warm-up of the runs.
@@ -95,6 +96,7 @@ class Conditions:
     set_aside: tuple[str, ...] = ()
     warmup_tokens: float | None = None
     vocab_size: int | None = None
+    where: str | None = None
 
     @property
     def overall(self) -> FittedRange | None:

@@ -51,7 +51,8 @@ class Runs:
     says where the runs came from, `loss_name` which loss was taken, and `skipped` what was left out and why.
     `dataset` and `commit` are those of an index on the Hub, from which `load_runs(dataset, revision=commit)` reads the
     same table again; `warmup_tokens` is the longest warm-up of the runs' schedules, in tokens, None if these do not
-    say; `vocab_size` is the vocabulary that all runs share, None if they do not say or differ.
+    say; `vocab_size` is the vocabulary that all runs share, None if they do not say or differ; `where` is the filter
+    that chose the runs.
     """
 
     n_active: FloatArray
@@ -68,6 +69,7 @@ class Runs:
     trunk_source: str = "given"
     warmup_tokens: float | None = None
     vocab_size: int | None = None
+    where: str | None = None
 
     @classmethod
     def from_columns(
@@ -159,6 +161,7 @@ def load_runs(
     on_invalid: Literal["raise", "skip"] = "raise",
     revision: str | None = None,
     trunks: str = "auto",
+    where: str = "",
 ) -> Runs:
     """Read a table of runs and check it.
 
@@ -176,6 +179,8 @@ def load_runs(
         trunks: which runs share a trunk. "auto": what a column `trunk` or `parent_run_id` says; without these columns
             runs of one size, E, seed and setting (`runs.trunks.SETTINGS`) count as one trunk. "run": each run
             is its own. Or the name of a column.
+        where: keep only rows that fulfil this filter, such as "E in {1, 8}, D <= 2B"; see `hub.parse_filter`. Its
+            fields are the columns of the table.
 
     A row needs `experts`, `tokens`, the loss and its size: `n_active`, or `d_model` and `n_blocks`, from which
     n_active is computed (with GPT-2's vocabulary of 50,257 where `vocab_size` is not given).
@@ -190,13 +195,15 @@ def load_runs(
     chosen = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not chosen:
         raise RunsError(f"{origin}: {_nothing_chosen(rows, status, problems)}")
+    if where:
+        chosen = _fulfilling(rows, chosen, where, origin)
     loss = _check_columns(origin, [rows[i] for i in chosen], loss)
-    where = [f"row {i} ({_name(i, rows[i])})" for i in chosen]
+    names = [f"row {i} ({_name(i, rows[i])})" for i in chosen]
     columns = {name: [rows[i].get(name) for i in chosen] for name in (*_COLUMNS, loss)}
-    wrong = _problems(columns, where, [rows[i].get("run_id") for i in chosen])
+    wrong = _problems(columns, names, [rows[i].get("run_id") for i in chosen])
     for at, i in enumerate(chosen):
         if at not in wrong and (found := _size_problem(rows[i])):
-            wrong[at] = f"{where[at]}: {found}"
+            wrong[at] = f"{names[at]}: {found}"
     problems += [wrong[at] for at in sorted(wrong)]
     kept = [at for at in range(len(chosen)) if at not in wrong]
     if not kept or (problems and on_invalid == "raise"):
@@ -219,6 +226,7 @@ def load_runs(
         trunk_source=trunk_source,
         warmup_tokens=max(warmup, default=None),
         vocab_size=_vocabulary(rows[i] for i in good),
+        where=where or None,
     )
 
 
@@ -281,6 +289,28 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
     counts = Counter(str(row.get("status") or "final") for row in rows)
     there = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
+
+
+def _fulfilling(rows: Sequence[Row], chosen: Sequence[int], where: str, origin: str) -> list[int]:
+    """Those of the chosen rows that fulfil a filter on the table's columns; RunsError if there are none."""
+    kinds: dict[str, set[bool]] = {}  # of each column whether its values are texts, or numbers, or both
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, str) or (_number(value) is not None and not _is_missing(value)):
+                kinds.setdefault(name, set()).add(isinstance(value, str))
+    numbers = sorted(name for name, texts in kinds.items() if False in texts)
+    try:
+        test = hub.parse_filter(where, numbers, sorted(kinds.keys() - set(numbers)))
+    except RecordError as error:
+        raise RunsError(f"{origin}: {error}") from None
+    found = []
+    for i in chosen:
+        known = {name: value for name, value in rows[i].items() if not _is_missing(value)}
+        if test(known | {name: _number(known[name]) for name in numbers if name in known}):
+            found.append(i)
+    if not found:
+        raise RunsError(f"{origin}: where={where!r} keeps none of {len(chosen)} runs")
+    return found
 
 
 def _with_size(row: Row) -> Row:

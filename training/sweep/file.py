@@ -36,7 +36,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from hub import RunRecord
 from hub.plain.errors import RecordError
-from hub.record.filter import parse
+from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
 from scaling_law.planning import matched
 from scaling_law.planning.matched import MatchedPlan
@@ -225,7 +225,7 @@ def _of_the_paper(where: str) -> list[dict[str, Any]]:
     """The configurations of the paper's listing that a filter keeps, each with the tokens for which it holds."""
     listing = list(presets.listing().values())
     try:
-        holds = parse(where, [*listing[0].sizes, "tokens"], ())
+        holds = parse_filter(where, [*listing[0].sizes, "tokens"], ())
     except RecordError as error:
         raise ConfigurationError(f"sweep file: where: {error}") from error
     found = []

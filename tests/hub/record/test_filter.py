@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hub.plain.errors import RecordError
-from hub.record.filter import parse, select
+from hub.record.filter import parse_filter, select
 from tests.hub.samples import make_record
 
 
@@ -57,13 +57,13 @@ def test_a_number_with_a_suffix_means_what_is_called_so(named: str, tokens: int,
     tests = {symbol: f"D {symbol} {named}" for symbol in ("=", "!=", "<", "<=", ">", ">=")} | {
         "in": f"D in {{{named}}}"
     }
-    assert {symbol for symbol, where in tests.items() if parse(where)({"tokens": tokens})} == fulfilled
+    assert {symbol for symbol, where in tests.items() if parse_filter(where)({"tokens": tokens})} == fulfilled
 
 
 def test_a_number_without_a_suffix_is_exact() -> None:
-    assert not parse("D >= 1e6")({"tokens": 999_999})
-    assert not parse("D = 1000000")({"tokens": 999_999})
-    assert parse("D = 1000000")({"tokens": 1_000_000})
+    assert not parse_filter("D >= 1e6")({"tokens": 999_999})
+    assert not parse_filter("D = 1000000")({"tokens": 999_999})
+    assert parse_filter("D = 1000000")({"tokens": 1_000_000})
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_number_without_a_suffix_is_exact() -> None:
 )
 def test_what_cannot_be_read_is_one_clear_error(where: str, reason: str) -> None:
     with pytest.raises(RecordError) as caught:
-        parse(where)
+        parse_filter(where)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_other_fields_may_be_asked_for() -> None:
-    assert parse("d <= 1024", ("d_model",), ())({"d_model": 1024})
+    assert parse_filter("d <= 1024", ("d_model",), ())({"d_model": 1024})
     with pytest.raises(RecordError, match="no field is named 'status'; there are d, d_model"):
-        parse("status = final", ("d_model",), ())
+        parse_filter("status = final", ("d_model",), ())

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from hub import BackgroundPusher, PushErrors, load_index
-from hub.plain.errors import UnavailableError
+from hub.plain.errors import AccessError, UnavailableError
 from hub.record.run_record import RunRecord
 from tests.hub.conftest import hub_store
 from tests.hub.loopback import TOKEN, Fault
@@ -101,3 +101,16 @@ def test_a_token_in_an_error_is_not_repeated(store, checkpoint, caplog):
         pusher.close()
     assert "pushing a failed, training goes on: bad header: Bearer <token>" in caplog.text
     assert TOKEN not in f"{caught.value} {caught.value!r} {caplog.text}"
+
+
+def test_a_refused_token_is_reported_once(store, checkpoint, caplog):
+    def refuse(*_):
+        raise AccessError("the Hub does not accept the token")
+
+    store.publish = refuse
+    pusher = BackgroundPusher(store, "demo")
+    for number in range(3):
+        pusher.submit(checkpoint(f"r{number}"), make_record(run_id=f"run{number}", seed=number))
+    with pytest.raises(PushErrors, match=r"^3 of the pushes failed: run0, run1, run2: the Hub does not"):
+        pusher.close()
+    assert caplog.text.count("the Hub does not accept the token") == 1

@@ -62,6 +62,32 @@ def test_losses_and_status():
 
 
 @pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("D <= 2M", ["run0", "run1"]),
+        ("E in {1, 2}, run_id in {run3, run5}", ["run3", "run5"]),
+        ("d = 128, E != 8", ["run2", "run3"]),
+    ],
+)
+def test_a_filter_chooses_runs(where, kept):
+    runs = load_runs(pandas.DataFrame(rows()), where=where)
+    assert (list(runs.run_id), runs.where) == (kept, where)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("E = 8", "rows: where='E = 8' keeps none of 6 runs"),
+        ("depth = 8", "rows: .*no field is named 'depth'; there are .*tokens"),
+        ("D ~ 8", "rows: .*'D ~ 8' is not a condition"),
+    ],
+)
+def test_a_filter_that_keeps_nothing_or_cannot_be_read(where, message):
+    with pytest.raises(RunsError, match=message):
+        load_runs(rows(), where=where)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"eval_loss": float("nan")}, r"row 1 \(run1\): eval_loss=nan"),
