@@ -1,8 +1,8 @@
 """Text to training batches: tokenising, reading, and waiting, beside the usual ways.
 
-    python -m benchmarks.data_pipeline --dataset FOLDER --tokenizer FOLDER [--processes 2]
+    python -m benchmarks.data_pipeline --dataset FOLDER --tokenizer FOLDER
 
-build: wall time from the files to ids on disk with `--processes` threads or processes: `data.builder.build` against
+build: wall time from the files to ids on disk with a thread or process for each core: `data.builder.build` against
     `datasets.map(batched=True, num_proc=...)` and packing with numpy. Start-up is in both. Bound: reading the text,
     encoding it and writing the ids, in one process, shared perfectly.
 read: tokens/s of batches of 32 shuffled sequences, in turns: the cache, a plain loop over one memory map, and torch's
@@ -80,7 +80,7 @@ def read_encode_write(source: TextSource, tokenizer, path: Path) -> None:
 
 
 def build_and_map(report: Report, source: TextSource, tokenizer, folder: Path) -> TokenCache:
-    processes = report.options.processes
+    processes = len(os.sched_getaffinity(0))
     os.environ.update(RAYON_NUM_THREADS=str(processes), TOKENIZERS_PARALLELISM="true")
     ours = seconds(lambda: build_all(source, tokenizer, folder / "ours"))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -141,14 +141,12 @@ def wait(report: Report, dataset: str, tokenizer: str, folder: Path) -> None:
     tokens.SHARD_TOKENS = 1 << 13
     steps = None
     for name in ("growing", "warm"):
-        moments = watched(Run(run_arguments(report, dataset, tokenizer, folder, name)), steps)
+        moments = watched(Run(run_arguments(dataset, tokenizer, folder, name)), steps)
         steps = len(moments) - 1
         if steps < 3:
             raise SystemExit(f"wait: {steps} steps were made until the cache was whole; give more text")
-        (began, waited, first), (ended, waited_at_end, last) = (
-            moments[1],
-            moments[-1],
-        )  # in the first the builder starts
+        # From the second step on: in the first the builder starts.
+        (began, waited, first), (ended, waited_at_end, last) = moments[1], moments[-1]
         if name == "growing" and last <= first:
             raise SystemExit(f"wait: the cache did not grow while it was read: {first:,} tokens all the time")
         share = 100 * (waited_at_end - waited) / (ended - began)
@@ -173,10 +171,10 @@ def watched(run: Run, steps: int | None) -> list[tuple[float, float, int]]:
     return moments
 
 
-def run_arguments(report: Report, dataset: str, tokenizer: str, folder: Path, name: str):
+def run_arguments(dataset: str, tokenizer: str, folder: Path, name: str):
     """A run that could read all of the text, in small windows."""
     run = {"output_dir": str(folder / name), "precision": "fp32", "micro_batch_sequences": BATCH_OF_RUN}
-    data = {"dataset": dataset, "split": report.options.split, "tokenizer": tokenizer}
+    data = {"dataset": dataset, "tokenizer": tokenizer}
     data |= {"sequence_length": LENGTH_OF_RUN, "cache_dir": str(folder / "tokens")}
     return from_dict(
         {
@@ -195,7 +193,7 @@ def corpus(folder: Path, options) -> tuple[str, str]:
     if options.dataset is None:
         build_corpus(dataset, max_bytes=int(1e6 * options.megabytes))
     if options.tokenizer is None:
-        texts = list(TextSource(str(dataset), split=options.split).documents())
+        texts = list(TextSource(str(dataset)).documents())
         train_tokenizer(texts[:2000], 8192, str(tokenizer_folder), progress=False)
     return str(dataset), str(tokenizer_folder)
 
@@ -204,10 +202,8 @@ def main() -> None:
     options = parse(
         __doc__,
         ("--dataset", {"type": Path, "default": os.environ.get("BENCH_DATASET") or None}),
-        ("--split", {"default": "train"}),
         ("--tokenizer", {"type": Path, "default": os.environ.get("BENCH_TOKENIZER") or None}),
         ("--megabytes", {"type": float, "default": 8.0, "help": "of documentation, without --dataset"}),
-        ("--processes", {"type": int, "default": len(os.sched_getaffinity(0))}),
         ("--batches", {"type": int, "default": 500}),
         fast={"megabytes": 4.0, "batches": 4},
     )
@@ -215,7 +211,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         dataset, tokenizer_folder = corpus(folder, options)
-        source, tokenizer = TextSource(dataset, split=options.split), load_tokenizer(tokenizer_folder)
+        source, tokenizer = TextSource(dataset), load_tokenizer(tokenizer_folder)
         report = Report("data_pipeline", options)
         cache = build_and_map(report, source, tokenizer, folder)
         read(report, cache, folder / "peer.bin")

@@ -87,17 +87,14 @@ def measured(server: LoopbackHub, work: Callable[[], object]) -> Cost:
     return Cost(len(server.api_calls()) - calls, len(server.requests) - requests, spent)
 
 
-def ours(
-    server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cache: Path, workers: int
-) -> tuple[dict[str, Cost], float]:
+def ours(server: LoopbackHub, runs: list[tuple[Path, RunRecord]], cache: Path) -> tuple[dict[str, Cost], float]:
     """The costs, and the seconds that the pace would have waited in the first push."""
     waits = [0.0]
     pace = Pace(sleep=waits.append)
 
     def push() -> None:
         store = HubStore("org", endpoint=server.endpoint, token=TOKEN, cache_dir=cache, pace=pace)
-        pushed = push_runs(store, runs, workers=workers)
-        push_listing(store, "demo", pushed)
+        push_listing(store, "demo", push_runs(store, runs, workers=4))
 
     costs = {"push": measured(server, push)}
     waited = max(waits)  # nobody waited, so each wait is counted from now
@@ -159,7 +156,6 @@ def main() -> None:
     options = parse(
         __doc__,
         ("--runs", {"type": int, "default": 280}),
-        ("--workers", {"type": int, "default": 4}),
         ("--delay", {"type": float, "default": 0.0, "help": "seconds added to every request"}),
         fast={"runs": 14},
     )
@@ -168,7 +164,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         runs = make_runs(Path(tempfile.mkdtemp(dir=scratch)), options.runs)
         with hub(options.delay) as server:
-            here, waited = ours(server, runs, Path(scratch) / "cache", options.workers)
+            here, waited = ours(server, runs, Path(scratch) / "cache")
         with hub(options.delay) as server:
             there = the_obvious_way(server, runs, Path(scratch) / "other cache")
     add_rows(report, here, there)

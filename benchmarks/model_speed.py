@@ -1,6 +1,6 @@
 """Training speed of the Switch-MoE against the dense model and against transformers' Mixtral and OLMoE at top-1.
 
-    python -m benchmarks.model_speed [--precision fp32 bf16] [--experts 1 4 8 32] [--threads 2] [--clock wall|cpu]
+    python -m benchmarks.model_speed [--precision fp32 bf16] [--experts 1 4 8 32]
     python -m benchmarks.model_speed --precision bf16 --width 1024 --layers 16 --batch 64 --length 512 \
         --vocab 50257 --experts 1 8 32 --peers --compile          # one GPU, the paper's shapes
 
@@ -9,33 +9,24 @@ reported is the median over rounds. A step is forward and backward with gradient
 fastest of transformers, our dense model of the same active parameters (E = 1), and our plain loop over the experts.
 Bound: the dense step's matrix products alone, at the same shapes and in the same precision (a Switch model multiplies
 as much as the dense one). Decoding has no code of ours to measure: transformers computes the experts.
-
-`--clock cpu` counts the process's CPU time, for machines that others use too (with `--threads 1`).
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import statistics
-import time
+import itertools
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
-from rich.progress import track
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from benchmarks.report import Report, parse
+from benchmarks.report import Report, in_turns, parse
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 
 PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, OlmoeForCausalLM)}
 MATMUL = "matmul bound"
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-
-
-Step = Callable[[int], object]  # of its number
-Race = dict[tuple[str, int], Step]  # by name and E
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+Race = dict[tuple[str, int], Callable[[], object]]  # steps by name and E
 
 
 def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
@@ -68,49 +59,53 @@ def sizes(shape: argparse.Namespace) -> dict[str, int]:
 
 
 def finished(model: torch.nn.Module, shape: argparse.Namespace) -> torch.nn.Module:
-    model = model.to(shape.device)
+    model = model.to(DEVICE)
     if shape.compile:
         model.compile()
     return model
 
 
-def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Step:
+def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Callable[[], None]:
     """Forward and backward over `batch x length` tokens; each step on other tokens."""
     model.train()
     generator = torch.Generator().manual_seed(0)
-    ids = [torch.randint(0, shape.vocab, (shape.batch, shape.length), generator=generator) for _ in range(4)]
+    size = (shape.batch, shape.length)
+    ids = itertools.cycle([torch.randint(0, shape.vocab, size, generator=generator) for _ in range(4)])
 
-    def run(step: int) -> None:
+    def run() -> None:
         model.zero_grad(set_to_none=True)
-        tokens = ids[step % len(ids)].to(model.device)
-        with autocast(model.device.type, precision):
+        tokens = next(ids).to(DEVICE)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = model(tokens, labels=tokens, use_cache=False).loss
         loss.backward()
+        finish()
 
     return run
 
 
-def autocast(device: str, precision: str):
-    return torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+def finish() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
-def matmul_bound(shape: argparse.Namespace, precision: str) -> Step:
+def matmul_bound(shape: argparse.Namespace, precision: str) -> Callable[[], None]:
     """The matrix products of a dense training step and nothing else: each weight matrix forward and twice backward."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     rows, d = shape.batch * shape.length, shape.width
     per_block = [(d, d)] * 4 + [(d, 3 * d)] * 2 + [(3 * d, d)]
     products = per_block * shape.layers + [(d, shape.vocab)]
     operands = {
-        size: tuple(torch.randn(s, dtype=dtype, device=shape.device) for s in ((rows, size[0]), size, (rows, size[1])))
+        size: tuple(torch.randn(s, dtype=dtype, device=DEVICE) for s in ((rows, size[0]), size, (rows, size[1])))
         for size in set(products)
     }
 
-    def run(step: int) -> None:
+    def run() -> None:
         for size in products:
             inputs, weight, outputs = operands[size]
             torch.mm(inputs, weight)
             torch.mm(outputs, weight.t())
             torch.mm(inputs.t(), outputs)
+        finish()
 
     return run
 
@@ -131,23 +126,6 @@ def training_race(shape: argparse.Namespace, precision: str) -> Race:
                 model.set_experts_implementation(implementation)
                 race[f"{name}, {implementation}", experts] = training_step(model, shape, precision)
     return race
-
-
-def measure(race: Race, shape: argparse.Namespace, title: str) -> dict[tuple[str, int], float]:
-    """Median seconds of a step of each. Everybody takes turns, step by step."""
-    clock = CLOCKS[shape.clock]
-    times: dict[tuple[str, int], list[float]] = {key: [] for key in race}
-    for number in track(range(-shape.warmup, shape.rounds), description=title):
-        if number == 0:
-            gc.collect()
-        for key, step in race.items():
-            start = clock()
-            step(number)
-            if shape.device == "cuda":
-                torch.cuda.synchronize()
-            if number >= 0:
-                times[key].append(clock() - start)
-    return {key: statistics.median(values) for key, values in times.items()}
 
 
 def add_rows(report: Report, title: str, spent: dict[tuple[str, int], float], experts: list[int]) -> None:
@@ -176,21 +154,16 @@ def main() -> None:
         ("--length", {"type": int, "default": 256}),
         ("--vocab", {"type": int, "default": 4096}),
         ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
-        ("--warmup", {"type": int, "default": 1}),
         ("--peers", {"nargs": "*", "choices": list(PEERS), "default": list(PEERS), "help": "transformers models"}),
         ("--compile", {"action": "store_true", "help": "torch.compile every model"}),
-        ("--threads", {"type": int, "default": torch.get_num_threads()}),
-        ("--clock", {"choices": list(CLOCKS), "default": "wall"}),
-        ("--device", {"default": "cuda" if torch.cuda.is_available() else "cpu"}),
         fast={"experts": [1, 4], "width": 64, "layers": 1, "length": 32, "batch": 2, "vocab": 512, "rounds": 1},
     )
     if 1 not in shape.experts:
         raise SystemExit("--experts must hold 1, the dense model that the ratios refer to")
-    torch.set_num_threads(shape.threads)
     report = Report("model_speed", shape)
     for precision in shape.precision:
         torch.manual_seed(0)
-        spent = measure(training_race(shape, precision), shape, f"train {precision}")
+        spent = in_turns(training_race(shape, precision), shape.rounds)
         add_rows(report, f"train {precision}", spent, shape.experts)
     report.finish()
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -32,6 +32,7 @@ from hub.plain.tables import Table, print_table
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub")
 LIBRARIES += ("numpy", "scipy", "pandas", "pyarrow")
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,9 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def in_turns(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def in_turns(works: dict[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
     """Median seconds of each; a round before is not measured. They take turns: a slow minute then hits them all."""
-    times: dict[str, list[float]] = {name: [] for name in works}
+    times: dict[Name, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():
             spent = seconds(work)
