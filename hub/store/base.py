@@ -62,6 +62,8 @@ class StoredFile:
 class Head:
     """The newest commit of a branch and its files; the commit is empty if there is no such branch yet."""
 
+    kind: Kind
+    repo: str
     branch: str
     commit: str
     files: Mapping[str, StoredFile]
@@ -178,11 +180,21 @@ class Store(ABC):
         checked_name(branch, "branch", 120)
         check_allowed(files)
 
+        def differs(name: str, head: Head) -> bool:
+            if name not in head.files:
+                return True
+            if head.files[name].holds(files[name], weights.get(name)):
+                return False
+            return name not in equivalent or not equivalent[name](self._read_at(head, name))
+
         def lacking(head: Head) -> Mapping[str, Change]:
             there = {name: file.sha256 for name, file in head.files.items() if name.endswith(".safetensors")}
             if there == dict(weights):
-                return self._lacking(repo, files, weights, head, equivalent)
-            if not head.files or self._is_first_commit(repo, head.commit):  # which holds nothing of any run
+                changed = [name for name in files if differs(name, head)]
+                changed.sort(key=lambda name: (name == "run.json", name))  # the record last
+                stale = (name for name in head.files if name not in files and is_allowed(name))
+                return {name: files[name] for name in changed} | dict.fromkeys(stale)
+            if not head.files or self._is_first_commit(head):  # which holds nothing of any run
                 return {**files, **dict.fromkeys(name for name in head.files if name not in files)}
             shown = ", ".join(f"{name} {(sha or 'unknown')[:12]}" for name, sha in sorted(there.items())) or "none"
             raise ConflictError(
@@ -191,23 +203,6 @@ class Store(ABC):
             )
 
         return self._write("model", repo, branch, lacking, message, weights)
-
-    def _lacking(
-        self, repo: str, files: Mapping[str, Content], weights: Mapping[str, str], head: Head, equivalent: Equivalent
-    ) -> dict[str, Change]:
-        """The changes that turn a head with the right weights into `files`, the record last."""
-
-        def differs(name: str) -> bool:
-            if name not in head.files:
-                return True
-            if head.files[name].holds(files[name], weights.get(name)):
-                return False
-            return name not in equivalent or not equivalent[name](self._read_at("model", repo, name, head))
-
-        changes: dict[str, Change] = {
-            name: files[name] for name in sorted(files, key=lambda name: (name == "run.json", name)) if differs(name)
-        }
-        return changes | dict.fromkeys(name for name in head.files if name not in files and is_allowed(name))
 
     def update(self, kind: Kind, repo: str, reads: tuple[str, ...], change: Update, message: str) -> Publication:
         """Read files of `main`, and write what `change` makes of them, without losing anyone else's change.
@@ -222,7 +217,7 @@ class Store(ABC):
         """
 
         def changed(head: Head) -> Mapping[str, Change]:
-            contents = {path: self._read_at(kind, repo, path, head) for path in reads if path in head.files}
+            contents = {path: self._read_at(head, path) for path in reads if path in head.files}
             changes = change(Present(contents, head.files))
             for name in changes:
                 if Path(name).name != name:
@@ -253,7 +248,7 @@ class Store(ABC):
                 if not changes:
                     return Publication(repo_id, branch, head.commit, written=sent)
                 try:
-                    commit = self._commit(kind, repo, branch, changes, message, head.commit, sha256)
+                    commit = self._commit(head, changes, message, sha256)
                 except (ConflictError, UnavailableError) as error:
                     # Another writer was faster, or the answer was lost: what is there now decides.
                     if isinstance(error, UnavailableError):
@@ -262,7 +257,7 @@ class Store(ABC):
                         raise
                     self._pause(attempt, error)
                     continue
-            self._check_commit(kind, repo, commit, changes, sha256)
+            self._check_commit(head, commit, changes, sha256)
             return Publication(repo_id, branch, commit, written=True)
         raise ConflictError(f"{repo_id}: other writers were faster {_MAX_CONFLICTS} times")
 
@@ -275,24 +270,15 @@ class Store(ABC):
         """The head of a branch that is to be written; `again`: what was known of it may be out of date."""
 
     @abstractmethod
-    def _read_at(self, kind: Kind, repo: str, path: str, head: Head) -> bytes:
+    def _read_at(self, head: Head, path: str) -> bytes:
         """One of the files of a head."""
 
     @abstractmethod
-    def _commit(
-        self,
-        kind: Kind,
-        repo: str,
-        branch: str,
-        changes: Mapping[str, Change],
-        message: str,
-        parent: str,
-        sha256: Mapping[str, str],
-    ) -> str:
-        """Put changes on top of `parent`; returns the new commit.
+    def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
+        """Put changes on top of a head; returns the new commit.
 
         Raises:
-            ConflictError: the branch is no longer at `parent`.
+            ConflictError: the branch is no longer there.
             UnavailableError: it is not known whether the commit landed.
         """
 
@@ -300,24 +286,21 @@ class Store(ABC):
     def _pause(self, attempt: int, error: Exception) -> None:
         """Wait after the failed attempt of this number (from 0)."""
 
-    def _is_first_commit(self, repo: str, commit: str) -> bool:
-        """Whether a commit is the one that all branches of a model repository start from."""
+    def _is_first_commit(self, head: Head) -> bool:
+        """Whether a head is at the commit that all branches of a model repository start from."""
         return False
 
     def _check_commit(  # noqa: B027 (a folder checks before it shows anything)
-        self, kind: Kind, repo: str, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]
+        self, head: Head, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]
     ) -> None:
         """Read back a commit, in a store that could not check its files while it wrote them."""
 
     def _check(
-        self,
-        place: str,
-        changes: Mapping[str, Change],
-        found: Mapping[str, StoredFile],
-        sha256: Mapping[str, str],
-        source: Callable[[CopyOf, str], StoredFile | None],
+        self, head: Head, changes: Mapping[str, Change], found: Mapping[str, StoredFile], sha256: Mapping[str, str]
     ) -> None:
-        """Raise IntegrityError unless the files that were `found` have these changes; `source` finds a copy's."""
+        """Raise IntegrityError unless the files that were `found` after a commit on `head` have its changes."""
+        copied = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
+        sources = {commit: self.files(head.kind, head.repo, commit) for commit in copied}
         wrong = []
         for name, content in sorted(changes.items()):
             file = found.get(name)
@@ -326,11 +309,11 @@ class Store(ABC):
             elif file is None:
                 wrong.append(f"{name} is missing")
             elif isinstance(content, CopyOf):
-                wrong += [f"{name} has other content"] if file != source(content, name) else []
+                wrong += [f"{name} has other content"] if file != sources[content.commit].get(name) else []
             elif not file.holds(content, sha256.get(name)):
                 wrong.append(f"{name} has other content")
         if wrong:
-            raise IntegrityError(f"{place}: {', '.join(wrong[:10])}")
+            raise IntegrityError(f"{self.repo_id(head.repo)} at {head.branch}: {', '.join(wrong[:10])}")
 
     def check_visibility(self, models: Iterable[str], index: str) -> None:  # noqa: B027 (a folder hides nothing)
         """Refuse to write where private and public would mix: a private run into a public repository or index, or the

@@ -92,36 +92,25 @@ class LocalStore(Store):
     def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:
         folder = self._repository(kind, repo) / branch
         if not folder.is_dir() or not any(folder.iterdir()):
-            return Head(branch, "", {})
-        return Head(branch, _content_id(folder), self._files_in(folder))
+            return Head(kind, repo, branch, "", {})
+        return Head(kind, repo, branch, _content_id(folder), self._files_in(folder))
 
-    def _read_at(self, kind: Kind, repo: str, path: str, head: Head) -> bytes:
-        return (self._repository(kind, repo) / head.branch / path).read_bytes()
+    def _read_at(self, head: Head, path: str) -> bytes:
+        return (self._repository(head.kind, head.repo) / head.branch / path).read_bytes()
 
-    def _commit(
-        self,
-        kind: Kind,
-        repo: str,
-        branch: str,
-        changes: Mapping[str, Change],
-        message: str,
-        parent: str,
-        sha256: Mapping[str, str],
-    ) -> str:
-        folder = self._repository(kind, repo) / branch
+    def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
+        folder = self._repository(head.kind, head.repo) / head.branch
         folder.parent.mkdir(parents=True, exist_ok=True)
         commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
-        sources = {commit: self.folder(kind, repo, commit) for commit in commits}
-        place = f"{folder.parent.name} at {branch}"
+        sources = {commit: self.folder(head.kind, head.repo, commit) for commit in commits}
 
         def write(target: Path) -> None:
             for name, content in changes.items():
                 _change(target / name, content, sources)
             atomic.sync(target)
-            found = self._files_in(target)
-            self._check(place, changes, found, sha256, lambda copy, name: self._file(sources[copy.commit] / name))
+            self._check(head, changes, self._files_in(target), sha256)
 
-        if parent:
+        if head.commit:
             write(folder)
             return _content_id(folder)
         _remove_abandoned(folder.parent)
@@ -133,7 +122,7 @@ class LocalStore(Store):
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            raise ConflictError(f"{place} was published by another process") from None
+            raise ConflictError(f"{folder.parent.name} at {head.branch} was published by another process") from None
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         atomic.sync(folder.parent)

@@ -143,8 +143,8 @@ class HubStore(Store):
         cached = try_to_load_from_cache(repo_id, path, repo_type=kind, revision=wanted, cache_dir=self._cache_dir)
         try:
             info = self._info(kind, repo, revision, _ATTEMPTS_WITH_CACHE if isinstance(cached, str) else None)
-            head = Head(wanted, info.sha, self._trees[(kind, repo, info.sha)])
-            content = self._read_at(kind, repo, path, head, max_bytes)
+            head = Head(kind, repo, wanted, info.sha, self._trees[(kind, repo, info.sha)])
+            content = self._read_at(head, path, max_bytes)
         except UnavailableError as error:
             if not isinstance(cached, str):
                 raise UnavailableError(f"{error}; {path} of {repo_id} is not in the cache either") from None
@@ -164,16 +164,17 @@ class HubStore(Store):
         self._trees[(kind, repo, str(info.sha))] = {item.rfilename: _stored(item) for item in listed}
         return info
 
-    def _read_at(self, kind: Kind, repo: str, path: str, head: Head, max_bytes: int = MAX_READ_BYTES) -> bytes:
+    def _read_at(self, head: Head, path: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Two requests when the file is not in the cache, none when it is."""
         from huggingface_hub import hf_hub_download
 
-        repo_id = self.repo_id(repo)
+        repo_id = self.repo_id(head.repo)
         if (found := head.files.get(path)) is None:
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
         if found.size > max_bytes:
             raise IntegrityError(f"{path} of {repo_id} has {found.size:,} bytes, allowed are {max_bytes:,}")
-        where = {"repo_type": kind, "revision": head.commit, "cache_dir": self._cache_dir, **self.transport.access}
+        where = {"repo_type": head.kind, "revision": head.commit, "cache_dir": self._cache_dir}
+        where |= self.transport.access
         for fresh in (False, True):  # a damaged file in the cache is fetched once more
             local = self.transport.read(
                 lambda force=fresh: hf_hub_download(repo_id, path, force_download=force, **where)  # type: ignore[misc]
@@ -259,11 +260,11 @@ class HubStore(Store):
             info = self._info(kind, repo, "main")
             if self.private and not info.private:
                 raise FilesError(f"private: {self.repo_id(repo)} is public; nothing was written to it")
-            return Head(branch, str(info.sha), self._trees[(kind, repo, info.sha)])
+            return Head(kind, repo, branch, str(info.sha), self._trees[(kind, repo, info.sha)])
         if again:
             known.branches.update(self.branches(kind, repo))
         commit = known.branches.get(branch) or self._start_branch(repo, branch, known)
-        return Head(branch, commit, self.files(kind, repo, commit))
+        return Head(kind, repo, branch, commit, self.files(kind, repo, commit))
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
         """What is known of the repository, which is made if it does not exist."""
@@ -301,8 +302,8 @@ class HubStore(Store):
                 self.files("model", repo, known.first)
             return known.first
 
-    def _is_first_commit(self, repo: str, commit: str) -> bool:
-        return commit == self._first_commit(repo)
+    def _is_first_commit(self, head: Head) -> bool:
+        return head.commit == self._first_commit(head.repo)
 
     def _start_branch(self, repo: str, branch: str, known: _Repository) -> str:
         """Make the branch; returns its head, which is another's commit if someone was faster."""
@@ -313,40 +314,29 @@ class HubStore(Store):
             known.branches.update(self.branches("model", repo))
         return known.branches.setdefault(branch, first)
 
-    def _commit(
-        self,
-        kind: Kind,
-        repo: str,
-        branch: str,
-        changes: Mapping[str, Change],
-        message: str,
-        parent: str,
-        sha256: Mapping[str, str],
-    ) -> str:
+    def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
         # Made anew for each attempt, because operations keep the state of the commit they were used in.
         operations = [_operation(name, content) for name, content in changes.items()]
         copied = any(isinstance(content, CopyOf) for content in changes.values())
         self._pace.take(4 if copied else 2)  # a copy has its source and its destination looked up
         info = self.transport.call_once(
             lambda: self._api.create_commit(
-                self.repo_id(repo),
+                self.repo_id(head.repo),
                 operations,
                 commit_message=message,
-                repo_type=kind,
-                revision=branch,
-                parent_commit=parent,
+                repo_type=head.kind,
+                revision=head.branch,
+                parent_commit=head.commit,
                 num_threads=1,  # a Hub that fails sees one request in each attempt, not one for each file
             )
         )
-        self._known[(kind, repo)].branches[branch] = str(info.oid)
+        self._known[(head.kind, head.repo)].branches[head.branch] = str(info.oid)
         return str(info.oid)
 
     def _check_commit(
-        self, kind: Kind, repo: str, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]
+        self, head: Head, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]
     ) -> None:
-        found = self.files(kind, repo, commit)
-        place = f"{self.repo_id(repo)} at {commit}"
-        self._check(place, changes, found, sha256, lambda copy, name: self.files(kind, repo, copy.commit).get(name))
+        self._check(head, changes, self.files(head.kind, head.repo, commit), sha256)
 
     def _pause(self, attempt: int, error: Exception) -> None:
         transport._sleep(self.transport.wait(attempt, error))
