@@ -333,9 +333,7 @@ class HubStore(Store):
         self._known[(head.kind, head.repo)].branches[head.branch] = str(info.oid)
         return str(info.oid)
 
-    def _check_commit(
-        self, head: Head, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]
-    ) -> None:
+    def _check_commit(self, head: Head, commit: str, changes: Mapping[str, Change], sha256: Mapping[str, str]) -> None:
         self._check(head, changes, self.files(head.kind, head.repo, commit), sha256)
 
     def _pause(self, attempt: int, error: Exception) -> None:
