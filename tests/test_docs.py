@@ -25,7 +25,7 @@ APPS = {
     "python -m training.prepare": "training.prepare",
     "python -m training.presets": "training.presets",
 }
-LAUNCH = ("accelerate launch", "train.py", "python -m training.run.main")
+LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -118,7 +118,7 @@ def test_command_lines_are_those_of_the_programs(page):
                 parsed(line)
         elif line.startswith("accelerate launch"):
             before, script, after = re.fullmatch(r"accelerate launch(.*?)(train\.py|-m \S+)(.*)", line).groups()
-            assert script in ("train.py", "-m training.run.main"), line
+            assert script in ("train.py", "-m training.run"), line
             assert words_with_dashes(before) <= launch_options(), line
             assert words_with_dashes(after) <= train_options(), line
         elif line.startswith("python -m "):

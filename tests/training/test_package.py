@@ -31,7 +31,7 @@ def without_packages(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("words", [["train.py"], ["-m", "training.run.main"], ["-m", "training.sweep", "--help"]])
+@pytest.mark.parametrize("words", [["train.py"], ["-m", "training.run"], ["-m", "training.sweep", "--help"]])
 def test_a_command_without_its_packages_ends_with_one_line(without_packages, words):
     done = without_packages(*words)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {MESSAGE}\n")

@@ -149,11 +149,6 @@ class TrainingData:
         n_sequences = self._n_sequences()
         return None if n_sequences is None else n_sequences * self.sequence_length
 
-    def unique_among(self, tokens: int) -> int:
-        """How many of the first `tokens` training tokens, which have been read, are different places of the data."""
-        unique = self.unique_tokens
-        return tokens if unique is None else min(tokens, unique)
-
     def _n_sequences(self) -> int | None:
         found, most = self.tokens.cache.n_sequences(self.sequence_length), self._max_sequences
         if most is not None and found >= most:
@@ -188,10 +183,6 @@ class TrainingData:
         if n_sequences and (epoch := position // n_sequences) > self._reported_epoch:
             self._reported_epoch = epoch
             logger.warning("the data repeats: epoch %d of %s tokens", epoch + 1, f"{self.unique_tokens:,}")
-
-    def close(self) -> None:
-        """End the tokenising, if this process does it."""
-        self.tokens.close()
 
 
 def inputs_and_targets(sequences: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

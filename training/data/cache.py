@@ -130,10 +130,7 @@ class TokenCache:
 
         The fingerprint is a sha256 over the recipe and the first shard's checksum. The recipe names the documents (by
         commit or content), the tokenizer and the format, and so decides every shard; the checksum notices a library
-        that makes other tokens of them than it used to.
-
-        Raises:
-            ValueError: there is no shard yet.
+        that makes other tokens of them than it used to. There must be a shard.
         """
         source = self.recipe["source"]
         return {"id": source["dataset"], "revision": source["revision"], "fingerprint": self.fingerprint}
@@ -141,8 +138,6 @@ class TokenCache:
     @property
     def fingerprint(self) -> str:
         """See `dataset`."""
-        if not self.shards:
-            raise ValueError(f"the token cache {self.folder} has no shard yet, and so no fingerprint")
         text = f"{recipe_hash(self.recipe)}\n{self.shards[0]['sha256']}"
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 

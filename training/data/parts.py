@@ -44,13 +44,6 @@ class Part(NamedTuple):
     count: int
 
 
-class Lane(NamedTuple):
-    """A part that is being read: its rows, and their weight among the parts of its group."""
-
-    weight: float
-    rows: Iterator[dict]
-
-
 class ShuffledRows:
     """Rows of a split in the order above. Iterating continues from the state, and moves it.
 
@@ -95,8 +88,8 @@ class ShuffledRows:
                         yield row
             self._group, self._taken = following, 0
 
-    def _open_group(self, opened: ExitStack) -> tuple[list[Lane], int]:
-        """The next parts that hold rows, and the number of the part after them.
+    def _open_group(self, opened: ExitStack) -> tuple[list[tuple[float, Iterator[dict]]], int]:
+        """(weight, rows) of the next parts that hold rows, and the number of the part after them.
 
         A part can be empty: row groups are not cut, so one of 300 MB lies in one part and leaves others without any.
         """
@@ -108,9 +101,9 @@ class ShuffledRows:
                 lanes += filter(None, threads.map(lambda part: self._open(part, opened), some))
         return lanes, at
 
-    def _open(self, part: Part, opened: ExitStack) -> Lane | None:
+    def _open(self, part: Part, opened: ExitStack) -> tuple[float, Iterator[dict]] | None:
         if not is_parquet(self._files[part.file]):
-            return Lane(self._sizes[part.file], self._rows_of_file(part.file))
+            return self._sizes[part.file], self._rows_of_file(part.file)
         if not self._row_groups_of(part):
             return None
         stream = opened.enter_context(open_file(self._files[part.file]))
@@ -118,17 +111,14 @@ class ShuffledRows:
         self._row_groups[part.file] = file.num_row_groups
         groups = self._row_groups_of(part)
         n_rows = sum(file.metadata.row_group(i).num_rows for i in groups)
-        return Lane(n_rows, self._rows(file, groups)) if n_rows else None
+        columns = [name for name in self._columns if name in file.schema_arrow.names]
+        batches = file.iter_batches(_ROWS_AT_A_TIME, list(groups), columns, use_threads=False)
+        return (n_rows, (row for batch in batches for row in batch.to_pylist())) if n_rows else None
 
     def _row_groups_of(self, part: Part) -> range:
         """The row groups of a part; before its file is opened, a guess that is not empty."""
         n = self._row_groups.get(part.file, part.count)
         return range(part.number * n // part.count, (part.number + 1) * n // part.count)
-
-    def _rows(self, file: ParquetFile, groups: range) -> Iterator[dict]:
-        columns = [name for name in self._columns if name in file.schema_arrow.names]
-        for batch in file.iter_batches(_ROWS_AT_A_TIME, list(groups), columns, use_threads=False):
-            yield from batch.to_pylist()
 
 
 def is_parquet(file: str) -> bool:
@@ -154,15 +144,15 @@ def _ordered_parts(files: list[str], sizes: list[int], seed: int) -> list[Part]:
     return sorted(parts, key=lambda part: hashlib.sha256(f"{seed}:{names[part.file]}:{part.number}".encode()).digest())
 
 
-def _merged(lanes: list[Lane]) -> Iterator[dict]:
-    """The rows of all lanes, each in proportion to its weight."""
+def _merged(lanes: list[tuple[float, Iterator[dict]]]) -> Iterator[dict]:
+    """The rows of all parts, each in proportion to its weight."""
 
-    def timed(number: int, lane: Lane) -> Iterator[tuple[float, int, dict]]:
-        for k, row in enumerate(lane.rows):
-            yield (k + 0.5) / lane.weight, number, row
+    def timed(number: int, weight: float, rows: Iterator[dict]) -> Iterator[tuple[float, int, dict]]:
+        for k, row in enumerate(rows):
+            yield (k + 0.5) / weight, number, row
 
-    for _, _, row in heapq.merge(*(timed(*lane) for lane in enumerate(lanes)), key=lambda item: item[:2]):
-        yield row
+    times = (timed(number, *lane) for number, lane in enumerate(lanes))
+    return (row for _, _, row in heapq.merge(*times, key=lambda item: item[:2]))
 
 
 def _size(file: str) -> int:

@@ -46,20 +46,19 @@ class Pin:
     commit: str
 
 
-def pinned(arguments: TrainingArguments, folder: Path | None = None) -> tuple[TrainingArguments, list[Pin]]:
+def pinned(arguments: TrainingArguments, folder: Path) -> tuple[TrainingArguments, list[Pin]]:
     """The arguments with revisions resolved to commits, and the pins of what is on the Hub.
 
     Args:
-        folder: of the run, whose pins hold if it was started before; None to ask for no run.
+        folder: of the run, whose pins hold if it was started before.
 
     Raises:
         ConfigurationError: the run is pinned to another commit than the one asked for, there is no such dataset or
             revision, or the Hub cannot be reached and no commit is remembered.
     """
-    known = _of_run(folder) if folder else []
     pins = []
     for kind, name, asked in _on_the_hub(arguments):
-        pin = next((pin for pin in known if (pin.kind, pin.id) == (kind, name)), None)
+        pin = next((pin for pin in _of_run(folder) if (pin.kind, pin.id) == (kind, name)), None)
         if pin is not None and asked not in (None, pin.asked, pin.commit):
             raise ConfigurationError(
                 f"data.{FIELDS[kind]}: {asked!r}, but the run in {folder} is pinned to {pin.commit}; leave it out, or "
@@ -78,24 +77,23 @@ def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArg
     Raises:
         ConfigurationError: as `pinned`.
     """
-    wanted, sweep = [*_on_the_hub(arguments)], folder.parent
+    wanted, sweep, pins = [*_on_the_hub(arguments)], folder.parent, []
     if not wanted:
         return arguments
     sweep.mkdir(parents=True, exist_ok=True)
     path = sweep / "pins.json"
     with FileLock(sweep / ".pins.lock"):
         shared = [Pin(**pin) for pin in json.loads(path.read_text())] if path.exists() else []
-        pins = [
-            _first(_of_run(folder), kind, name, asked)
-            or next((pin for pin in shared if (pin.kind, pin.id, pin.asked) == (kind, name, asked)), None)
-            or _first(_of_members(sweep), kind, name, asked)
-            or _resolved(kind, name, asked, Path(arguments.data.cache_dir))
-            for kind, name, asked in wanted
-        ]
-        asked_for = [replace(pin, asked=asked) for pin, (_, _, asked) in zip(pins, wanted, strict=True) if pin]
-        known = {(pin.kind, pin.id, pin.asked) for pin in shared}
-        if new := [pin for pin in asked_for if (pin.kind, pin.id, pin.asked) not in known]:
-            atomic.write_json(path, [vars(pin) for pin in [*shared, *new]])
+        for kind, name, asked in wanted:
+            same = next((pin for pin in shared if (pin.kind, pin.id, pin.asked) == (kind, name, asked)), None)
+            # A sweep that an earlier version began has no pins, but its runs may have.
+            of_members = (pin for run in sorted(sweep.glob("*/")) for pin in _of_run(run))
+            pin = _first(_of_run(folder), kind, name, asked) or same or _first(of_members, kind, name, asked)
+            pin = pin or _resolved(kind, name, asked, Path(arguments.data.cache_dir))
+            if pin and not same:
+                shared.append(replace(pin, asked=asked))
+                atomic.write_json(path, [vars(pin) for pin in shared])
+            pins.append(pin)
     return _with(arguments, pins)
 
 
@@ -116,11 +114,6 @@ def _of_run(folder: Path) -> list[Pin]:
         return [Pin(**pin) for pin in values["pins"]]
     dataset = values["dataset"]
     return [Pin("dataset", dataset["id"], None, dataset["revision"])] if _is_commit(dataset["revision"]) else []
-
-
-def _of_members(sweep: Path) -> Iterator[Pin]:
-    """The pins of a sweep's runs: one that an earlier version began has none of its own."""
-    return (pin for run in sorted(sweep.glob("*/")) for pin in _of_run(run))
 
 
 def _first(pins: Iterable[Pin], kind: str, name: str, asked: str | None) -> Pin | None:
@@ -169,12 +162,7 @@ def _resolved(kind: str, name: str, asked: str | None, cache_dir: Path) -> Pin |
 
 
 def _ask(kind: str, name: str, asked: str | None) -> str | None:
-    """The commit according to the Hub; None where it has no such tokenizer, about which loading it says more.
-
-    Raises:
-        UnavailableError: the Hub did not answer, or is not to be asked.
-        ConfigurationError: it has no such dataset or revision.
-    """
+    """The commit according to the Hub; None where it has no such tokenizer, about which loading it says more."""
     transport = Transport(None, None, timeout=30.0, attempts=3, longest_wait=60.0)
     info = transport.api.dataset_info if kind == "dataset" else transport.api.model_info
     try:

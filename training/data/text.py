@@ -135,16 +135,15 @@ class TextSource:
                     raise ValueError(
                         f"data.text_column: {self.text_column!r} holds {text!r} in a row of {self.dataset!r}"
                     )
-                if not self.held_out_buckets or self._is_held_out(row) == self.held_out:
-                    yield text
+                if self.held_out_buckets:
+                    # Datasets without ids are split by their text instead; both are stable against reordering.
+                    key = str(row["id"]) if row.get("id") is not None else text
+                    bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % HELD_OUT_BUCKETS
+                    if (bucket < self.held_out_buckets) != self.held_out:
+                        continue
+                yield text
         except pa.ArrowException as error:  # a damaged or empty file; `datasets` logs which
             raise ValueError(f"data.dataset: {self.dataset!r} cannot be read: {error}") from error
-
-    def _is_held_out(self, row: dict) -> bool:
-        # Datasets without ids are split by their text instead; both are stable against reordering.
-        key = str(row["id"]) if row.get("id") is not None else row[self.text_column]
-        bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % HELD_OUT_BUCKETS
-        return bucket < self.held_out_buckets
 
     def _open(self):
         """The rows of the split: an IterableDataset as they are stored, or `ShuffledRows`; both keep their state."""
@@ -152,7 +151,12 @@ class TextSource:
         import huggingface_hub
 
         check_dataset_exists(self.dataset)
-        name, options = self._loader()
+        name, options = self.dataset, {"name": self.config, "revision": self.revision}
+        if (path := Path(self.dataset)).is_file():
+            name = "parquet" if path.suffix == ".parquet" else "json"
+            options = {"data_files": {self.split: str(path)}}
+        elif is_local_path(self.dataset):
+            options = {}
         # The listing that huggingface_hub 2.4 caches after resolving one glob lacks the folders that the glob did not
         # touch, and a second load in the same process then finds no data files.
         huggingface_hub.HfFileSystem.clear_instance_cache()
@@ -183,15 +187,6 @@ class TextSource:
         if self.text_column not in found:
             raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {found}")
         return [name for name in ("id", self.text_column) if name in found]
-
-    def _loader(self) -> tuple[str, dict]:
-        path = Path(self.dataset)
-        if path.is_file():
-            kind = "parquet" if path.suffix == ".parquet" else "json"
-            return kind, {"data_files": {self.split: str(path)}}
-        if is_local_path(self.dataset):
-            return str(path), {}
-        return self.dataset, {"name": self.config, "revision": self.revision}
 
 
 def digest(text: str) -> str:

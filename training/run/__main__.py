@@ -1,4 +1,4 @@
-"""`python -m training.run --config X.yaml`, which is what train.py runs."""
+"""`python -m training.run --config X.yaml`: train.py where that is not at hand."""
 
 import sys
 

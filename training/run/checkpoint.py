@@ -82,13 +82,10 @@ def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
         expected = json.loads((path / "checksums.json").read_text())
-    except FileNotFoundError:
-        return "checksums.json is missing"
-    except ValueError:
-        return "checksums.json is not JSON"
-    for name in expected:
-        if not (path / name).exists():
-            return f"{name} is missing"
+    except (FileNotFoundError, ValueError) as error:
+        return f"checksums.json: {error}"
+    if missing := [name for name in expected if not (path / name).exists()]:
+        return f"{missing[0]} is missing"
     found = _checksums(path)
     return next((f"the sha256 of {name} differs" for name in expected if found[name] != expected[name]), None)
 
@@ -134,17 +131,13 @@ def _state_of(session, with_optimizer: bool) -> dict:
     """
     state = {"model": get_model_state_dict(session.model)}
     if with_optimizer:
-        state["optimizer"] = get_optimizer_state_dict(session.model, _bare(session.optimizer))
+        state["optimizer"] = get_optimizer_state_dict(session.model, session.optimizer.optimizer)
     return state
-
-
-def _bare(optimizer):
-    return getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
 
 
 def load(path: Path, session) -> Progress:
     """Restore model, optimizer and random states; returns the progress. Every process calls this."""
-    accelerator, optimizer = session.accelerator, _bare(session.optimizer)
+    accelerator, optimizer = session.accelerator, session.optimizer.optimizer  # without Accelerate's wrapper
     reader = dcp.FileSystemReader(path / "state")
     stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
     state = _state_of(session, with_optimizer=stepped)
@@ -189,11 +182,11 @@ class CheckpointWriter:
             CheckpointError: the checkpoint before this one could not be written; or this one, if not asynchronous.
         """
         self.wait()
-        device, optimizer = self._session.accelerator.device, _bare(self._session.optimizer)
+        device = self._session.accelerator.device
         random_states = {"torch": torch.get_rng_state()}
         if device.type == "cuda":
             random_states["cuda"] = torch.cuda.get_rng_state(device)
-        state = _copy(_state_of(self._session, with_optimizer=bool(optimizer.state)), self._is_main)
+        state = _copy(_state_of(self._session, with_optimizer=bool(self._session.optimizer.state)), self._is_main)
         text, target = json.dumps(asdict(progress)), path_of(folder, progress.step)
         self._pending = self._thread.submit(self._write, target, state, random_states, text, pinned)
         if not self._asynchronous:
@@ -273,15 +266,14 @@ def _copy(value, is_main: bool):
     What is the same on every process (all that FSDP2 did not shard) is copied and written by the main process only.
     """
     if isinstance(value, dict):
-        kept = value.items() if is_main else [(k, v) for k, v in value.items() if not _is_whole_tensor(v)]
-        return {name: _copy(item, is_main) for name, item in kept}
+        return {
+            name: _copy(item, is_main)
+            for name, item in value.items()
+            if is_main or not isinstance(item, torch.Tensor) or hasattr(item, "full_tensor")
+        }
     if isinstance(value, (list, tuple)):
         return type(value)(_copy(item, is_main) for item in value)
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
-
-
-def _is_whole_tensor(value) -> bool:
-    return isinstance(value, torch.Tensor) and not hasattr(value, "full_tensor")
 
 
 def _reason(error: BaseException) -> str:

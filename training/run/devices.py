@@ -88,23 +88,16 @@ def _fsdp_plugin():
     return plugin
 
 
-def sum_over_processes(accelerator, value: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor over all processes; collective with more than one."""
-    return accelerator.reduce(value, "sum") if accelerator.num_processes > 1 else value
-
-
 def any_process(accelerator, *flags: bool) -> list[bool]:
     """Which of the flags are set on any process; collective with more than one."""
     if accelerator.num_processes == 1:
         return list(flags)  # without waiting for the device
     counts = torch.tensor([float(flag) for flag in flags], device=accelerator.device)
-    return [count > 0 for count in sum_over_processes(accelerator, counts).tolist()]
+    return [count > 0 for count in accelerator.reduce(counts, "sum").tolist()]
 
 
 def on_main(accelerator, function: Callable[[], Any]) -> Any:
     """Call it on the main process and return its (picklable) result, or raise its OSError or ValueError, on all."""
-    if accelerator.num_processes == 1:
-        return function()
     from accelerate.utils import broadcast_object_list
 
     outcome = [None, None]
@@ -117,11 +110,6 @@ def on_main(accelerator, function: Callable[[], Any]) -> Any:
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
-
-
-def full_tensor(value: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that FSDP2 may have sharded."""
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def describe(device: torch.device, world_size: int) -> str:

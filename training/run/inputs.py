@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from pathlib import Path
 
 import yaml
@@ -42,7 +43,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
     before, now = _started(arguments), settled(arguments).to_dict()
     if before is None:
         return
-    path = _configuration_file(arguments)
+    path = Path(arguments.run.output_dir) / "config.yaml"
     problems = [
         f"{section}.{name}: {now[section][name]!r}, but {path} has {before[section].get(name)!r}"
         for section in now
@@ -77,7 +78,7 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
 
 def _started(arguments: TrainingArguments) -> dict | None:
     """The configuration that the run in the output folder was started with; None where there is none."""
-    path = _configuration_file(arguments)
+    path = Path(arguments.run.output_dir) / "config.yaml"
     if not path.exists():
         return None
     found = yaml.safe_load(path.read_text()) or {}
@@ -90,10 +91,6 @@ def _started(arguments: TrainingArguments) -> dict | None:
         group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
         before["model"]["capacity_group_tokens"] = group
     return before
-
-
-def _configuration_file(arguments: TrainingArguments) -> Path:
-    return Path(arguments.run.output_dir) / "config.yaml"
 
 
 def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
@@ -176,41 +173,32 @@ def held_out_tokens(arguments: TrainingArguments) -> int:
 
 
 class PendingHeldOut:
-    """Held-out sequences whose text may still be being tokenised.
+    """Held-out sequences whose `tokens` may still be being made.
 
     One document in a hundred takes long to collect, and training need not wait for it: the first evaluation does.
     """
 
     def __init__(self, tokens: GrowingCache, arguments: TrainingArguments):
-        self._tokens, self._arguments = tokens, arguments
-        self._found: HeldOut | None = None
+        self.tokens, self._arguments = tokens, arguments
         tokens.start()
 
     def wait(self) -> HeldOut:
         """The sequences, once they are there. Raises as `GrowingCache.wait_for`."""
-        if self._found is None:
-            self._tokens.wait_for(None)
-            a, cache = self._arguments, self._tokens.cache
-            self._found = HeldOut.from_cache(cache, a.data.sequence_length, a.run.eval_sequences, self._origin())
         return self._found
 
-    def _origin(self) -> str:
-        d, cache = self._arguments.data, self._tokens.cache
+    @cached_property
+    def _found(self) -> HeldOut:
+        self.tokens.wait_for(None)
+        d, cache = self._arguments.data, self.tokens.cache
         text = f"split {d.validation_split!r}"
         if not d.validation_split:
             text = f"{d.held_out_per_mille} in 1,000 documents of split {d.split!r}, by the hash of their id"
-        if len(cache) < cache.recipe["max_tokens"]:
-            return f"{text}; sequences from all of its {len(cache):,} tokens"
         drawn = "drawn across all files" if d.order == "shuffled" else "in the stored order"
-        return f"{text}; sequences from the first {len(cache):,} tokens {drawn}"
-
-    def check(self) -> None:
-        """Raise an error of the tokenising so far, without waiting: better now than after the training."""
-        self._tokens.check()
-
-    def close(self) -> None:
-        """End the tokenising, if this process does it."""
-        self._tokens.close()
+        part = f"the first {len(cache):,} tokens {drawn}"
+        if len(cache) < cache.recipe["max_tokens"]:
+            part = f"all of its {len(cache):,} tokens"
+        origin = f"{text}; sequences from {part}"
+        return HeldOut.from_cache(cache, d.sequence_length, self._arguments.run.eval_sequences, origin)
 
 
 def held_out(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> PendingHeldOut:

@@ -36,7 +36,7 @@ from training.data import pins
 from training.data.tokenizer import load_tokenizer
 from training.run import checkpoint, inputs, memory, releaser, results
 from training.run.checkpoint import CheckpointWriter
-from training.run.devices import any_process, make_accelerator, on_main, sum_over_processes
+from training.run.devices import any_process, make_accelerator, on_main
 from training.run.dry_run import dry_run
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.run_log import write_log
@@ -164,8 +164,8 @@ class Run:
         """End what runs beside the training."""
         self.trace.close()
         self.writer.close()
-        self.data.close()
-        self.held_out.close()
+        self.data.tokens.close()
+        self.held_out.tokens.close()
         if self.accelerator.is_main_process:
             for finisher in self.finishers:
                 getattr(finisher, "close", lambda: None)()
@@ -210,7 +210,13 @@ class Run:
 
     def _train(self) -> bool:
         """The trunk, then every unfinished branch; returns whether nothing diverged, now or before."""
-        ends = on_main(self.accelerator, lambda: [self._status(branch) for branch in self.branches])
+
+        def statuses() -> list[str | None]:
+            """How each branch ended, final or diverged; None while it has not."""
+            models = [self.folder / self._name(branch) / "model" for branch in self.branches]
+            return [RunRecord.load(model).status if (model / "run.json").exists() else None for model in models]
+
+        ends = on_main(self.accelerator, statuses)
         pending = [branch for branch, end in zip(self.branches, ends, strict=True) if end is None]
         diverged = [self._name(branch) for branch, end in zip(self.branches, ends, strict=True) if end == "diverged"]
         if diverged:
@@ -284,7 +290,7 @@ class Run:
         session.model.train()
         started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
         while progress.step < end_step:
-            self.held_out.check()
+            self.held_out.tokens.check()  # an error of the tokenising: better now than after the training
             self.trace(progress.step)
             rate = self.schedule.learning_rate(progress.step, branch)
             result = train_step(session, progress.step, rate)
@@ -313,11 +319,6 @@ class Run:
     def _name(self, branch: Branch) -> str:
         return final_branch_name(branch.tokens, self.arguments.run.seed)
 
-    def _status(self, branch: Branch) -> str | None:
-        """How a branch ended, final or diverged; None while it has not."""
-        model = self.folder / self._name(branch) / "model"
-        return RunRecord.load(model).status if (model / "run.json").exists() else None
-
     def _intact(self, step: int) -> bool:
         path = checkpoint.path_of(self.trunk, step)
         return path.exists() and checkpoint.find_damage(path) is None
@@ -338,7 +339,7 @@ class Run:
                 accelerator.device,
                 accelerator.process_index,
                 accelerator.num_processes,
-                lambda value: sum_over_processes(accelerator, value),
+                lambda value: accelerator.reduce(value, "sum"),
             )
 
     def _save_intermediate(self, progress: Progress) -> None:
@@ -385,7 +386,3 @@ class Run:
             checkpoint.remove(checkpoint.path_of(model.parent, step))
         for finisher in self.finishers:
             finisher(model, record)
-
-
-if __name__ == "__main__":  # `accelerate launch -m training.run.main`, where train.py is not at hand
-    sys.exit(main())

@@ -54,7 +54,11 @@ def explained(session: Session, error: BaseException) -> OutOfMemory:
     elif choices and (fits := _largest_that_fits(session, choices)):
         advice = f"{fits} fits (tried: forward and backward pass)"
     else:
-        why = "fits" if choices else _what_forbids_smaller(arguments)
+        why, group = "cuts the batches of the ramp evenly", arguments.model.capacity_group_tokens
+        if choices:
+            why = "fits"
+        elif not all(map(arguments.holds_whole_groups, range(1, micro))):
+            why = f"holds whole capacity groups of {group} tokens (a new run can have smaller ones)"
         advice = f"no smaller micro-batch {why}: use more devices with FSDP2, or a smaller model"
     checkpointing = "" if arguments.run.gradient_checkpointing else "; or set run.gradient_checkpointing"
     return OutOfMemory(f"{head}; {advice}{checkpointing}")
@@ -92,11 +96,3 @@ def _largest_that_fits(session: Session, choices: list[int]) -> int | None:
             session.optimizer.zero_grad(set_to_none=True)
             clear_device_cache(garbage_collection=True)
     return None
-
-
-def _what_forbids_smaller(arguments: TrainingArguments) -> str:
-    """Why no smaller micro-batch is advised: the run would be refused with it."""
-    group = arguments.model.capacity_group_tokens
-    if any(not arguments.holds_whole_groups(micro) for micro in range(1, arguments.run.micro_batch_sequences)):
-        return f"holds whole capacity groups of {group} tokens (a new run can have smaller ones)"
-    return "cuts the batches of the ramp evenly"

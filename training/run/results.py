@@ -15,7 +15,6 @@ from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shortened
 from hub.record.run_record import RunRecord
 from hub.store.files import portable_tokenizer_config
 from modeling_switch_moe import SwitchMoeForCausalLM
-from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import Branch
 from training.data.tokenizer import description, fingerprint
 from training.run import devices
@@ -29,11 +28,6 @@ from training.run.step_log import balance
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
 _MODEL = {"capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision"}
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
-
-
-def trunk_id(arguments: TrainingArguments) -> str:
-    """Names the (sweep, size, E, seed) that branches share; runs with one trunk are not independent."""
-    return f"{arguments.run.sweep}-{arguments.model.name}-seed{arguments.run.seed}"
 
 
 def run_record(
@@ -53,7 +47,7 @@ def run_record(
     a, arch, ramp, accelerator = session.arguments, session.architecture, session.schedule.ramp, session.accelerator
     tokens = ramp.tokens(progress.step)
     speed = tokens / progress.wall_seconds
-    unique = session.data.unique_among(tokens)  # the rest of the data may be of unknown size
+    unique = min(tokens, session.data.unique_tokens or tokens)  # None while the rest of the data is unknown
     held_out, held_out_loss = measured or (None, None)
     losses = {
         "final": (progress.window_loss, progress.window_steps),
@@ -61,10 +55,11 @@ def run_record(
         "diverged": (0.0, 0),
     }
     loss, n_losses = losses[status]
-    end = branch_name.partition("-")[0]
+    # Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
+    trunk, end = f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}", branch_name.partition("-")[0]
     record = RunRecord(
-        run_id=f"{trunk_id(a)}-{end}",
-        parent_run_id=trunk_id(a),
+        run_id=f"{trunk}-{end}",
+        parent_run_id=trunk,
         branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
         status=status,
         **{name: getattr(arch, name) for name in _SIZE},

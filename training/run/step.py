@@ -51,7 +51,7 @@ class Session:
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all processes; collective."""
-        return devices.sum_over_processes(self.accelerator, value)
+        return self.accelerator.reduce(value, "sum")
 
 
 def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingData) -> Session:
@@ -122,7 +122,8 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
     for group in session.optimizer.param_groups:
         group["lr"] = rate
     limit = a.optimizer.gradient_clip or math.inf
-    norm = devices.full_tensor(accelerator.clip_grad_norm_(session.model.parameters(), limit))
+    norm = accelerator.clip_grad_norm_(session.model.parameters(), limit)
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 shards it
     result.loss, result.gradient_norm = torch.stack([session.total(result.lm_loss), norm.to(result.lm_loss)]).tolist()
     if result.is_finite:
         session.optimizer.step()

@@ -65,7 +65,10 @@ class StepLog:
             return
         line = self._line(progress, result, rate)
         if not result.is_finite:
-            line["skipped_batch"] = self._batch(step - 1)
+            # Where the batch lies in the order of the data, and which sequences of the token cache it has.
+            position, count = self.ramp.position(step - 1), self.ramp.sequences(step - 1)
+            sequences = self.session.data.indices(position, count).tolist()
+            line["skipped_batch"] = {"position": position, "sequences": sequences}
             logger.warning(
                 "step %d was skipped: not finite (loss %s, gradient norm %s); its batch is in log.jsonl",
                 *(step - 1, result.loss, result.gradient_norm),
@@ -92,11 +95,6 @@ class StepLog:
         if self._file is not None:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
-
-    def _batch(self, step: int) -> dict:
-        """Where the batch of a step lies in the order of the data, and which sequences of the token cache it has."""
-        position, count = self.ramp.position(step), self.ramp.sequences(step)
-        return {"position": position, "sequences": self.session.data.indices(position, count).tolist()}
 
     def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
         total, peak = self.session.total, self.session.peak_flops

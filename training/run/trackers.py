@@ -14,14 +14,10 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hub.plain.atomic import write_json
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main
-
-if TYPE_CHECKING:
-    from accelerate.tracking import GeneralTracker
 
 
 def check_trackers(names: list[str]) -> None:
@@ -57,7 +53,7 @@ class Trackers:
     """
 
     def __init__(self, accelerator, arguments: TrainingArguments, folder: Path, start_tokens: int):
-        self._started: list[GeneralTracker] = []
+        self._started: list = []
         if arguments.run.trackers:
             on_main(accelerator, lambda: self._start(arguments, folder, start_tokens))
 

@@ -101,5 +101,5 @@ srun --kill-on-bad-exit=1 bash -c '
   exec "$PYTHON" -m accelerate.commands.accelerate_cli launch \\
     --config_file "$SETTINGS" --num_machines $SLURM_NNODES --num_processes $((SLURM_NNODES * GPUS)) \\
     --machine_rank $SLURM_NODEID --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT \\
-    -m training.run.main --config "$CONFIG" --run.progress false
+    -m training.run --config "$CONFIG" --run.progress false
 ' &"""

@@ -200,7 +200,7 @@ def test_a_flipped_bit_ends_the_run_before_it_begins(tiny, tokenizer, tmp_path, 
     sources = zip(text_sources(arguments), sizes, strict=True)
     folders = [prepare(source, tokenizer, tmp_path / "cache", tokens).folder for source, tokens in sources]
     for intact in (training_data(arguments, tokenizer), held_out(arguments, tokenizer)):
-        intact.close()
+        intact.tokens.close()
     path = Path(arguments.run.output_dir).with_suffix(".yaml")
     arguments.save(path)
     flip_a_bit(folders[which] / "tokens-00000.bin")
@@ -251,7 +251,7 @@ def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_pa
     data.tokens._damage = CorruptCacheError(cache.folder / "tokens-00000.bin", "has another sha256")
     with pytest.raises(CorruptCacheError):
         list(data.micro_batches(0, 2, 0, 1, None))
-    data.close()
+    data.tokens.close()
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_batches_are_what_the_order_says_from_any_position(complete):
             expected.append(np.concatenate([sequences[:, :-1], sequences[:, 1:]]))
     assert np.array_equal(found, np.stack(expected))
     assert data.wait_seconds > 0
-    data.close()
+    data.tokens.close()
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -220,7 +220,7 @@ def test_processes_share_the_micro_batches_of_one(complete, world):
     for rank in range(world):
         assert np.array_equal(batches(data[rank], steps, rank, world), whole[rank::world])
     for one in data:
-        one.close()
+        one.tokens.close()
 
 
 def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, corpus, tokenizer, tmp_path):
@@ -235,28 +235,26 @@ def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, corp
     assert np.array_equal(batches(data, steps[:4]), expected[:8])
     assert not cache.complete
     assert data.unique_tokens is None
-    assert data.unique_among(512) == 512
     identity = cache.dataset
-    data.close()
+    data.tokens.close()
     data = TrainingData(GrowingCache(cache, source, None), SequenceOrder(0, 16), LENGTH, 2)
     assert np.array_equal(batches(data, steps), expected)
     data.tokens.wait_for(None)
     assert cache.dataset == identity == whole.tokens.cache.dataset
     assert data.unique_tokens == whole.unique_tokens == cache.n_sequences(LENGTH) * LENGTH
-    data.close()
-    whole.close()
+    data.tokens.close()
+    whole.tokens.close()
 
 
 def test_the_cap_is_an_epoch_of_its_own(complete, caplog):
     data = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2, max_sequences=20)
     assert data.unique_tokens == 20 * LENGTH
-    assert data.unique_among(100_000) == 20 * LENGTH
     assert sorted(data.indices(0, 20)) == sorted(data.indices(20, 20)) == list(range(20))
     batches(data, [(18, 2)])
     assert "repeats" not in caplog.text
     batches(data, [(20, 2)])
     assert "the data repeats: epoch 2 of 640 tokens" in caplog.text
-    data.close()
+    data.tokens.close()
 
 
 # -- from a configuration
@@ -275,9 +273,9 @@ def test_too_little_data_is_a_configuration_error(tiny, tokenizer, tmp_path):
 
 def test_an_error_in_the_held_out_text_is_raised_while_training(tiny, tokenizer):
     pending = held_out(tiny(data__validation_split="absent"), tokenizer)
-    pending._tokens._builder.process.wait(60)
+    pending.tokens._builder.process.wait(60)
     with pytest.raises(ConfigurationError, match="absent"):
-        pending.check()
+        pending.tokens.check()
 
 
 def test_runs_of_any_length_share_one_cache_and_compare_their_held_out_loss(tiny, tokenizer):
@@ -289,4 +287,4 @@ def test_runs_of_any_length_share_one_cache_and_compare_their_held_out_loss(tiny
     assert np.array_equal(one.wait().sequences, two.wait().sequences)
     assert one.wait().tokens == 8 * 32
     for data in (short, long, shuffled):
-        data.close()
+        data.tokens.close()

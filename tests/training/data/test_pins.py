@@ -67,7 +67,7 @@ def test_a_run_keeps_its_commit(upstream, on_the_hub, tmp_path):
         assert pin == Pin("dataset", NAME, None, first)
     with pytest.raises(ConfigurationError, match=rf"data.revision: 'main', but the run in .*run is pinned to {first}"):
         pinned(on_the_hub(data__revision="main"), folder)
-    assert pinned(on_the_hub())[0].data.revision == upstream.commit != first  # another run
+    assert pinned(on_the_hub(), tmp_path)[0].data.revision == upstream.commit != first  # another run
 
 
 def test_a_run_of_an_earlier_version_is_pinned_to_what_it_recorded(upstream, on_the_hub, tmp_path):
@@ -80,18 +80,18 @@ def test_a_run_of_an_earlier_version_is_pinned_to_what_it_recorded(upstream, on_
 def test_without_a_network_the_commit_is_the_one_that_the_caches_were_made_at(upstream, on_the_hub, tmp_path, caplog):
     upstream.offline = True
     with pytest.raises(ConfigurationError) as caught:
-        pinned(on_the_hub())
+        pinned(on_the_hub(), tmp_path)
     assert str(caught.value).startswith(
         "data.revision: None, but the Hub cannot be asked for the commit of 'org/text'"
     )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "cache").exists()
-    pinned(on_the_hub(data__revision="b" * 40))  # no need to ask, and remembered
-    assert pinned(on_the_hub())[0].data.revision == "b" * 40
+    pinned(on_the_hub(data__revision="b" * 40), tmp_path)  # no need to ask, and remembered
+    assert pinned(on_the_hub(), tmp_path)[0].data.revision == "b" * 40
     upstream.offline = False
-    pinned(on_the_hub())
+    pinned(on_the_hub(), tmp_path)
     upstream.offline = True
-    assert pinned(on_the_hub())[0].data.revision == upstream.commit
+    assert pinned(on_the_hub(), tmp_path)[0].data.revision == upstream.commit
     assert f"using the last known commit of {NAME}, {upstream.commit}" in caplog.text
 
 

@@ -43,7 +43,7 @@ def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folde
     assert {path: path.read_bytes() for path in before} == before
     monkeypatch.setattr("training.data.builder._Builder", None)  # nothing is left to build
     tokenizer = load_tokenizer(str(tokenizer_folder))
-    training_data(tiny(data__cache_dir=str(tmp_path / "cache")), tokenizer).close()
+    training_data(tiny(data__cache_dir=str(tmp_path / "cache")), tokenizer).tokens.close()
 
 
 def test_damage_and_bad_flags_have_their_exit_status(config, tmp_path):

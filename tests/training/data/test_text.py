@@ -198,7 +198,7 @@ def test_the_record_says_which_text_was_held_out(tiny, tokenizer):
         try:
             return pending.wait()
         finally:
-            pending.close()
+            pending.tokens.close()
 
     some = found()
     assert some.origin.startswith("split 'validation'; sequences from the first 1,")  # 4 times 8 sequences of 32

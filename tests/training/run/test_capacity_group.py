@@ -26,7 +26,7 @@ def steps(arguments, count=3):
         r = train_step(run.session, step, 1e-3)
         losses = [r.loss, r.gradient_norm, r.balance_loss.item(), r.z_loss.item()]
         found.append((losses, r.tokens_per_expert.tolist(), r.dropped_tokens.tolist()))
-    run.data.close()
+    run.data.tokens.close()
     return found, [p.detach().clone() for p in run.session.model.parameters()]
 
 
