@@ -41,7 +41,7 @@ from scaling_law.laws.kinds import joint_to_chinchilla
 from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.matched import matched_memory
-from scaling_law.planning.optimum import WidthOptimum, chinchilla_optimum, optimal_widths
+from scaling_law.planning.optimum import WidthOptimum, drawn_optimum, optimal_widths
 from scaling_law.size.architecture import Architecture, active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.recipe import PAPER
 
@@ -85,16 +85,9 @@ def _saved_by_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -
     Along the compute optima L − c is a power of the budget, with exponent μν / (μ + ν).
     """
     assert law.draws is not None
-    columns = law.draws.T[..., None]
-
-    def at_optimum(e: float) -> tuple[Any, Any]:
-        m, mu, n, nu = joint_to_chinchilla(columns, np.asarray(float(e)))
-        n_active, tokens = chinchilla_optimum(m, mu, n, nu, affordable_tokens(flops, 1.0))
-        return m * n_active**mu + n * tokens**nu, mu * nu / (mu + nu)
-
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        (dense, _), (own, power) = at_optimum(1), at_optimum(experts)
-        return np.asarray(1.0 - (dense / own) ** (1.0 / power))
+    _, mu, _, nu = joint_to_chinchilla(law.draws.T[..., None], experts)
+    dense, own = (drawn_optimum(law, flops, e)[2] - law.draws[:, -1:] for e in (1, experts))
+    return np.asarray(1.0 - (dense / own) ** ((mu + nu) / (mu * nu)))
 
 
 def memory_scenarios(law: JointLaw, flops: float = 5e22, kv_tokens: float = 8192, axes: Any = None) -> NDArray[Any]:

@@ -97,8 +97,8 @@ class PaperTable:
 
 def all_tables(law: JointLaw) -> list[PaperTable]:
     """Every table of the paper, and the numbers of its text that follow from the law or the sizes."""
-    makers = (coefficients, chinchilla, compute_optimal, optimal_experts, listing, learning_rates)
-    return [*(make(law) for make in makers), text_numbers(law)]
+    of_law = [make(law) for make in (coefficients, chinchilla, compute_optimal, optimal_experts)]
+    return [*of_law, listing(), learning_rates(), text_numbers(law)]
 
 
 def coefficients(law: JointLaw) -> PaperTable:
@@ -146,7 +146,7 @@ def optimal_experts(law: JointLaw) -> PaperTable:
     return PaperTable("optimal_experts", "Optimal number of experts", tuple(cells), note)
 
 
-def listing(law: JointLaw) -> PaperTable:
+def listing() -> PaperTable:
     """Sizes of the listed runs, by the formulas."""
     cells = []
     for row in ROWS:
@@ -156,7 +156,7 @@ def listing(law: JointLaw) -> PaperTable:
     return PaperTable("listing", "Sizes of the listed runs", tuple(cells))
 
 
-def learning_rates(law: JointLaw) -> PaperTable:
+def learning_rates() -> PaperTable:
     """The learning-rate rule as printed beside the coefficients of the runs' code."""
     ours = LearningRateLaw.published("code")
     cells = [_cell("", name, printed, getattr(ours, name)) for name, printed in paper.LR_RULE.items()]

@@ -24,7 +24,7 @@ from hub.plain.tables import ResultTable, Table, literal
 from hub.plain.units import format_count, format_flops
 from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions
-from scaling_law.planning.constraints import Constraints
+from scaling_law.planning.constraints import Constraints, positive
 from scaling_law.planning.optimum import compute_optimal, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER
@@ -98,8 +98,7 @@ def candidate_grid(
     vocab_size: int = VOCAB_SIZE,
 ) -> Candidates:
     """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_flops` by itself."""
-    if not (np.isfinite(max_flops) and max_flops > 0):
-        raise ValueError(f"max_flops={max_flops!r} must be positive and finite")
+    positive("max_flops", max_flops)
     low, high = tokens_per_parameter
     if not 0 < low < high:
         raise ValueError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
@@ -156,11 +155,8 @@ class Design(ResultTable):
             note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
         title = f"{len(self.chosen)} runs, {format_flops(self.flops)} FLOPs: standard deviation of the answer "
         title += f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
-        rows = [
-            {"d_model": a.d_model, "experts": a.experts, "n_active": a.n_active, "tokens": tokens}
-            | {"flops": a.training_flops(tokens)}
-            for a, tokens in self.runs()
-        ]
+        names = ("d_model", "experts", "n_active", "tokens")
+        rows = [{name: row[name] for name in names} | {"flops": row["training_flops"]} for row in self.to_rows()]
         return Table.of(rows, title=title, notes=[note])
 
 
@@ -187,8 +183,7 @@ def next_runs(
 
     Raises ValueError for values out of range, a law with fewer than 30 draws, and candidates that are all too short.
     """
-    if not (np.isfinite(flops) and flops > 0):
-        raise ValueError(f"flops={literal(flops)} must be positive and finite")
+    flops = float(positive("flops", flops))
     if max_runs < 1:
         raise ValueError(f"max_runs={max_runs!r} must be at least 1")
     if law.draws is None or len(law.draws) < 30:

@@ -169,11 +169,11 @@ def optimum_draws(law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = N
     return replace(found, **{name: np.where(found.fits, getattr(found, name), np.nan) for name in names})
 
 
-def drawn_optimum(law: JointLaw, flops: float, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+def drawn_optimum(law: JointLaw, flops: ArrayLike, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The compute-optimal N_act, D and loss of every draw of `law`, each [n_draws, E], in closed form.
 
-    NaN for a draw without an optimum. ValueError for a law without draws. `optimum_draws` has widths from 64 on, and
-    limits.
+    NaN for a draw without an optimum. One E may be asked at several budgets. ValueError for a law without draws.
+    `optimum_draws` has widths from 64 on, and limits.
     """
     columns, e = _draws(law), np.atleast_1d(np.asarray(experts, float))
     with np.errstate(all="ignore"):  # in draws without an optimum

@@ -26,8 +26,7 @@ from scaling_law.figures.drawing import (
     shared_legend,
 )
 from scaling_law.figures.law_figures import predicted_against_observed
-from scaling_law.report.isoflop import isoflop_profiles
-from scaling_law.report.results import Results
+from scaling_law.report.results import Results, isoflop_profiles
 from scaling_law.size.architecture import affordable_tokens
 
 HIDDEN = {"_" + OUTSIDE, "_" + INTERVAL}  # labels of artists that the legend explains in a note

@@ -26,8 +26,7 @@ from scaling_law.laws import JointLaw
 from scaling_law.report import findings
 from scaling_law.report.figures import FIGURES, draw
 from scaling_law.report.findings import Finding
-from scaling_law.report.isoflop import isoflop_profiles, repeat_scatter
-from scaling_law.report.results import Results
+from scaling_law.report.results import Results, isoflop_profiles, repeat_scatter
 from scaling_law.size.architecture import affordable_tokens
 
 LEARNING_RATE_EXPERTS = (1, 8)  # fitted on these; the others check it, as in the paper

@@ -1,4 +1,7 @@
-"""The records of one folder, and what a report and its figures compute from them, each only once."""
+"""The records of one folder, and what a report and its figures compute from them, each only once.
+
+With a law, and without one: isoFLOP profiles.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hub.plain.units import format_count
 from scaling_law.fitting.fit_result import FitResult
@@ -17,9 +21,10 @@ from scaling_law.fitting.splits import Comparison, Split, compare
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
 from scaling_law.planning.matched import MatchedPlan, measured
-from scaling_law.report.isoflop import isoflop_profiles
 from scaling_law.runs.table import Runs, load_runs, read_rows
+from scaling_law.size.architecture import affordable_tokens
 
+FloatArray = NDArray[np.float64]
 RESAMPLES = 1000
 
 
@@ -110,3 +115,81 @@ class Results:
             return None
         loaded = MatchedPlan.load(plan)
         return loaded, measured(loaded, load_runs(runs))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Models of one E at one budget, by ascending N_act.
+
+    Attributes:
+        n_active, tokens: sizes and the tokens that the budget buys, [n].
+        loss: interpolated between the runs of the size, nats per token, [n].
+        best_n_active, best_loss: of the parabola through the lowest size and its neighbours; of the lowest size itself
+            where it is the smallest or the largest.
+        at_edge: whether the lowest size is the smallest or the largest, so that the best one may lie outside.
+    """
+
+    experts: float
+    n_active: FloatArray
+    tokens: FloatArray
+    loss: FloatArray
+    best_n_active: float
+    best_loss: float
+    at_edge: bool
+
+
+def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
+    """What runs say at a budget without a law, as in Hoffmann et al. 2022: a profile for each E, ascending.
+
+    Of each E at least one size has runs on both sides of the budget. The branches of a trunk measure the loss of one
+    model at several token counts; between them it is interpolated at D = F / (6 N_act). The best size is the lowest
+    point of a parabola in ln N. Losses of runs with the same N, D and E (seeds) are averaged first.
+    """
+    found = []
+    for experts in np.unique(runs.experts):
+        own = runs.subset(runs.experts == experts)
+        sizes = np.unique(own.n_active)
+        tokens = affordable_tokens(flops, sizes)
+        models = (own.subset(own.n_active == n) for n in sizes)
+        losses = np.array([_between(model, at) for model, at in zip(models, tokens, strict=True)])
+        if (known := np.isfinite(losses)).any():
+            sizes, tokens, losses = sizes[known], tokens[known], losses[known]
+            found.append(Profile(float(experts), sizes, tokens, losses, *_lowest(sizes, losses)))
+    return found
+
+
+def repeat_scatter(runs: Runs) -> tuple[float, int]:
+    """(standard deviation, degrees of freedom) of the loss between runs of the same N, D and E, pooled; nats.
+
+    Runs that differ in their seed only show how far a single loss may be from the mean of its kind. (nan, 0) without
+    repeats.
+    """
+    kinds, kind = np.unique([runs.experts, runs.n_active, runs.tokens], axis=1, return_inverse=True)
+    freedom = len(runs) - kinds.shape[1]
+    means = np.bincount(kind, runs.loss) / np.bincount(kind)
+    squares = float(np.sum((runs.loss - means[kind]) ** 2))
+    return (float(np.sqrt(squares / freedom)), freedom) if freedom else (float("nan"), 0)
+
+
+def _between(runs: Runs, at: float) -> float:
+    """Loss at a token count between runs of one model, by a monotone cubic in ln D; NaN outside."""
+    tokens, which = np.unique(runs.tokens, return_inverse=True)
+    losses = np.bincount(which, runs.loss) / np.bincount(which)
+    if not tokens[0] <= at <= tokens[-1]:
+        return float("nan")
+    if len(tokens) == 1:
+        return float(losses[0])
+    from scipy.interpolate import PchipInterpolator
+
+    return float(PchipInterpolator(np.log(tokens), losses)(np.log(at)))
+
+
+def _lowest(n_active: FloatArray, losses: FloatArray) -> tuple[float, float, bool]:
+    """(best N_act, its loss, whether it is at an end) of a profile."""
+    i = int(np.argmin(losses))
+    if not 0 < i < len(losses) - 1:
+        return float(n_active[i]), float(losses[i]), True
+    x = np.log(n_active[i - 1 : i + 2] / n_active[i])
+    a, b, c = np.polyfit(x, losses[i - 1 : i + 2], 2)
+    at = -b / (2 * a)
+    return float(n_active[i] * np.exp(at)), float(c + at * (b + a * at)), False

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs
-from scaling_law.report.isoflop import isoflop_profiles, repeat_scatter
+from scaling_law.report.results import isoflop_profiles, repeat_scatter
 
 LAW = JointLaw.published()
 
