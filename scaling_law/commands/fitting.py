@@ -10,22 +10,8 @@ import typer
 
 from hub.plain.commands import COUNT, EXPERTS, Json
 from hub.plain.tables import show
-from scaling_law.commands.options import (
-    Allow,
-    Bound,
-    Fix,
-    Force,
-    Kind,
-    LossColumn,
-    Outliers,
-    Source,
-    Status,
-    Trunks,
-    VocabSize,
-    Where,
-    exit_untrusted,
-    quantity,
-)
+from scaling_law.commands import options
+from scaling_law.commands.options import exit_untrusted, quantity
 from scaling_law.commands.questions import show_written
 from scaling_law.fitting import fitting, profiles, splits
 from scaling_law.fitting.learning_rate_grid import LearningRateGrid
@@ -35,15 +21,15 @@ from scaling_law.runs.table import load_runs
 
 
 def fit(
-    runs: Source,
-    kind: Kind = "joint",
-    loss: LossColumn = None,
-    status: Status = "final",
-    where: Where = "",
-    trunks: Trunks = "auto",
-    fix: Fix = [],  # noqa: B006  (typer's default of a repeatable option)
-    bound: Bound = [],  # noqa: B006
-    outliers: Outliers = "keep",
+    runs: options.Source,
+    kind: options.Kind = "joint",
+    loss: options.LossColumn = None,
+    status: options.Status = "final",
+    where: options.Where = "",
+    trunks: options.Trunks = "auto",
+    fix: options.Fix = [],  # noqa: B006  (typer's default of a repeatable option)
+    bound: options.Bound = [],  # noqa: B006
+    outliers: options.Outliers = "keep",
     huber_delta: Annotated[float, typer.Option(help="Threshold of the Huber loss on ln L.")] = 0.01,
     weights: Annotated[
         Literal["equal", "inverse_loss"], typer.Option(help="inverse_loss: the paper's weights, 1 / loss.")
@@ -55,7 +41,7 @@ def fit(
     release: Annotated[
         int | None, typer.Option(help="Best starts that go on to move E_start and E_max. [default: 64]")
     ] = None,
-    allow_unidentifiable: Allow = False,
+    allow_unidentifiable: options.Allow = False,
     skip_invalid: Annotated[
         bool, typer.Option("--skip-invalid", help="Leave out unusable rows instead of stopping.")
     ] = False,
@@ -107,18 +93,18 @@ def fit(
 
 
 def profile(
-    runs: Source,
+    runs: options.Source,
     coefficients: Annotated[
         str | None, typer.Option(help="Comma-separated: gamma,e_max. [default: all fitted]")
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
-    kind: Kind = "joint",
-    loss: LossColumn = None,
-    status: Status = "final",
-    fix: Fix = [],  # noqa: B006
-    bound: Bound = [],  # noqa: B006
-    outliers: Outliers = "keep",
-    allow_unidentifiable: Allow = False,
+    kind: options.Kind = "joint",
+    loss: options.LossColumn = None,
+    status: options.Status = "final",
+    fix: options.Fix = [],  # noqa: B006
+    bound: options.Bound = [],  # noqa: B006
+    outliers: options.Outliers = "keep",
+    allow_unidentifiable: options.Allow = False,
     as_json: Json = False,
 ) -> None:
     """Profile intervals of a fit: how far each coefficient can move while the others follow.
@@ -132,8 +118,8 @@ def profile(
 
         scaling-law profile org/sweep-runs --level 0.9 --json
     """
-    options: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
-    result = fitting.fit(_load(runs, loss, status), kind, fixed=dict(fix), bounds=dict(bound), **options)
+    robust: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
+    result = fitting.fit(_load(runs, loss, status), kind, fixed=dict(fix), bounds=dict(bound), **robust)
     names = [name.strip() for name in coefficients.split(",")] if coefficients else None
     found = profiles.profile(result, names, level)
     columns = ("coefficient", "value", "low", "high")
@@ -143,7 +129,7 @@ def profile(
 
 
 def split(
-    runs: Source,
+    runs: options.Source,
     by: Annotated[
         Literal["loss", "n_active", "flops", "tokens"],
         typer.Option(help="Hold out the runs of lowest loss, or of most n_active, flops or tokens."),
@@ -153,11 +139,11 @@ def split(
     select: Annotated[
         Literal["objective", "rmse"], typer.Option(help="rmse: the paper's, on training and validation runs.")
     ] = "objective",
-    loss: LossColumn = None,
-    status: Status = "final",
-    fix: Fix = [],  # noqa: B006
-    outliers: Outliers = "keep",
-    allow_unidentifiable: Allow = False,
+    loss: options.LossColumn = None,
+    status: options.Status = "final",
+    fix: options.Fix = [],  # noqa: B006
+    outliers: options.Outliers = "keep",
+    allow_unidentifiable: options.Allow = False,
     as_json: Json = False,
 ) -> None:
     """Fit without the extreme runs and predict them: the joint law beside a Chinchilla law for each E.
@@ -173,15 +159,15 @@ def split(
     from rich.console import Group
 
     parts = splits.split(_load(runs, loss, status), by, validation, test)
-    options: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
-    found = splits.compare(parts, select, joint_options={"fixed": dict(fix)}, **options)
+    robust: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
+    found = splits.compare(parts, select, joint_options={"fixed": dict(fix)}, **robust)
     value = found.to_dict() | {"joint": found.joint.to_dict()} if as_json else None
     show(value, as_json, Group(parts.summary(), found.summary()))
     exit_untrusted(found.joint.status.converged)
 
 
 def fit_learning_rate(
-    runs: Source,
+    runs: options.Source,
     experts: Annotated[
         Any, quantity(EXPERTS, "Fit to models of these E only, such as 1,8; the others check it.")
     ] = None,
@@ -210,18 +196,18 @@ def fit_learning_rate(
 
 
 def match(
-    runs: Source,
+    runs: options.Source,
     flops: Annotated[float, quantity(COUNT, "Budget of each model: 1e13.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the plan (JSON).")],
     experts: Annotated[Any, quantity(EXPERTS, "Experts of the models beside the dense one: 2,4,8.")] = "2,4",
     n_blocks: Annotated[
         int | None, typer.Option(help="Blocks and heads of all models. [default: d_model / 64]")
     ] = None,
-    vocab_size: VocabSize = None,
-    trunks: Trunks = "auto",
-    outliers: Outliers = "keep",
+    vocab_size: options.VocabSize = None,
+    trunks: options.Trunks = "auto",
+    outliers: options.Outliers = "keep",
     bootstrap: Annotated[int, typer.Option(help="Resamples for the intervals.")] = 1000,
-    force: Force = False,
+    force: options.Force = False,
     as_json: Json = False,
 ) -> None:
     """Plan a matched experiment: dense and MoE models of the same total parameters and FLOPs, with predicted losses.
@@ -241,8 +227,8 @@ def report(
         Path, typer.Argument(help="Folder with runs.jsonl; learning-rates.jsonl and matched.jsonl are optional.")
     ],
     into: Annotated[Path, typer.Option(help="The Markdown file with the blocks to fill; figures go beside it.")],
-    trunks: Trunks = "auto",
-    outliers: Outliers = "keep",
+    trunks: options.Trunks = "auto",
+    outliers: options.Outliers = "keep",
     as_json: Json = False,
 ) -> None:
     """Fill a report on runs: the fit, how it extrapolates, and the paper's findings asked of these runs.

@@ -100,7 +100,6 @@ Bound = Annotated[
 
 def choose_law(name: str) -> Law:
     """The law that `--law` names: published, printed, a folder with scaling_law.json, or a Hub repo."""
-
     if name in ("published", "recovered"):
         return JointLaw.published()
     return JointLaw.published(rounded=True) if name == "printed" else load_law(name)

@@ -10,23 +10,8 @@ import typer
 from hub.plain.commands import COUNT, COUNTS, EXPERTS, Json
 from hub.plain.tables import Table, show
 from hub.plain.units import format_count, parse_count, parse_counts
-from scaling_law.commands.options import (
-    Experts,
-    Flops,
-    Force,
-    InferenceTokens,
-    KvTokens,
-    LawName,
-    MaxParameters,
-    Memory,
-    RatesName,
-    VocabSize,
-    choose_joint_law,
-    choose_law,
-    choose_planning_law,
-    exit_untrusted,
-    quantity,
-)
+from scaling_law.commands import options
+from scaling_law.commands.options import exit_untrusted, quantity
 from scaling_law.figures.drawing import save
 from scaling_law.figures.law_figures import memory_optimal
 from scaling_law.fitting.learning_rate import LearningRateLaw
@@ -46,7 +31,7 @@ def loss(
     experts: Annotated[
         Any, quantity(EXPERTS, "Experts: 8, or 1,2,4, or 1-8. [default: 1; a Chinchilla law's own]")
     ] = None,
-    law: LawName = "published",
+    law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
     """Predict the loss of models, in nats per token.
@@ -60,7 +45,7 @@ def loss(
 
         scaling-law loss --n-active 1e8,1e9 --tokens 2e10 --law printed --json
     """
-    chosen = choose_law(law)
+    chosen = options.choose_law(law)
     own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else 1
     rows = [_loss_row(chosen, n, d, e) for n in n_active for d in tokens for e in experts or [own]]
     table = Table.of(
@@ -85,7 +70,6 @@ def loss(
 
 
 def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
-
     row: dict[str, Any] = {"n_active": n, "tokens": d, "experts": e, "loss": float(law.loss(n, d, e))}
     if law.draws is not None:
         row["loss_interval"] = percentile_interval(law.loss_draws(n, d, e))
@@ -93,21 +77,21 @@ def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
 
 
 def optimal(
-    flops: Flops,
-    memory: Memory = None,
-    max_parameters: MaxParameters = None,
-    kv_tokens: KvTokens = 0.0,
-    experts: Experts = None,
-    inference_tokens: InferenceTokens = 0.0,
+    flops: options.Flops,
+    memory: options.Memory = None,
+    max_parameters: options.MaxParameters = None,
+    kv_tokens: options.KvTokens = 0.0,
+    experts: options.Experts = None,
+    inference_tokens: options.InferenceTokens = 0.0,
     bytes_per_parameter: Annotated[float, typer.Option(help="2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
     bytes_per_kv: Annotated[float, typer.Option(help="Bytes of a KV cache element.")] = 2.0,
     kv_heads_ratio: Annotated[float, typer.Option(help="KV heads / heads (grouped queries).")] = 1.0,
-    vocab_size: VocabSize = None,
+    vocab_size: options.VocabSize = None,
     integral: Annotated[
         bool, typer.Option("--integral", help="Only architectures that exist (d_model a multiple of 64).")
     ] = False,
-    force: Force = False,
-    law: LawName = "published",
+    force: options.Force = False,
+    law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
     """The best model for a budget, for every number of experts, and the best of all.
@@ -121,7 +105,7 @@ def optimal(
 
         scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
     """
-    table = choose_planning_law(law).optimal(
+    table = options.choose_planning_law(law).optimal(
         flops,
         experts,
         max_memory_bytes=memory,
@@ -139,23 +123,23 @@ def optimal(
 
 
 def plan(
-    flops: Flops,
-    memory: Memory = None,
-    max_parameters: MaxParameters = None,
-    kv_tokens: KvTokens = 0.0,
-    inference_tokens: InferenceTokens = 0.0,
-    experts: Experts = None,
+    flops: options.Flops,
+    memory: options.Memory = None,
+    max_parameters: options.MaxParameters = None,
+    kv_tokens: options.KvTokens = 0.0,
+    inference_tokens: options.InferenceTokens = 0.0,
+    experts: options.Experts = None,
     branches: Annotated[int, typer.Option(help="Measurements from one trunk: the full run, half, a quarter, …")] = 1,
     gpu_tflops: Annotated[float, typer.Option(help="Peak TFLOP/s of one GPU (989: H100, bf16).")] = 989.0,
     mfu: Annotated[float, typer.Option(help="Part of the peak that training uses.")] = 0.4,
-    vocab_size: VocabSize = None,
+    vocab_size: options.VocabSize = None,
     sweep: Annotated[str, typer.Option(help="Name of the sweep the run belongs to.")] = "run",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the YAML for train.py to this file.")
     ] = None,
-    force: Force = False,
-    law: LawName = "published",
-    learning_rate_law: RatesName = "code",
+    force: options.Force = False,
+    law: options.LawName = "published",
+    learning_rate_law: options.RatesName = "code",
     as_json: Json = False,
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
@@ -170,7 +154,7 @@ def plan(
         scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
     """
     made = planning.plan(
-        choose_planning_law(law),
+        options.choose_planning_law(law),
         flops,
         experts,
         branches=branches,
@@ -196,13 +180,13 @@ def plan(
 def reach(
     loss: Annotated[float, typer.Option(help="The loss to reach, nats per token: 2.2.")],
     flops: Annotated[Any, quantity(COUNT, "With a budget: the least memory that reaches the loss within it.")] = None,
-    memory: Memory = None,
-    kv_tokens: KvTokens = 0.0,
-    inference_tokens: InferenceTokens = 0.0,
-    experts: Experts = None,
-    vocab_size: VocabSize = None,
-    force: Force = False,
-    law: LawName = "published",
+    memory: options.Memory = None,
+    kv_tokens: options.KvTokens = 0.0,
+    inference_tokens: options.InferenceTokens = 0.0,
+    experts: options.Experts = None,
+    vocab_size: options.VocabSize = None,
+    force: options.Force = False,
+    law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
     """The cheapest budget that reaches a loss; or, given a budget, the least memory that does.
@@ -217,7 +201,7 @@ def reach(
     """
     if flops is not None and memory is not None:
         raise ValueError("--memory and --flops: give one of them; the other is the answer")
-    chosen = choose_planning_law(law)
+    chosen = options.choose_planning_law(law)
     limits: dict[str, Any] = {"kv_cache_tokens": kv_tokens, "inference_tokens": inference_tokens}
     limits |= {"vocab_size": vocab_size, "force": force}
     if flops is None:
@@ -232,7 +216,7 @@ def learning_rate(
     experts: Annotated[int, typer.Option(help="Number of experts.")] = 1,
     n_blocks: Annotated[int | None, typer.Option(help="Number of blocks.")] = None,
     n_heads: Annotated[int | None, typer.Option(help="Number of heads.")] = None,
-    vocab_size: VocabSize = None,
+    vocab_size: options.VocabSize = None,
     law: Annotated[
         str, typer.Option(help="code (as the paper's runs), paper (as its text says), or a fitted law's file.")
     ] = "code",
@@ -265,7 +249,7 @@ def figures(
     output: Annotated[Path, typer.Argument(help="Folder to write to.")] = Path("figures"),
     flops: Annotated[Any, quantity(COUNT, "Only the memory-optimal figure, for this budget.")] = None,
     suffix: Annotated[str, typer.Option(help="png, svg or pdf.")] = "png",
-    law: LawName = "published",
+    law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
     """Draw every figure of the paper that follows from a law; with --flops only the memory-optimal one.
@@ -276,7 +260,7 @@ def figures(
 
         scaling-law figures out --law my-law --suffix svg --flops 1e21
     """
-    chosen = choose_joint_law(law)
+    chosen = options.choose_joint_law(law)
     if flops is None:
         show_written(draw_all(chosen, output, suffix), as_json)
     else:
@@ -293,7 +277,7 @@ def tables(
         str | None, typer.Argument(help="One table; without it all. Wrong names list those there are.")
     ] = None,
     differing: Annotated[bool, typer.Option("--differing", help="Show only cells that differ from print.")] = False,
-    law: LawName = "published",
+    law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
     """Every table of the paper: printed value, ours, difference.
@@ -308,7 +292,7 @@ def tables(
     """
     from rich.console import Group
 
-    chosen = all_tables(choose_joint_law(law))
+    chosen = all_tables(options.choose_joint_law(law))
     chosen = [find(chosen, name)] if name else chosen
     show([t.to_dict() for t in chosen] if as_json else None, as_json, Group(*(t.render(differing) for t in chosen)))
 
@@ -339,14 +323,14 @@ def next_runs(
     largest: Annotated[
         Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", "--max-run-flops")
     ] = None,
-    vocab_size: VocabSize = None,
+    vocab_size: options.VocabSize = None,
     noise: Annotated[
         float | None, typer.Option(help="Standard deviation of ln L of one run. [default: from the fit]")
     ] = None,
-    memory: Memory = None,
-    max_parameters: MaxParameters = None,
-    kv_tokens: KvTokens = 0.0,
-    law: LawName = "published",
+    memory: options.Memory = None,
+    max_parameters: options.MaxParameters = None,
+    kv_tokens: options.KvTokens = 0.0,
+    law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
     """The runs that, for a FLOP budget, make the answer to one question most certain.
@@ -360,7 +344,7 @@ def next_runs(
 
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
     """
-    chosen = choose_joint_law(law)
+    chosen = options.choose_joint_law(law)
     limits = {"max_memory_bytes": memory, "max_parameters": max_parameters, "kv_cache_tokens": kv_tokens}
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
     widths = widths and [int(width) for width in widths]
@@ -371,7 +355,6 @@ def next_runs(
 
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
     """The question of --ask as a function of a law."""
-
     kind, _, rest = ask.partition(":")
     forms: dict[str, tuple[Any, int]] = {
         "optimum": (design.log_optimal_parameters, 2),

@@ -158,11 +158,10 @@ def in_fitted_range(law: Law, n_active: ArrayLike, tokens: ArrayLike, experts: f
     True everywhere if the law does not know its range; False for an E beyond those fitted.
     """
     n, d = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(tokens, float))
-    overall = law.conditions.overall if law.conditions else None
-    if law.conditions is None or overall is None:
+    if law.conditions is None or (overall := law.conditions.overall) is None:
         return np.ones(n.shape, bool)
-    fitted = [r.experts for r in law.conditions.ranges if r.experts is not None]
-    if fitted and not min(fitted) <= experts <= max(fitted):
+    fitted = law.conditions.experts
+    if fitted and not fitted[0] <= experts <= fitted[-1]:
         return np.zeros(n.shape, bool)
     own = next((r for r in law.conditions.ranges if r.experts == experts), overall)
     limits = ((n, own.n_active), (d, own.tokens), (d / n, overall.tokens_per_parameter))

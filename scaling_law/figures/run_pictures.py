@@ -55,11 +55,9 @@ def _lines(log: Path) -> Iterator[dict]:
 def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, loss), each [points], without the steps whose loss was not finite."""
     finite = [(line["tokens"], line["loss"]) for line in lines if line["loss"] is not None]
-    tokens, loss = np.array(finite, float).reshape(-1, 2).T
-    pieces = np.array_split(np.arange(len(tokens)), max(1, min(_POINTS, len(tokens))))
-    means = [(tokens[piece].mean(), loss[piece].mean()) for piece in pieces if len(piece)]
-    averaged = np.array(means, float).reshape(-1, 2)
-    return averaged[:, 0], averaged[:, 1]
+    pieces = np.array_split(np.array(finite, float), max(1, min(_POINTS, len(finite))))
+    tokens, loss = np.array([piece.mean(axis=0) for piece in pieces if len(piece)]).reshape(-1, 2).T
+    return tokens, loss
 
 
 def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord, ax: Any = None) -> Any:

@@ -8,7 +8,6 @@ rest is shown, not tuned away.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -63,10 +62,6 @@ class PaperTable:
     def agreeing(self) -> int:
         """Cells in which ours rounds to what is printed."""
         return sum(cell.agrees for cell in self.cells)
-
-    @property
-    def median_relative_difference(self) -> float:
-        return statistics.median(abs(cell.relative) for cell in self.cells)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

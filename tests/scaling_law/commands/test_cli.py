@@ -108,8 +108,6 @@ def test_learning_rate(shell):
         (("optimal", "--flops", "1e22", "--memory", "1MB"), "nothing fits"),
         (("optimal", "--flops", "1e22", "--law", "nowhere"), "nowhere"),
         (("fit", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("fit", "nowhere.jsonl", "--fix", "e_max"), "'--fix': 'e_max' is not of the form name=number"),
-        (("fit", "nowhere.jsonl", "--bound", "c=1"), "'--bound': 'c=1' is not of the form name=low:high"),
         (("reach", "--loss", "2", "--flops", "1e22", "--memory", "1GB"), "give one of them"),
         (("tables", "figures"), "'figures' is not one of"),
         (("plan", "--flops", "1e20", "--mfu", "0"), "mfu=0"),

@@ -1,5 +1,6 @@
 """The paper's tables: how many cells agree is a fact about the paper, and must stay what it is."""
 
+import numpy as np
 import pytest
 
 from scaling_law import JointLaw
@@ -34,8 +35,9 @@ def test_agreement(recovered, printed, name, cells, with_recovered, with_printed
 
 
 def test_median_differences_of_the_compute_optimal_table(recovered, printed):
-    assert find(recovered, "compute_optimal").median_relative_difference == pytest.approx(0.0013, abs=5e-5)
-    assert find(printed, "compute_optimal").median_relative_difference == pytest.approx(0.0057, abs=5e-5)
+    for tables, median in ((recovered, 0.0013), (printed, 0.0057)):
+        found = [abs(cell.relative) for cell in find(tables, "compute_optimal").cells]
+        assert np.median(found) == pytest.approx(median, abs=5e-5)
 
 
 def test_cells_beyond_coarse_rounding(recovered):

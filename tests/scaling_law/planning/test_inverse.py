@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from hub.plain.tables import as_text
 from scaling_law import ExtrapolationError, JointLaw
 from scaling_law.planning.inverse import cheapest_budget, flop_savings, smallest_memory
 from scaling_law.planning.matched import matched_memory, tokens_to_reach
@@ -52,10 +52,7 @@ def test_smallest_memory_that_beats_a_dense_model(published):
 
 
 def test_a_narrow_terminal_shows_the_answer_first(published):
-    console = Console(width=60, color_system=None)
-    with console.capture() as capture:
-        console.print(cheapest_budget(published, [2.3, 2.2], [1, 8]))
-    lines = capture.get().splitlines()
+    lines = as_text(cheapest_budget(published, [2.3, 2.2], [1, 8]), width=60).splitlines()
     assert [cell.strip() for cell in lines[1].split("┃")[1:-1]] == ["loss", "E", "FLOPs", "memory", "N_act", "tokens"]
     second = next(line for line in lines if "N_total" in line)
     assert [cell.strip() for cell in second.split("┃")[1:-1]] == ["loss", "E", "N_total", "D/N"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from hub.plain.tables import as_text
 from scaling_law import JointLaw, fit, load_runs
 from scaling_law.commands.cli import app
 from scaling_law.figures.law_figures import models_within_memory
@@ -140,17 +141,8 @@ def test_the_vocabulary_travels_and_is_shown(law, fitted, published):
     assert "the vocabulary of these runs, 1,024 tokens" in law_card(law, "org/law")
     result = fit(RECORDED, release=4)
     assert result.to_dict()["vocab_size"] == 1024
-    assert "vocabulary 1,024; RMSE" in _printed(result.summary())
+    assert "vocabulary 1,024; RMSE" in as_text(result.summary(), 200)
     assert "vocabulary" not in law_card(law.replace(conditions=Conditions("unknown")), "org/law")
-
-
-def _printed(renderable):
-    from rich.console import Console
-
-    console = Console(width=200, color_system=None)
-    with console.capture() as capture:
-        console.print(renderable)
-    return capture.get()
 
 
 def test_a_file_of_a_law_from_before_is_read_and_a_wrong_vocabulary_refused(law):
