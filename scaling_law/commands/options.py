@@ -12,7 +12,8 @@ import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
 from scaling_law.law_files.serialization import load_law
-from scaling_law.laws import ChinchillaForm, JointLaw, Law
+from scaling_law.laws import JointLaw, Law
+from scaling_law.laws.law import LawT
 
 
 def quantity(parser: Any, help: str, *names: str) -> Any:
@@ -98,26 +99,15 @@ Bound = Annotated[
 ]
 
 
-def choose_law(name: str) -> Law:
-    """The law that `--law` names: published, printed, a folder with scaling_law.json, or a Hub repo."""
-    if name in ("published", "recovered"):
-        return JointLaw.published()
-    return JointLaw.published(rounded=True) if name == "printed" else load_law(name)
-
-
-def choose_joint_law(name: str) -> JointLaw:
-    """As `choose_law`, for questions that only the joint law answers."""
-    law = choose_law(name)
-    if not isinstance(law, JointLaw):
-        raise ValueError(f"--law {name}: a {law.name} law cannot answer this; a joint law is needed")
-    return law
-
-
-def choose_planning_law(name: str) -> ChinchillaForm:
-    """As `choose_law`, for questions about optima: a joint law, or a Chinchilla law for its one E."""
-    law = choose_law(name)
-    if not isinstance(law, ChinchillaForm):
-        raise ValueError(f"--law {name}: a {law.name} law has no optima; a joint or a Chinchilla law is needed")
+def choose_law(name: str, kind: type[LawT] = Law) -> LawT:  # type: ignore[assignment]
+    """The law that `--law` names (published, printed, a folder with scaling_law.json, or a Hub repo), of this kind."""
+    if name in ("published", "recovered", "printed"):
+        law: Law = JointLaw.published(rounded=name == "printed")
+    else:
+        law = load_law(name)
+    if not isinstance(law, kind):
+        needed = "a joint law" if kind is JointLaw else "a joint or a Chinchilla law"
+        raise ValueError(f"--law {name}: a {law.name} law cannot answer this; {needed} is needed")
     return law
 
 

@@ -16,7 +16,7 @@ from scaling_law.figures.drawing import save
 from scaling_law.figures.law_figures import memory_optimal
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.fitting.uncertainty import percentile_interval
-from scaling_law.laws import ChinchillaLaw
+from scaling_law.laws import ChinchillaForm, ChinchillaLaw, JointLaw, Law
 from scaling_law.paper.figures import draw_all
 from scaling_law.paper.tables import all_tables, find
 from scaling_law.planning import design
@@ -45,7 +45,7 @@ def loss(
 
         scaling-law loss --n-active 1e8,1e9 --tokens 2e10 --law printed --json
     """
-    chosen = options.choose_law(law)
+    chosen: Law = options.choose_law(law)
     own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else 1
     rows = [_loss_row(chosen, n, d, e) for n in n_active for d in tokens for e in experts or [own]]
     table = Table.of(
@@ -105,7 +105,7 @@ def optimal(
 
         scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
     """
-    table = options.choose_planning_law(law).optimal(
+    table = options.choose_law(law, ChinchillaForm).optimal(
         flops,
         experts,
         max_memory_bytes=memory,
@@ -154,7 +154,7 @@ def plan(
         scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
     """
     made = planning.plan(
-        options.choose_planning_law(law),
+        options.choose_law(law, ChinchillaForm),
         flops,
         experts,
         branches=branches,
@@ -201,7 +201,7 @@ def reach(
     """
     if flops is not None and memory is not None:
         raise ValueError("--memory and --flops: give one of them; the other is the answer")
-    chosen = options.choose_planning_law(law)
+    chosen = options.choose_law(law, ChinchillaForm)
     limits: dict[str, Any] = {"kv_cache_tokens": kv_tokens, "inference_tokens": inference_tokens}
     limits |= {"vocab_size": vocab_size, "force": force}
     if flops is None:
@@ -260,7 +260,7 @@ def figures(
 
         scaling-law figures out --law my-law --suffix svg --flops 1e21
     """
-    chosen = options.choose_joint_law(law)
+    chosen = options.choose_law(law, JointLaw)
     if flops is None:
         show_written(draw_all(chosen, output, suffix), as_json)
     else:
@@ -292,7 +292,7 @@ def tables(
     """
     from rich.console import Group
 
-    chosen = all_tables(options.choose_joint_law(law))
+    chosen = all_tables(options.choose_law(law, JointLaw))
     chosen = [find(chosen, name)] if name else chosen
     show([t.to_dict() for t in chosen] if as_json else None, as_json, Group(*(t.render(differing) for t in chosen)))
 
@@ -344,7 +344,7 @@ def next_runs(
 
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
     """
-    chosen = options.choose_joint_law(law)
+    chosen = options.choose_law(law, JointLaw)
     limits = {"max_memory_bytes": memory, "max_parameters": max_parameters, "kv_cache_tokens": kv_tokens}
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
     widths = widths and [int(width) for width in widths]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scaling_law.laws import ChinchillaForm, Law
 
 FloatArray = NDArray[np.float64]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Quantity = float | str  # a number, or text such as "80GB", "7B", "16k"; see `hub.plain.units`
 
 
@@ -118,13 +119,14 @@ class Constraints:
         return limit
 
 
-def name_limits(function: Callable[..., Any]) -> None:
-    """Put the fields of `Constraints` in the place of `**limits` in a signature, for help and completion."""
+def name_limits(function: FunctionT) -> FunctionT:
+    """Decorator: the fields of `Constraints` in the place of `**limits` in a signature, for help and completion."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     defaults = {f.name: None if f.name == "vocab_size" else f.default for f in fields(Constraints)}  # None: the law's
     keywords = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=d) for name, d in defaults.items()]
     function.__signature__ = signature.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
+    return function
 
 
 def asked_experts(law: ChinchillaForm, experts: Any) -> FloatArray:

@@ -44,7 +44,7 @@ def predicted_loss(n_active: float, tokens: float, experts: float) -> Answer:
 
 
 def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
-    """How much lower the best loss with `one` number of experts is than with `other`, under `optimum.Constraints`.
+    """How much lower the best loss with `one` number of experts is than with `other`, under `Constraints`.
 
     Its sign decides which of the two is best.
     """

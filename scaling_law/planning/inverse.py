@@ -67,6 +67,7 @@ class Reached(ResultTable):
         return {name: getattr(self, name) for name in (*names, "trusted")}
 
 
+@name_limits
 def cheapest_budget(
     law: ChinchillaForm,
     loss: ArrayLike,
@@ -107,6 +108,7 @@ def flop_savings(
     return np.asarray(1.0 - found.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
+@name_limits
 def smallest_memory(
     law: ChinchillaForm,
     flops: Any,
@@ -139,10 +141,6 @@ def smallest_memory(
     width = np.where(excess(smallest, e) <= 0, smallest, width)
     width = np.where(best.fits & (best.loss <= target), width, np.nan)
     return _reached(law, np.asarray(target), e, np.full(e.shape, budget), width, constraints, force)
-
-
-name_limits(cheapest_budget)
-name_limits(smallest_memory)
 
 
 def _reached(

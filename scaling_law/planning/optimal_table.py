@@ -284,6 +284,7 @@ class OptimalTable(ResultTable):
         }
 
 
+@name_limits
 def optimal(
     law: ChinchillaForm,
     flops: Any,
@@ -345,9 +346,6 @@ def optimal(
         draw_losses=draws,
         notes=(*([] if _guarded(law) else [UNGUARDED]), *_smallest_width(small, constraints)),
     )
-
-
-name_limits(optimal)
 
 
 def _rows(

@@ -117,6 +117,7 @@ class Plan(Summarised):
         return Table((), list(lines.items()), title="Plan", warnings=self.warnings)
 
 
+@name_limits
 def plan(
     law: ChinchillaForm,
     flops: Quantity,
@@ -159,6 +160,11 @@ def plan(
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     at = (architecture.n_active, tokens, architecture.experts)
+    warnings = table.warnings
+    if architecture.vocab_size != VOCAB_SIZE:  # train.py's default is GPT-2's tokenizer
+        size = f"{architecture.vocab_size:,}"
+        note = f"sizes count a vocabulary of {size}: give train.py a tokenizer of that size (--data.tokenizer)"
+        warnings = (*warnings, note)
     return Plan(
         architecture=architecture,
         tokens=tokens,
@@ -182,18 +188,8 @@ def plan(
         gpu_hours=architecture.training_flops(total) / (gpu_flops * mfu * 3600.0),
         gpu_flops=gpu_flops,
         mfu=mfu,
-        warnings=(*table.warnings, *_other_tokenizer(architecture.vocab_size)),
+        warnings=warnings,
     )
-
-
-name_limits(plan)
-
-
-def _other_tokenizer(vocab_size: int) -> list[str]:
-    """A warning where `train.py`, whose default is GPT-2's tokenizer, would train another model than the plan's."""
-    if vocab_size == VOCAB_SIZE:
-        return []
-    return [f"sizes count a vocabulary of {vocab_size:,}: give train.py a tokenizer of that size (--data.tokenizer)"]
 
 
 def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
