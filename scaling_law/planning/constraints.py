@@ -6,13 +6,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import literal
 from hub.plain.units import parse_bytes, parse_context, parse_count, parse_experts
+from scaling_law.laws import ChinchillaForm, Law
 from scaling_law.size.architecture import (
     VOCAB_SIZE,
     kv_cache_elements,
@@ -21,9 +22,6 @@ from scaling_law.size.architecture import (
     total_parameters,
     width_of_total,
 )
-
-if TYPE_CHECKING:
-    from scaling_law.laws import ChinchillaForm, Law
 
 FloatArray = NDArray[np.float64]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
+from scaling_law.laws import ChinchillaForm
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
 from scaling_law.planning.optimum import compute_optimal, has_optimum, optimal_widths, root, why_no_optimum
@@ -20,8 +21,6 @@ from scaling_law.size.architecture import HEAD_DIM, active_parameters, affordabl
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
 FLOPS_RANGE = (1.0, 1e40)  # of budgets that are searched

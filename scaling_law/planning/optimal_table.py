@@ -19,6 +19,7 @@ from hub.plain.tables import ResultTable, Table, as_text
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.fitting.uncertainty import percentile_interval
+from scaling_law.laws import ChinchillaForm
 from scaling_law.laws.conditions import UNGUARDED, refuse_extrapolation
 from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
 from scaling_law.planning.optimum import WidthOptimum, optimal_widths, why_no_optimum
@@ -34,8 +35,6 @@ from scaling_law.size.architecture import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from scaling_law.laws import ChinchillaForm
 
 FloatArray = NDArray[np.float64]
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
