@@ -53,6 +53,22 @@ class UnreadableRow:
     newer: bool  # it says that a later version of the schema wrote it
 
 
+@dataclass(frozen=True)
+class LoadedRows:
+    """The rows of a table of runs, and where they are from.
+
+    Attributes:
+        rows: run records, and mappings for rows of somebody else's table.
+        name: of the source, for messages and provenance.
+        dataset, commit: of an index on the Hub, from which the same rows are read again.
+    """
+
+    rows: list[Any]
+    name: str
+    dataset: str | None = None
+    commit: str | None = None
+
+
 def read_records(path: str | Path, *, problems: list[str] | None = None) -> list[RunRecord]:
     """Read run records from a `.jsonl`, `.parquet` or `.json` file, or from a folder that has one of them.
 
@@ -252,47 +268,33 @@ def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, An
 
 
 @cache
-def _parts() -> dict[str, type[BaseModel]]:
-    """The record's fields that are objects with fixed names."""
-    types = {name: type_of(field.annotation) for name, field in RunRecord.model_fields.items()}
-    return {name: kind for name, kind in types.items() if issubclass(kind, BaseModel)}
-
-
-@cache
-def _columns() -> dict[tuple[str, ...], str]:
-    """Path in the record -> name of the column, in the schema's order."""
-    parts = _parts()
-    result: dict[tuple[str, ...], str] = {}
-    for name in RunRecord.model_fields:
-        if name in parts:
-            result.update({(name, inner): f"{name}_{inner}" for inner in parts[name].model_fields})
+def _columns() -> dict[str, tuple[tuple[str, ...], type]]:
+    """Name of a column -> its path in the record and the type of its values, in the schema's order."""
+    found: dict[str, tuple[tuple[str, ...], type]] = {}
+    for name, field in RunRecord.model_fields.items():
+        kind = type_of(field.annotation)
+        if issubclass(kind, BaseModel):
+            inner = {key: type_of(part.annotation) for key, part in kind.model_fields.items()}
+            found |= {f"{name}_{key}": ((name, key), of) for key, of in inner.items()}
         else:
-            result[(name,)] = name
-    return result
+            found[name] = ((name,), kind)
+    return found
 
 
 def _arrow_schema() -> pyarrow.Schema:
     import pyarrow
 
-    parts, types = _parts(), {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
-    fields = []
-    for path, column in _columns().items():
-        model = parts[path[0]] if len(path) == 2 else RunRecord
-        kind = type_of(model.model_fields[path[-1]].annotation)
-        fields.append(pyarrow.field(column, types.get(kind, pyarrow.string())))  # lists and objects are JSON text
-    return pyarrow.schema([*fields, pyarrow.field(_UNKNOWN_FIELDS, pyarrow.string())])
+    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
+    columns = {column: types.get(kind, pyarrow.string()) for column, (_, kind) in _columns().items()}
+    return pyarrow.schema([*columns.items(), (_UNKNOWN_FIELDS, pyarrow.string())])  # lists and objects are JSON text
 
 
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    unknown = {name: value for name, value in fields.items() if name not in RunRecord.model_fields}
-    for name, model in _parts().items():
-        inner = {key: value for key, value in fields[name].items() if key not in model.model_fields}
-        if inner:
-            unknown[name] = inner
-    for path, column in _columns().items():
-        value = fields[path[0]] if len(path) == 1 else fields[path[0]][path[1]]
+    for column, ((name, *inner), _) in _columns().items():
+        value = fields[name].pop(inner[0]) if inner else fields.pop(name)
         row[column] = strict_json.dumps(value) if isinstance(value, (dict, list)) else value
+    unknown = {name: value for name, value in fields.items() if value or name not in RunRecord.model_fields}
     row[_UNKNOWN_FIELDS] = strict_json.dumps(unknown) if unknown else None
     return row
 
@@ -300,21 +302,16 @@ def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
 def _unflattened(row: dict[str, Any], what: str) -> dict[str, Any]:
     row = dict(row)
     unknown = _parsed(row.pop(_UNKNOWN_FIELDS, None), what, _UNKNOWN_FIELDS) or {}
-    fields: dict[str, Any] = {}
-    for path, column in _columns().items():
-        if column not in row:
-            continue
-        value = row.pop(column)
-        if path[-1] in ("versions", "weights_sha256", "batch_ramp"):
-            value = _parsed(value, what, column)
-        if len(path) == 1:
-            fields[path[0]] = value
-        else:
-            fields.setdefault(path[0], {})[path[1]] = value
     if not isinstance(unknown, dict):
         raise RecordError(f"{what}: {_UNKNOWN_FIELDS}: allowed is an object as JSON text")
+    fields: dict[str, Any] = {}
+    for column, ((name, *inner), kind) in _columns().items():
+        if column in row:
+            value = row.pop(column)
+            part = fields.setdefault(name, {}) if inner else fields
+            part[inner[0] if inner else name] = _parsed(value, what, column) if kind in (dict, tuple) else value
     for name, value in unknown.items():
-        if name in fields and isinstance(fields[name], dict) and isinstance(value, dict):
+        if isinstance(fields.get(name), dict) and isinstance(value, dict):
             fields[name] = {**value, **fields[name]}
         else:
             fields.setdefault(name, value)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hub.plain.errors import FilesError, NotFoundError
 from hub.plain.metadata import read_card
@@ -21,6 +20,7 @@ from hub.record.table import (
     JSONL_NAME,
     PARQUET_NAME,
     RECORD_NAME,
+    LoadedRows,
     checked,
     read_rows,
     split_rows,
@@ -69,22 +69,6 @@ def repository(source: str | Path) -> RepositoryReference | None:
     if not explicit and suffix in (".json", ".jsonl", ".parquet"):
         return None  # a file that is missing, not a repository
     return RepositoryReference(match[1], match[2], match[3])
-
-
-@dataclass(frozen=True)
-class LoadedRows:
-    """The rows of a table of runs, and where they are from.
-
-    Attributes:
-        rows: run records, and mappings for rows of somebody else's table.
-        name: of the source, for messages and provenance.
-        dataset, commit: of an index on the Hub, from which the same rows are read again.
-    """
-
-    rows: list[Any]
-    name: str
-    dataset: str | None = None
-    commit: str | None = None
 
 
 def load_records(
