@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -69,34 +68,6 @@ class LoadedRows:
     commit: str | None = None
 
 
-def read_records(path: str | Path, *, problems: list[str] | None = None) -> list[RunRecord]:
-    """Read run records from a `.jsonl`, `.parquet` or `.json` file, or from a folder that has one of them.
-
-    In a folder, `runs.jsonl` is preferred, then `runs.parquet`, then `run.json`.
-
-    Args:
-        path: the file or folder.
-        problems: given a list, broken rows are left out and their reasons are appended to it.
-
-    Raises:
-        RecordError: broken rows (the first 20 with reasons), or the file is larger than `MAX_FILE_BYTES`.
-        FilesError: there is no such file, or its name has none of the endings, or a parquet file without pyarrow.
-    """
-    file = Path(path)
-    if file.is_dir():
-        found = table_in(file, RECORD_NAME)
-        if found is None:
-            raise FilesError(f"the folder {file} has neither {JSONL_NAME} nor {PARQUET_NAME} nor {RECORD_NAME}")
-        file = found
-    records, unreadable = read_rows(file)
-    return checked(records, unreadable, file.name, problems)
-
-
-def parse_records(content: bytes, *, name: str, problems: list[str] | None = None) -> list[RunRecord]:
-    """Parse the bytes of a `.jsonl` or `.parquet` file called `name`; see `read_records`."""
-    return checked(*split_rows(content, name), name, problems)
-
-
 def checked(
     records: list[Any], unreadable: list[UnreadableRow], name: str, problems: list[str] | None = None
 ) -> list[Any]:
@@ -109,29 +80,6 @@ def checked(
         head = f"{name}: {len(reasons)} of {len(reasons) + len(records)} rows are not valid run records"
         raise RecordError("\n".join([head, *reasons[:_MAX_SHOWN]]) + more)
     return records
-
-
-def table_in(folder: Path, *more: str) -> Path | None:
-    """The table, or else the first file of another name, that lies in a folder itself, if any."""
-    paths = [folder / name for name in (JSONL_NAME, PARQUET_NAME, *more)]
-    return next((path for path in paths if path.is_file()), None)
-
-
-def read_rows(file: Path, *, foreign: bool = False) -> tuple[list[Any], list[UnreadableRow]]:
-    """As `split_rows`, of a file."""
-    endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv"] if foreign else [])]
-    if file.suffix not in endings:
-        raise FilesError(
-            f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(endings)}"
-        )
-    if not file.is_file():
-        raise FilesError(f"there is no file {os.fspath(file)}")
-    if file.suffix == ".json":
-        return [RunRecord.load(file)], []
-    size = file.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise RecordError(f"{file.name}: {size:,} bytes, allowed are at most {MAX_FILE_BYTES:,}")
-    return split_rows(file.read_bytes(), file.name, foreign=foreign)
 
 
 def split_rows(
