@@ -114,16 +114,12 @@ def split_rows(
             records.append(RunRecord.from_dict(fields, what=what))
         except RecordError as error:
             named = fields if isinstance(fields, dict) else {}
-            run_id, branch = (_text(named.get(key)) for key in ("run_id", "branch"))
+            texts = {key: value for key, value in named.items() if isinstance(value, str)}
             version = named.get("schema_version")
             newer = isinstance(version, int) and version > strict_json.SCHEMA_VERSION
             line = row if isinstance(row, bytes) else b""
-            unreadable.append(UnreadableRow(line, str(error), run_id, branch, newer))
+            unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), newer))
     return records, unreadable
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:
