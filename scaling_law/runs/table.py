@@ -73,6 +73,12 @@ class Runs:
     vocab_size: int | None = None
     where: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in (*_COLUMNS, "loss", "trunk"):
+            column = np.array(getattr(self, name), np.int64 if name == "trunk" else float)
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+
     @classmethod
     def from_columns(
         cls,
@@ -104,16 +110,8 @@ class Runs:
         named = dict(zip((*_COLUMNS, "loss"), columns, strict=True))
         if problems := _problems(named, [f"row {i} ({name})" for i, name in enumerate(names)]):
             raise RunsError(_listed(source, problems.values()))
-        return cls._of(columns, clusters, names, source=source, loss_name=loss_name, trunk_source=trunk_source)
-
-    @classmethod
-    def _of(cls, columns: Iterable[ArrayLike], trunk: ArrayLike, run_id: tuple[str, ...], **about: Any) -> Runs:
-        """Runs whose columns (n_active, tokens, experts, loss) were checked."""
-        n, d, e, losses = (np.array(column, float) for column in columns)
-        clusters = np.array(trunk, np.int64)
-        for column in (n, d, e, losses, clusters):
-            column.setflags(write=False)
-        return cls(n, d, e, losses, clusters, run_id, **about)
+        n, d, e, losses = columns
+        return cls(n, d, e, losses, clusters, names, source, loss_name, trunk_source=trunk_source)
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -203,10 +201,8 @@ def load_runs(
     loss = _check_columns(origin, [rows[i] for i in chosen], loss)
     names = [f"row {i} ({_name(i, rows[i])})" for i in chosen]
     columns = {name: [rows[i].get(name) for i in chosen] for name in (*_COLUMNS, loss)}
-    wrong = _problems(columns, names, [rows[i].get("run_id") for i in chosen])
-    for at, i in enumerate(chosen):
-        if at not in wrong and (found := _size_problem(rows[i])):
-            wrong[at] = f"{names[at]}: {found}"
+    wrong = {at: f"{names[at]}: {found}" for at, i in enumerate(chosen) if (found := _size_problem(rows[i]))}
+    wrong |= _problems(columns, names, [rows[i].get("run_id") for i in chosen])
     problems += [wrong[at] for at in sorted(wrong)]
     kept = [at for at in range(len(chosen)) if at not in wrong]
     if not kept or (problems and on_invalid == "raise"):
@@ -217,8 +213,12 @@ def load_runs(
         raise RunsError(f"{origin}: {error}") from None
     good = [chosen[at] for at in kept]
     warmup = [tokens for i in good if (tokens := _warmup(rows[i])) is not None]
-    return Runs._of(
-        (np.array([column[at] for at in kept], float) for column in columns.values()),
+    n, d, e, losses = (np.array([column[at] for at in kept], float) for column in columns.values())
+    return Runs(
+        n,
+        d,
+        e,
+        losses,
         np.unique([clusters[i] for i in good], return_inverse=True)[1],
         tuple(_name(i, rows[i]) for i in good),
         source=origin,
