@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hub.record.filter import parse_filter, select
     from hub.record.names import branch_name, index_name, repo_name
     from hub.record.run_record import RunRecord
-    from hub.record.table import read_records, write_records
+    from hub.record.table import LoadedRows, write_records
     from hub.release.background import BackgroundPusher
     from hub.release.cards import model_card, sweep_card
     from hub.release.discovery import collect, tag_index
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hub.release.pull import pull_run, pull_runs
     from hub.release.push import push_run, push_runs, release_runs
     from hub.release.repair import list_runs, repair_index
-    from hub.release.sources import LoadedRows, load_records, load_rows, publish_files, read_file
+    from hub.release.sources import load_records, load_rows, publish_files, read_file, read_records
     from hub.store.base import Publication, Store
     from hub.store.files import run_folders
     from hub.store.folder import LocalStore
@@ -45,7 +45,7 @@ _NAMES = {
     "UnavailableError PushErrors",
     "record.run_record": "RunRecord",
     "record.names": "repo_name branch_name index_name",
-    "record.table": "read_records write_records",
+    "record.table": "LoadedRows write_records",
     "record.filter": "parse_filter select",
     "store.base": "Store Publication",
     "store.opening": "open_store",
@@ -55,7 +55,7 @@ _NAMES = {
     "release.push": "push_run push_runs release_runs",
     "release.index": "push_index push_repo_cards describe_index load_index",
     "release.repair": "repair_index list_runs",
-    "release.sources": "load_records load_rows LoadedRows read_file publish_files",
+    "release.sources": "load_records load_rows read_file read_records publish_files",
     "release.background": "BackgroundPusher",
     "release.pull": "pull_run pull_runs",
     "release.published": "PublishedRun list_published pull_published",

@@ -12,12 +12,12 @@ An error that is ours is one line on standard error; a bug keeps its traceback. 
 
 from __future__ import annotations
 
-import functools
 import signal
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from hub.plain import units
 from hub.plain.errors import redacted
@@ -71,20 +71,17 @@ def report(error: BaseException) -> int:
     return status
 
 
-def reported(function: Callable[..., Any]) -> Callable[..., Any]:
+class _Command(typer.core.TyperCommand):
     """A command that ends with the exit status of its error."""
 
-    @functools.wraps(function)
-    def command(*args: Any, **kwargs: Any) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:
             of_typer = type(error).__module__.startswith(("click", "typer"))
             if of_typer or isinstance(error, BrokenPipeError):
                 raise  # typer prints usage errors, and ends quietly where the reader of a pipe has gone
             raise typer.Exit(report(error)) from None
-
-    return command
 
 
 def version() -> str:
@@ -129,14 +126,8 @@ class App(typer.Typer):
     def command(  # type: ignore[override]
         self, *args: Any, **options: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """As typer.Typer's; the function itself stays as it is for other callers."""
-        register = super().command(*args, **options)
-
-        def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            register(reported(function))
-            return function
-
-        return add
+        """As typer.Typer's."""
+        return super().command(*args, **{"cls": _Command} | options)
 
 
 def _root(version: Version = False) -> None:

@@ -38,29 +38,24 @@ def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES) ->
     """
     if len(text) > max_bytes:
         raise RecordError(f"{what}: {len(text):,} bytes, allowed are at most {max_bytes:,}")
-    if isinstance(text, bytes):
-        try:
-            text = text.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise RecordError(f"{what}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     try:
         value = json.loads(
-            text,
+            text.decode("utf-8") if isinstance(text, bytes) else text,
             parse_constant=_refuse_constant,
             parse_float=_finite_float,
             parse_int=_bounded_int,
             object_pairs_hook=_unique_keys,
         )
+        _check_depth(value, MAX_DEPTH)
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{what}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise RecordError(
-            f"{what}: not valid JSON ({error.msg} at line {error.lineno} column {error.colno})"
-        ) from None
+        where = f"line {error.lineno} column {error.colno}"
+        raise RecordError(f"{what}: not valid JSON ({error.msg} at {where})") from None
     except RecursionError:
         raise RecordError(f"{what}: nested deeper than {MAX_DEPTH} levels") from None
-    except _RefusedError as error:
+    except ValueError as error:  # of the functions below
         raise RecordError(f"{what}: {error}") from None
-    if _deeper_than(value, MAX_DEPTH):
-        raise RecordError(f"{what}: nested deeper than {MAX_DEPTH} levels")
     return value
 
 
@@ -111,24 +106,20 @@ def check_version(fields: Mapping[str, Any], newest: int, what: str, name: str =
         )
 
 
-class _RefusedError(Exception):
-    """Something that valid Python JSON may hold and a record may not."""
-
-
 def _refuse_constant(token: str) -> NoReturn:
-    raise _RefusedError(f"{token} is not a JSON number; write null for a value that is missing or not finite")
+    raise ValueError(f"{token} is not a JSON number; write null for a value that is missing or not finite")
 
 
 def _finite_float(token: str) -> float:
     value = float(token)
     if not math.isfinite(value):
-        raise _RefusedError(f"the number {token[:40]} is outside the range of a double")
+        raise ValueError(f"the number {token[:40]} is outside the range of a double")
     return value
 
 
 def _bounded_int(token: str) -> int:
     if len(token) > _MAX_INTEGER_DIGITS:
-        raise _RefusedError(f"an integer of {len(token)} digits, allowed are {_MAX_INTEGER_DIGITS}")
+        raise ValueError(f"an integer of {len(token)} digits, allowed are {_MAX_INTEGER_DIGITS}")
     return int(token)
 
 
@@ -137,13 +128,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise _RefusedError(f"the field {repeated[:80]!r} occurs twice")
+        raise ValueError(f"the field {repeated[:80]!r} occurs twice")
     return result
 
 
-def _deeper_than(value: Any, depth: int) -> bool:
-    if isinstance(value, dict):
-        return depth == 0 or any(_deeper_than(item, depth - 1) for item in value.values())
-    if isinstance(value, list):
-        return depth == 0 or any(_deeper_than(item, depth - 1) for item in value)
-    return False
+def _check_depth(value: Any, depth: int) -> None:
+    if isinstance(value, (dict, list)):
+        if depth == 0:
+            raise RecursionError
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(item, depth - 1)

@@ -104,35 +104,32 @@ class Table:
 
     def markdown(self) -> str:
         """A pipe table. The header is trusted text, every cell is escaped."""
-        cells, numbers = self._cells(), self._numbers()
-        lines = ["| " + " | ".join(self.header or [""] * len(numbers)) + " |"]
-        lines.append("|" + "|".join("---:" if number else "---" for number in numbers) + "|")
-        return "\n".join([*lines, *("| " + " | ".join(map(escaped, row)) + " |" for row in cells)])
+        columns = self._columns()
+        lines = ["| " + " | ".join(column.name for column in columns) + " |"]
+        lines.append("|" + "|".join("---:" if column.of_numbers else "---" for column in columns) + "|")
+        rows = zip(*(column.texts for column in columns), strict=True)
+        return "\n".join([*lines, *("| " + " | ".join(map(escaped, row)) + " |" for row in rows)])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich import box
         from rich.table import Table as Grid
         from rich.text import Text
 
-        cells, numbers, title = self._cells(), self._numbers(), self.title
-        styles = [*self.styles, *[""] * len(cells)]
+        columns, width, title = self._columns(), options.max_width, self.title
         frame = {"box": box.HEAVY_HEAD} if self.header else {"box": None, "show_header": False, "padding": (0, 2)}
-        keys, wide = self._key_columns(), self._widths()
-        for part in self._parts(options.max_width):
-            fits = 1 + sum(wide[i] for i in part) <= options.max_width  # else numbers, and then keys, are folded, too
+        for part in self._parts(columns, width):
+            fits = _width(part) <= width  # else numbers, and then keys, are folded, too
             grid = Grid(title=title, title_justify="left", title_style="bold", header_style="bold", **frame)
             title = None
-            for i in part:
-                whole = (numbers[i] and bool(self.header) and fits) or (
-                    i in keys and (fits or wide[i] < options.max_width)
-                )
-                name, style = (Text(self.header[i]), "") if self.header else ("", "bold" if i == 0 else "")
-                justify: Any = "right" if numbers[i] and self.header else "left"
-                grid.add_column(name, justify=justify, style=style, no_wrap=whole, overflow="fold")
-            for at, (row, style) in enumerate(zip(cells, styles, strict=False)):
+            for column in part:
+                whole = (column.of_numbers and fits) or (column.is_key and (fits or column.width < width))
+                justify: Any = "right" if column.of_numbers else "left"
+                style = "bold" if column is columns[0] and not self.header else ""
+                grid.add_column(Text(column.name), justify=justify, style=style, no_wrap=whole, overflow="fold")
+            for at, row in enumerate(zip(*(column.texts for column in part), strict=True)):
                 if self.total and at == len(self.rows):
                     grid.add_section()
-                grid.add_row(*(Text(row[i]) for i in part), style=style)
+                grid.add_row(*map(Text, row), style=self.styles[at] if at < len(self.styles) else "")
             yield grid
         yield from (Text(note, style="dim") for note in self.notes)
         yield from (Text(f"⚠ {warning}", style="yellow") for warning in self.warnings)
@@ -140,48 +137,51 @@ class Table:
     def _repr_html_(self) -> str:
         return html(self)
 
-    def _cells(self) -> list[list[str]]:
-        names, rows = self.header or [""] * 99, [*self.rows, *([self.total] if self.total else [])]
-        return [[cell(name, value) for name, value in zip(names, row, strict=False)] for row in rows]
+    def _columns(self) -> list[_Column]:
+        rows = [*self.rows, *([self.total] if self.total else [])]
+        found = []
+        for i, name in enumerate(self.header or [""] * len(rows[0] if rows else ())):
+            texts = [cell(name, row[i]) for row in rows]
+            told = [text for text in texts if text.strip(f"+-{UNKNOWN}")]
+            digits = sum(text.lstrip("+-±×∞")[:1].isdigit() for text in told)
+            is_key = i == 0 if self.keys is None or not self.header else name in self.keys
+            found.append(_Column(name, texts, bool(self.header) and digits > len(told) / 2, is_key))
+        return found
 
-    def _key_columns(self) -> list[int]:
-        if self.keys is None or not self.header:
-            return [0]
-        return [i for i, name in enumerate(self.header) if name in self.keys]
-
-    def _numbers(self) -> list[bool]:
-        """For each column whether it is one of numbers: most of its cells start with a digit."""
-        if not self.header:
-            return [False] * len(self.rows[0] if self.rows else ())
-        columns = zip(*self._cells(), strict=True) if self.rows else ([] for _ in self.header)
-        told = [[text for text in column if text.strip(f"+-{UNKNOWN}")] for column in columns]
-        return [sum(text.lstrip("+-±×∞")[:1].isdigit() for text in texts) > len(texts) / 2 for texts in told]
-
-    def _widths(self) -> list[int]:
-        """The columns of the terminal that each column takes, long texts folded."""
-        numbers, keys = self._numbers(), self._key_columns()
-        texts = zip(*([self.header] if self.header else []), *self._cells(), strict=True)
-        longest = [max(map(len, column)) for column in texts]
-        return [
-            _PADDING + (length if numbers[i] or i in keys else min(length, _TEXT_WIDTH))
-            for i, length in enumerate(longest)
-        ]
-
-    def _parts(self, width: int) -> list[list[int]]:
+    def _parts(self, columns: list[_Column], width: int) -> list[list[_Column]]:
         """The columns in groups of at most `width`, each in their order and with the keys."""
-        keys, wide = self._key_columns(), self._widths()
-        columns = range(len(wide))
-        if not self.header or 1 + sum(wide) <= width:
-            return [list(columns)]
-        first = [i for i in columns if self.header[i] in self.first and i not in keys]
-        parts, taken = [], list(first)
-        for i in (i for i in columns if i not in keys and i not in first):
-            if taken and 1 + sum(wide[j] for j in (*keys, *taken, i)) > width:
-                parts.append(taken)
-                taken = []
-            taken.append(i)
-        parts.append(taken)
-        return [[i for i in columns if i in keys or i in part] for part in parts]
+        if not self.header or _width(columns) <= width:
+            return [columns]
+        keys = [column for column in columns if column.is_key]
+        taken = [column for column in columns if column.name in self.first and not column.is_key]
+        parts = [taken]
+        for column in columns:
+            if column in keys or column in taken:
+                continue
+            if parts[-1] and _width([*keys, *parts[-1], column]) > width:
+                parts.append([])
+            parts[-1].append(column)
+        return [[column for column in columns if column in keys or column in part] for part in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class _Column:
+    """A column of a `Table` as it is drawn; one of numbers has a digit first in most of its cells."""
+
+    name: str
+    texts: list[str]
+    of_numbers: bool
+    is_key: bool
+
+    @property
+    def width(self) -> int:
+        """In columns of the terminal, a long text folded."""
+        longest = max(map(len, [self.name, *self.texts]))
+        return _PADDING + (longest if self.of_numbers or self.is_key else min(longest, _TEXT_WIDTH))
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    return 1 + sum(column.width for column in columns)
 
 
 class Summarised:

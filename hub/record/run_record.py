@@ -121,7 +121,7 @@ class RunRecord(_Part):
         RecordError: one line per offending field, with the value and what is allowed.
     """
 
-    schema_version: Annotated[int, BeforeValidator(number), Field(ge=1)] = SCHEMA_VERSION
+    schema_version: PositiveCount = SCHEMA_VERSION
     run_id: Name
     sweep: Name
     parent_run_id: Name | None = None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -53,32 +52,20 @@ class UnreadableRow:
     newer: bool  # it says that a later version of the schema wrote it
 
 
-def read_records(path: str | Path, *, problems: list[str] | None = None) -> list[RunRecord]:
-    """Read run records from a `.jsonl`, `.parquet` or `.json` file, or from a folder that has one of them.
+@dataclass(frozen=True)
+class LoadedRows:
+    """The rows of a table of runs, and where they are from.
 
-    In a folder, `runs.jsonl` is preferred, then `runs.parquet`, then `run.json`.
-
-    Args:
-        path: the file or folder.
-        problems: given a list, broken rows are left out and their reasons are appended to it.
-
-    Raises:
-        RecordError: broken rows (the first 20 with reasons), or the file is larger than `MAX_FILE_BYTES`.
-        FilesError: there is no such file, or its name has none of the endings, or a parquet file without pyarrow.
+    Attributes:
+        rows: run records, and mappings for rows of somebody else's table.
+        name: of the source, for messages and provenance.
+        dataset, commit: of an index on the Hub, from which the same rows are read again.
     """
-    file = Path(path)
-    if file.is_dir():
-        found = table_in(file, RECORD_NAME)
-        if found is None:
-            raise FilesError(f"the folder {file} has neither {JSONL_NAME} nor {PARQUET_NAME} nor {RECORD_NAME}")
-        file = found
-    records, unreadable = read_rows(file)
-    return checked(records, unreadable, file.name, problems)
 
-
-def parse_records(content: bytes, *, name: str, problems: list[str] | None = None) -> list[RunRecord]:
-    """Parse the bytes of a `.jsonl` or `.parquet` file called `name`; see `read_records`."""
-    return checked(*split_rows(content, name), name, problems)
+    rows: list[Any]
+    name: str
+    dataset: str | None = None
+    commit: str | None = None
 
 
 def checked(
@@ -93,29 +80,6 @@ def checked(
         head = f"{name}: {len(reasons)} of {len(reasons) + len(records)} rows are not valid run records"
         raise RecordError("\n".join([head, *reasons[:_MAX_SHOWN]]) + more)
     return records
-
-
-def table_in(folder: Path, *more: str) -> Path | None:
-    """The table, or else the first file of another name, that lies in a folder itself, if any."""
-    paths = [folder / name for name in (JSONL_NAME, PARQUET_NAME, *more)]
-    return next((path for path in paths if path.is_file()), None)
-
-
-def read_rows(file: Path, *, foreign: bool = False) -> tuple[list[Any], list[UnreadableRow]]:
-    """As `split_rows`, of a file."""
-    endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv"] if foreign else [])]
-    if file.suffix not in endings:
-        raise FilesError(
-            f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(endings)}"
-        )
-    if not file.is_file():
-        raise FilesError(f"there is no file {os.fspath(file)}")
-    if file.suffix == ".json":
-        return [RunRecord.load(file)], []
-    size = file.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise RecordError(f"{file.name}: {size:,} bytes, allowed are at most {MAX_FILE_BYTES:,}")
-    return split_rows(file.read_bytes(), file.name, foreign=foreign)
 
 
 def split_rows(
@@ -150,16 +114,12 @@ def split_rows(
             records.append(RunRecord.from_dict(fields, what=what))
         except RecordError as error:
             named = fields if isinstance(fields, dict) else {}
-            run_id, branch = (_text(named.get(key)) for key in ("run_id", "branch"))
+            texts = {key: value for key, value in named.items() if isinstance(value, str)}
             version = named.get("schema_version")
             newer = isinstance(version, int) and version > strict_json.SCHEMA_VERSION
             line = row if isinstance(row, bytes) else b""
-            unreadable.append(UnreadableRow(line, str(error), run_id, branch, newer))
+            unreadable.append(UnreadableRow(line, str(error), texts.get("run_id"), texts.get("branch"), newer))
     return records, unreadable
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:
@@ -252,47 +212,33 @@ def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, An
 
 
 @cache
-def _parts() -> dict[str, type[BaseModel]]:
-    """The record's fields that are objects with fixed names."""
-    types = {name: type_of(field.annotation) for name, field in RunRecord.model_fields.items()}
-    return {name: kind for name, kind in types.items() if issubclass(kind, BaseModel)}
-
-
-@cache
-def _columns() -> dict[tuple[str, ...], str]:
-    """Path in the record -> name of the column, in the schema's order."""
-    parts = _parts()
-    result: dict[tuple[str, ...], str] = {}
-    for name in RunRecord.model_fields:
-        if name in parts:
-            result.update({(name, inner): f"{name}_{inner}" for inner in parts[name].model_fields})
+def _columns() -> dict[str, tuple[tuple[str, ...], type]]:
+    """Name of a column -> its path in the record and the type of its values, in the schema's order."""
+    found: dict[str, tuple[tuple[str, ...], type]] = {}
+    for name, field in RunRecord.model_fields.items():
+        kind = type_of(field.annotation)
+        if issubclass(kind, BaseModel):
+            inner = {key: type_of(part.annotation) for key, part in kind.model_fields.items()}
+            found |= {f"{name}_{key}": ((name, key), of) for key, of in inner.items()}
         else:
-            result[(name,)] = name
-    return result
+            found[name] = ((name,), kind)
+    return found
 
 
 def _arrow_schema() -> pyarrow.Schema:
     import pyarrow
 
-    parts, types = _parts(), {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
-    fields = []
-    for path, column in _columns().items():
-        model = parts[path[0]] if len(path) == 2 else RunRecord
-        kind = type_of(model.model_fields[path[-1]].annotation)
-        fields.append(pyarrow.field(column, types.get(kind, pyarrow.string())))  # lists and objects are JSON text
-    return pyarrow.schema([*fields, pyarrow.field(_UNKNOWN_FIELDS, pyarrow.string())])
+    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
+    columns = {column: types.get(kind, pyarrow.string()) for column, (_, kind) in _columns().items()}
+    return pyarrow.schema([*columns.items(), (_UNKNOWN_FIELDS, pyarrow.string())])  # lists and objects are JSON text
 
 
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    unknown = {name: value for name, value in fields.items() if name not in RunRecord.model_fields}
-    for name, model in _parts().items():
-        inner = {key: value for key, value in fields[name].items() if key not in model.model_fields}
-        if inner:
-            unknown[name] = inner
-    for path, column in _columns().items():
-        value = fields[path[0]] if len(path) == 1 else fields[path[0]][path[1]]
+    for column, ((name, *inner), _) in _columns().items():
+        value = fields[name].pop(inner[0]) if inner else fields.pop(name)
         row[column] = strict_json.dumps(value) if isinstance(value, (dict, list)) else value
+    unknown = {name: value for name, value in fields.items() if value or name not in RunRecord.model_fields}
     row[_UNKNOWN_FIELDS] = strict_json.dumps(unknown) if unknown else None
     return row
 
@@ -300,21 +246,16 @@ def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
 def _unflattened(row: dict[str, Any], what: str) -> dict[str, Any]:
     row = dict(row)
     unknown = _parsed(row.pop(_UNKNOWN_FIELDS, None), what, _UNKNOWN_FIELDS) or {}
-    fields: dict[str, Any] = {}
-    for path, column in _columns().items():
-        if column not in row:
-            continue
-        value = row.pop(column)
-        if path[-1] in ("versions", "weights_sha256", "batch_ramp"):
-            value = _parsed(value, what, column)
-        if len(path) == 1:
-            fields[path[0]] = value
-        else:
-            fields.setdefault(path[0], {})[path[1]] = value
     if not isinstance(unknown, dict):
         raise RecordError(f"{what}: {_UNKNOWN_FIELDS}: allowed is an object as JSON text")
+    fields: dict[str, Any] = {}
+    for column, ((name, *inner), kind) in _columns().items():
+        if column in row:
+            value = row.pop(column)
+            part = fields.setdefault(name, {}) if inner else fields
+            part[inner[0] if inner else name] = _parsed(value, what, column) if kind in (dict, tuple) else value
     for name, value in unknown.items():
-        if name in fields and isinstance(fields[name], dict) and isinstance(value, dict):
+        if isinstance(fields.get(name), dict) and isinstance(value, dict):
             fields[name] = {**value, **fields[name]}
         else:
             fields.setdefault(name, value)

@@ -16,7 +16,7 @@ from hub.plain.markdown import block_of, replace_block
 from hub.plain.metadata import license_of, read_card, updated
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.record.table import JSONL_NAME, PARQUET_NAME, parse_records, split_rows, to_jsonl, to_parquet
+from hub.record.table import JSONL_NAME, PARQUET_NAME, checked, split_rows, to_jsonl, to_parquet
 from hub.release.cards import LAW, REVISIONS, refreshed, repo_card, shown_on_main, sweep_card
 from hub.store.base import CopyOf, Present, Publication, Store
 from hub.store.files import Content, check_allowed, check_secrets, content_of, is_allowed
@@ -148,10 +148,10 @@ def load_index(
 
     Raises:
         NotFoundError: the sweep has no index in this store.
-        RecordError: rows that break the schema, unless `problems` takes them; see `hub.record.table.read_records`.
+        RecordError: rows that break the schema, unless a list of `problems` takes their reasons.
     """
     content = store.read("dataset", index_name(sweep), JSONL_NAME, revision)
-    return parse_records(content, name=JSONL_NAME, problems=problems)
+    return checked(*split_rows(content), JSONL_NAME, problems)
 
 
 def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, Content]) -> Publication:
@@ -204,7 +204,7 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: 
     names = sorted({repo.rpartition("/")[2] for repo in repos})
     before = store.read("dataset", index_name(sweep), JSONL_NAME)
     for _ in range(_MAX_REWRITES):
-        rows = parse_records(before, name=JSONL_NAME, problems=[])
+        rows, _ = split_rows(before)
         for name in names:
             there = [row for row in rows if row.commit and row.repo and row.repo.rpartition("/")[2] == name]
             if there:

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain.errors import FilesError, NotFoundError
+from hub.plain.errors import FilesError, NotFoundError, RecordError
 from hub.plain.metadata import read_card
 from hub.record.names import index_name
 from hub.record.run_record import RunRecord
 from hub.record.table import (
     JSONL_NAME,
+    MAX_FILE_BYTES,
     PARQUET_NAME,
     RECORD_NAME,
+    LoadedRows,
     checked,
-    read_rows,
     split_rows,
-    table_in,
 )
 from hub.release.repair import list_runs
 from hub.store.base import Kind, Publication, Store
@@ -71,22 +71,6 @@ def repository(source: str | Path) -> RepositoryReference | None:
     return RepositoryReference(match[1], match[2], match[3])
 
 
-@dataclass(frozen=True)
-class LoadedRows:
-    """The rows of a table of runs, and where they are from.
-
-    Attributes:
-        rows: run records, and mappings for rows of somebody else's table.
-        name: of the source, for messages and provenance.
-        dataset, commit: of an index on the Hub, from which the same rows are read again.
-    """
-
-    rows: list[Any]
-    name: str
-    dataset: str | None = None
-    commit: str | None = None
-
-
 def load_records(
     source: str | Path, *, revision: str | None = None, problems: list[str] | None = None
 ) -> list[RunRecord]:
@@ -128,8 +112,25 @@ def load_rows(
     if foreign and len(files) > 1 and files[0].name != RECORD_NAME:
         names = ", ".join(str(file.parent.relative_to(path)) for file in files)
         raise FilesError(f"{path}: several sweeps ({names}); name one of these folders")
-    rows = [row for file in files for row in checked(*read_rows(file, foreign=foreign), file.name, problems)]
+    rows = [row for file in files for row in _read(file, foreign, problems)]
     return LoadedRows(rows, path.name or str(source))
+
+
+read_records = load_records  # its older name
+
+
+def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
+    """The rows of one file of this machine."""
+    endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv"] if foreign else [])]
+    if file.suffix not in endings:
+        raise FilesError(
+            f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(endings)}"
+        )
+    if file.suffix == ".json":
+        return [RunRecord.load(file)]
+    if (size := file.stat().st_size) > MAX_FILE_BYTES:
+        raise RecordError(f"{file.name}: {size:,} bytes, allowed are at most {MAX_FILE_BYTES:,}")
+    return checked(*split_rows(file.read_bytes(), file.name, foreign=foreign), file.name, problems)
 
 
 def _of_the_hub(
@@ -153,12 +154,17 @@ def _of_the_hub(
     return LoadedRows(checked(*split_rows(content), dataset, problems), name, dataset, commit)
 
 
+def _table_in(folder: Path, *more: str) -> list[Path]:
+    """The table that lies in a folder itself, JSON lines first, or else the first file of another name."""
+    paths = [folder / name for name in (JSONL_NAME, PARQUET_NAME, *more)]
+    return [path for path in paths if path.is_file()][:1]
+
+
 def _files_in(folder: Path) -> list[Path]:
     """The tables of a folder of this machine, or where it has none, the records below it."""
-    if found := table_in(folder, RECORD_NAME) or table_in(folder / "main"):
-        return [found]
-    indexes = [table_in(index) for index in sorted(folder.glob("datasets/*-runs/main"))]
-    if tables := [table for table in indexes if table]:
+    if found := _table_in(folder, RECORD_NAME) or _table_in(folder / "main"):
+        return found
+    if tables := [table for index in sorted(folder.glob("datasets/*-runs/main")) for table in _table_in(index)]:
         return tables
     records = sorted(folder.glob(f"models/*/*/{RECORD_NAME}")) or sorted(folder.rglob(RECORD_NAME))
     if not records:

@@ -125,7 +125,8 @@ class LearningRateGrid:
 
         Raises RunsError where there are no such runs, where one lacks a field, or where a rate appears twice.
         """
-        rows, origin, *_ = read_rows(source)
+        table = read_rows(source)
+        rows, origin = table.rows, table.name
         found: dict[tuple[Any, ...], dict[float, float]] = {}
         for row in rows:
             if (row.get("status") or "final") != "final":

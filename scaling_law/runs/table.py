@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +32,8 @@ from scaling_law.size.architecture import (
 
 if TYPE_CHECKING:
     import pandas
+
+    from hub import LoadedRows
 
 FloatArray = NDArray[np.float64]
 Row = Mapping[str, Any]
@@ -71,6 +73,12 @@ class Runs:
     vocab_size: int | None = None
     where: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in (*_COLUMNS, "loss", "trunk"):
+            column = np.array(getattr(self, name), np.int64 if name == "trunk" else float)
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+
     @classmethod
     def from_columns(
         cls,
@@ -102,16 +110,8 @@ class Runs:
         named = dict(zip((*_COLUMNS, "loss"), columns, strict=True))
         if problems := _problems(named, [f"row {i} ({name})" for i, name in enumerate(names)]):
             raise RunsError(_listed(source, problems.values()))
-        return cls._of(columns, clusters, names, source=source, loss_name=loss_name, trunk_source=trunk_source)
-
-    @classmethod
-    def _of(cls, columns: Iterable[ArrayLike], trunk: ArrayLike, run_id: tuple[str, ...], **about: Any) -> Runs:
-        """Runs whose columns (n_active, tokens, experts, loss) were checked."""
-        n, d, e, losses = (np.array(column, float) for column in columns)
-        clusters = np.array(trunk, np.int64)
-        for column in (n, d, e, losses, clusters):
-            column.setflags(write=False)
-        return cls(n, d, e, losses, clusters, run_id, **about)
+        n, d, e, losses = columns
+        return cls(n, d, e, losses, clusters, names, source, loss_name, trunk_source=trunk_source)
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -190,8 +190,9 @@ def load_runs(
     """
     if on_invalid not in ("raise", "skip"):
         raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
-    table = read_rows(source, revision, on_invalid)
-    rows, origin, problems = [_with_size(row) for row in table.rows], table.name, list(table.problems)
+    problems: list[str] = []
+    table = read_rows(source, revision, problems if on_invalid == "skip" else None)
+    rows, origin = [_with_size(row) for row in table.rows], table.name
     chosen = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not chosen:
         raise RunsError(f"{origin}: {_nothing_chosen(rows, status, problems)}")
@@ -200,10 +201,8 @@ def load_runs(
     loss = _check_columns(origin, [rows[i] for i in chosen], loss)
     names = [f"row {i} ({_name(i, rows[i])})" for i in chosen]
     columns = {name: [rows[i].get(name) for i in chosen] for name in (*_COLUMNS, loss)}
-    wrong = _problems(columns, names, [rows[i].get("run_id") for i in chosen])
-    for at, i in enumerate(chosen):
-        if at not in wrong and (found := _size_problem(rows[i])):
-            wrong[at] = f"{names[at]}: {found}"
+    wrong = {at: f"{names[at]}: {found}" for at, i in enumerate(chosen) if (found := _size_problem(rows[i]))}
+    wrong |= _problems(columns, names, [rows[i].get("run_id") for i in chosen])
     problems += [wrong[at] for at in sorted(wrong)]
     kept = [at for at in range(len(chosen)) if at not in wrong]
     if not kept or (problems and on_invalid == "raise"):
@@ -214,8 +213,12 @@ def load_runs(
         raise RunsError(f"{origin}: {error}") from None
     good = [chosen[at] for at in kept]
     warmup = [tokens for i in good if (tokens := _warmup(rows[i])) is not None]
-    return Runs._of(
-        (np.array([column[at] for at in kept], float) for column in columns.values()),
+    n, d, e, losses = (np.array([column[at] for at in kept], float) for column in columns.values())
+    return Runs(
+        n,
+        d,
+        e,
+        losses,
         np.unique([clusters[i] for i in good], return_inverse=True)[1],
         tuple(_name(i, rows[i]) for i in good),
         source=origin,
@@ -230,41 +233,26 @@ def load_runs(
     )
 
 
-class Rows(NamedTuple):
-    """Rows as mappings, the source's name for messages and provenance, and the rows that were left out and why.
-
-    `dataset` and `commit` are those of an index on the Hub.
-    """
-
-    rows: Sequence[Row]
-    name: str
-    problems: Sequence[str] = ()
-    dataset: str | None = None
-    commit: str | None = None
-
-
-def read_rows(source: Any, revision: str | None = None, on_invalid: Literal["raise", "skip"] = "raise") -> Rows:
-    """The rows of any source that `load_runs` takes.
+def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
+    """The rows, as mappings, of any source that `load_runs` takes; given a list, `problems` gets those left out.
 
     Raises:
-        RunsError: there is no such source, or rows that cannot be read, unless they are skipped.
+        RunsError: there is no such source, or rows that cannot be read.
         HubError: the Hub does not have it, or cannot be reached.
     """
     if isinstance(source, (str, Path)):
-        problems: list[str] | None = [] if on_invalid == "skip" else None
         try:
             table = hub.load_rows(source, revision=revision, problems=problems)
         except (RecordError, FilesError) as error:
             hint = '\non_invalid="skip" leaves them out' if "\n" in str(error) else ""
             raise RunsError(f"{error}{hint}") from None
-        rows = [_mapping(i, row) for i, row in enumerate(table.rows)]
-        return Rows(rows, table.name, problems or (), table.dataset, table.commit)
+        return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
     if revision is not None:
         raise RunsError(f"revision={revision!r} is allowed with a dataset on the Hub only")
     if hasattr(source, "to_dict") and hasattr(source, "columns"):
-        return Rows([_without_nan(row) for row in source.to_dict("records")], "DataFrame")
+        return hub.LoadedRows([_without_nan(row) for row in source.to_dict("records")], "DataFrame")
     if isinstance(source, Iterable):
-        return Rows([_mapping(i, row) for i, row in enumerate(source)], "rows")
+        return hub.LoadedRows([_mapping(i, row) for i, row in enumerate(source)], "rows")
     raise TypeError(f"runs cannot be read from a {type(source).__name__}")
 
 

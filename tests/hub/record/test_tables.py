@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hub import load_records
 from hub.plain.errors import FilesError, RecordError
-from hub.record.table import parse_records, read_records, to_jsonl, to_parquet, write_records
+from hub.record.table import split_rows, to_jsonl, to_parquet, write_records
 from tests.hub.samples import DECIDING, make_record, record_fields
 
 
@@ -40,8 +41,8 @@ def _sweep() -> list:
 def test_both_forms_give_back_the_same_records(tmp_path: Path, name: str) -> None:
     records = _sweep()
     write_records(records, tmp_path)
-    assert read_records(tmp_path / name) == records
-    assert read_records(tmp_path) == records
+    assert load_records(tmp_path / name) == records
+    assert load_records(tmp_path) == records
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["runs.jsonl", "runs.parquet"]
 
 
@@ -51,7 +52,7 @@ def test_a_table_of_one_run_or_of_none_has_the_same_columns() -> None:
     assert schemas[0].field("eval_loss").type == pa.float64()
     assert schemas[0].field("tokens").type == pa.int64()
     assert schemas[0].field("final_norm").type == pa.bool_()
-    assert parse_records(to_parquet([]), name="runs.parquet") == []
+    assert split_rows(to_parquet([]), "runs.parquet") == ([], [])
 
 
 def test_a_data_frame_has_the_columns_of_a_fit() -> None:
@@ -69,13 +70,13 @@ def test_broken_lines_are_all_named_and_can_be_left_out(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
     file.write_text("\n".join(lines))
     with pytest.raises(RecordError) as caught:
-        read_records(file)
+        load_records(file)
     message = str(caught.value)
     assert "4 of 6 rows" in message
     for part in ("runs.jsonl line 2: not valid JSON", "line 5", "'wrong'", "experts", "line 6", "line 7: NaN"):
         assert part in message
     problems: list[str] = []
-    assert [record.run_id for record in read_records(file, problems=problems)] == [
+    assert [record.run_id for record in load_records(file, problems=problems)] == [
         "demo-d64-E4-a",
         "b",
     ]
@@ -86,16 +87,16 @@ def test_a_foreign_parquet_file_is_refused_row_by_row(tmp_path: Path) -> None:
     table = pa.table({"run_id": ["a"], "experts": [3], "versions": ["{}"], "unknown_fields": ["[1]"]})
     pq.write_table(table, tmp_path / "runs.parquet")
     with pytest.raises(RecordError, match=r"runs.parquet row 1: unknown_fields"):
-        read_records(tmp_path)
+        load_records(tmp_path)
     (tmp_path / "runs.parquet").write_bytes(b"PAR1 garbage")
     with pytest.raises(RecordError, match="not a readable parquet file"):
-        read_records(tmp_path)
+        load_records(tmp_path)
 
 
 def test_extra_columns_of_a_parquet_file_are_kept(tmp_path: Path) -> None:
     table = pq.read_table(io.BytesIO(to_parquet(_sweep()[:1])))
     pq.write_table(table.append_column("mine", pa.array([7])), tmp_path / "x.parquet")
-    assert read_records(tmp_path / "x.parquet")[0].to_dict()["mine"] == 7
+    assert load_records(tmp_path / "x.parquet")[0].to_dict()["mine"] == 7
 
 
 def test_an_unknown_field_cannot_replace_a_known_one(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_an_unknown_field_cannot_replace_a_known_one(tmp_path: Path) -> None:
     hidden = json.dumps({"experts": 64, "schedule": {"peak_learning_rate": 9.0, "extra": 1}})
     column = row.schema.get_field_index("unknown_fields")
     pq.write_table(row.set_column(column, "unknown_fields", pa.array([hidden])), tmp_path / "x.parquet")
-    record = read_records(tmp_path / "x.parquet")[0]
+    record = load_records(tmp_path / "x.parquet")[0]
     assert record.experts == 4
     assert record.schedule.peak_learning_rate == 0.002
     assert record.to_dict()["schedule"]["extra"] == 1
@@ -112,16 +113,17 @@ def test_an_unknown_field_cannot_replace_a_known_one(tmp_path: Path) -> None:
 def test_a_parquet_file_without_pyarrow_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_records(_sweep(), tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert read_records(tmp_path) == _sweep(), "the JSON lines are preferred, and need no pyarrow"
+    assert load_records(tmp_path) == _sweep(), "the JSON lines are preferred, and need no pyarrow"
     with pytest.raises(FilesError, match=r"^runs.parquet: .*pip install .joint-moe-scaling-laws\[parquet\]") as caught:
-        read_records(tmp_path / "runs.parquet")
+        load_records(tmp_path / "runs.parquet")
     assert "\n" not in str(caught.value)
 
 
 def test_missing_and_unsuitable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FilesError, match=r"neither runs\.jsonl nor"):
-        read_records(tmp_path)
-    with pytest.raises(FilesError, match="there is no file"):
-        read_records(tmp_path / "runs.jsonl")
+        load_records(tmp_path)
+    with pytest.raises(FilesError, match="no such file or folder"):
+        load_records(tmp_path / "runs.jsonl")
+    (tmp_path / "runs.csv").touch()
     with pytest.raises(FilesError, match=r"not a table of runs; allowed are a folder, or a file that ends in .jsonl"):
-        read_records(tmp_path / "runs.csv")
+        load_records(tmp_path / "runs.csv")
