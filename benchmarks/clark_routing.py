@@ -62,10 +62,12 @@ def compare(report: Report, law: str, router: str, runs: Runs, expected: int, an
 
 
 def main() -> None:
-    given = os.environ.get("BENCH_CURVES") or None
     options = parse(
         __doc__,
-        ("--curves", {"type": Path, "default": Path(given) if given else None, "help": "path of curves.csv.gz"}),
+        (
+            "--curves",
+            {"type": Path, "default": os.environ.get("BENCH_CURVES") or None},
+        ),
         fast={},
     )
     report = Report("clark_routing", options)

@@ -60,16 +60,21 @@ def parameters(d: float, experts: float) -> float:
     return 2.0 * d * VOCABULARY + (4.0 + 9.0 * experts) * d**3 / 64.0
 
 
+def loss_at(flops: float, experts: float):
+    """The loss as a function of N_act, in plain Python."""
+    m, mu, n, nu = terms(experts, math.log)
+    return lambda n_active: m * n_active**mu + n * (flops / (6.0 * n_active)) ** nu + LAW.c
+
+
 def with_scipy(experts: float) -> tuple[float, float]:
     """(d_model, loss) of the best model that fits."""
-    m, mu, n, nu = terms(experts, math.log)
+    of = loss_at(FLOPS, experts)
 
     def spare(d: float) -> float:
         return MEMORY - 2.0 * parameters(d, experts) - 2.0 * 2.0 * CONTEXT * d * d / 64.0
 
     def loss(log_d: float) -> float:
-        n_active = parameters(math.exp(log_d), 1.0)
-        return m * n_active**mu + n * (FLOPS / (6.0 * n_active)) ** nu + LAW.c
+        return of(parameters(math.exp(log_d), 1.0))
 
     limit = math.log(brentq(spare, 64.0, 1e5, xtol=1e-9))
     found = minimize_scalar(loss, bounds=(math.log(64.0), limit), method="bounded", options={"xatol": 1e-8})
@@ -79,14 +84,9 @@ def with_scipy(experts: float) -> tuple[float, float]:
 
 
 def compute_optimum_with_scipy(flops: float, experts: float) -> float:
-    m, mu, n, nu = terms(experts, math.log)
-
-    def loss(log_n: float) -> float:
-        n_active = math.exp(log_n)
-        return m * n_active**mu + n * (flops / (6.0 * n_active)) ** nu + LAW.c
-
-    bounds = (math.log(1e3), math.log(flops / 6e3))
-    return float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-8}).fun)
+    loss, bounds = loss_at(flops, experts), (math.log(1e3), math.log(flops / 6e3))
+    found = minimize_scalar(lambda log_n: loss(math.exp(log_n)), bounds=bounds, options={"xatol": 1e-8})
+    return float(found.fun)
 
 
 def table(report: Report, rounds: int) -> None:

@@ -22,7 +22,7 @@ def show_list(context: typer.Context, as_json: Json = False, version: Version = 
     if context.invoked_subcommand:
         return
     rows: list[dict[str, Any]] = [
-        {"preset": listed.name, **listed.sizes, "tokens": listed.tokens} for listed in listing().values()
+        {"preset": name, **listed.sizes, "tokens": listed.tokens} for name, listed in listing().items()
     ]
     shown = [{**row, "tokens": ", ".join(map(format_count, row["tokens"]))} for row in rows]
     runs = sum(len(row["tokens"]) for row in rows)

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from benchmarks import render
-from benchmarks.report import ROOT, Report, Row, plain, quotient, settings, shown
+from benchmarks.report import ROOT, Report, Row, quotient, settings, shown
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in ("__init__", "report"))
 
@@ -52,15 +52,14 @@ def test_ratios_are_how_many_times_as_good():
         (46_252_845.4, "tokens/s", "46,252,845 tokens/s"),
         (1.0416e-5, "", "1.0416e-05"),
         (0.0, "%", "0 %"),
+        (1234.5, "", "1,234"),
+        (0.25, "", "0.25"),
+        (999.0, "", "999"),
         (None, "s", ""),
     ],
 )
 def test_numbers_are_shown_in_units_that_suit_them(value, unit, text):
     assert shown(value, unit) == text
-
-
-def test_whole_numbers_are_separated():
-    assert (plain(1234.5), plain(0.25), plain(999.0)) == ("1,234", "0.25", "999")
 
 
 def test_settings_hold_no_path():

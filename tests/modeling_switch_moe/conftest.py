@@ -1,9 +1,20 @@
-"""Small models that all tests of the model share."""
+"""Small models that all tests of the model share, and a step of their training."""
 
 import pytest
 import torch
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+
+IMPLEMENTATIONS = ("auto", "capacity", "grouped_mm", "batched_mm", "eager")
+
+
+def step(model, *inputs, autocast=False, **options):
+    """Output and gradients of a forward and backward pass."""
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        output = model(*inputs, **options)
+    output.loss.backward()
+    return output, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 @pytest.fixture(autouse=True)

@@ -6,22 +6,9 @@ differentiate everything, in whatever precision the tensors have.
 """
 
 import math
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import torch
-
-IMPLEMENTATIONS = ("auto", "capacity", "grouped_mm", "batched_mm", "eager")
-
-
-@dataclass
-class ReferenceResult:
-    """Logits `[B, S, V]`; losses summed over blocks; per block dropped tokens as (row, position), counts."""
-
-    logits: torch.Tensor
-    balance_loss: torch.Tensor
-    z_loss: torch.Tensor
-    dropped: list[list[tuple[int, int]]] = field(default_factory=list)
-    counts: list[list[int]] = field(default_factory=list)
 
 
 def norm(x, weights, name, config):
@@ -34,32 +21,26 @@ def norm(x, weights, name, config):
 
 def rotate(vector, position, base=10000.0):
     """Turn pairs (i, i + D/2) of one head's vector by position * base^(-2i/D)."""
-    half = len(vector) // 2
-    turned = [None] * len(vector)
-    for i in range(half):
-        angle = position * base ** (-2 * i / len(vector))
-        turned[i] = vector[i] * math.cos(angle) - vector[i + half] * math.sin(angle)
-        turned[i + half] = vector[i + half] * math.cos(angle) + vector[i] * math.sin(angle)
-    return torch.stack(turned)
+    first, second = vector.chunk(2)
+    angles = [position * base ** (-2 * i / len(vector)) for i in range(len(first))]
+    cos, sin = (torch.tensor([of(angle) for angle in angles], dtype=vector.dtype) for of in (math.cos, math.sin))
+    return torch.cat([first * cos - second * sin, second * cos + first * sin])
 
 
 def attention(stream, weights, prefix, config, real):
-    """Causal attention of one row `stream` (list of S vectors); `real[s]`: may position s be attended to."""
-    width = config.head_dim
-    queries, keys, values = [], [], []
-    for position, x in enumerate(stream):
-        q, k, v = (weights[f"{prefix}.{name}_proj.weight"] @ x for name in "qkv")
-        heads = [slice(h * width, (h + 1) * width) for h in range(config.num_attention_heads)]
-        queries.append([rotate(q[h], position) for h in heads])
-        keys.append([rotate(k[h], position) for h in heads])
-        values.append([v[h] for h in heads])
+    """Causal attention of one row `stream` (list of S vectors); `real[s]`: may position s be attended to?"""
+    heads, positions = range(config.num_attention_heads), range(len(stream))
+    queries, keys, values = (
+        [(weights[f"{prefix}.{name}_proj.weight"] @ x).view(len(heads), -1) for x in stream] for name in "qkv"
+    )
+    queries, keys = ([[rotate(part[s][h], s) for h in heads] for s in positions] for part in (queries, keys))
     outputs = []
-    for position in range(len(stream)):
+    for position in positions:
         visible = [s for s in range(position + 1) if real[s]] or [position]
         mixed = []
-        for head in range(config.num_attention_heads):
-            scores = torch.stack([queries[position][head] @ keys[s][head] for s in visible]) / math.sqrt(width)
-            shares = torch.softmax(scores, 0)
+        for head in heads:
+            scores = torch.stack([queries[position][head] @ keys[s][head] for s in visible])
+            shares = torch.softmax(scores / math.sqrt(config.head_dim), 0)
             mixed.append(sum(share * values[s][head] for share, s in zip(shares, visible, strict=True)))
         outputs.append(weights[f"{prefix}.o_proj.weight"] @ torch.cat(mixed))
     return outputs
@@ -75,59 +56,51 @@ def switch(tokens, weights, prefix, config, training, real):
 
     One group of tokens after the other; a mean over all tokens is one over groups, weighed by their real tokens.
     """
-    size = config.capacity_group_tokens or len(tokens)
+    experts, inner = config.num_experts, config.intermediate_size
+    gate_up, down = weights[prefix + ".experts.gate_up_proj"], weights[prefix + ".experts.down_proj"]
     zero = torch.zeros((), dtype=tokens[0].dtype)
-    outputs, balance, z, dropped, counts = [], zero, zero, [], [0] * config.num_experts
+    outputs, balance, z, dropped, counts = [], zero, zero, [], [0] * experts
+    size = config.capacity_group_tokens or len(tokens)
     for start in range(0, len(tokens), size):
-        in_group = real[start : start + size]
-        part = switch_group(tokens[start : start + size], weights, prefix, config, training, in_group)
-        outputs += part[0]
-        balance, z = balance + part[1] * sum(in_group) / sum(real), z + part[2] * sum(in_group) / sum(real)
-        dropped += [start + number for number in part[3]]
-        counts = [a + b for a, b in zip(counts, part[4], strict=True)]
+        group = range(start, min(start + size, len(tokens)))
+        n_real = sum(real[number] for number in group)
+        capacity = len(group)
+        if training and config.capacity_factor is not None:
+            capacity = math.floor(config.capacity_factor * n_real / experts)
+        chosen, probability_sum = [0] * experts, torch.zeros(experts, dtype=zero.dtype)
+        for number in group:
+            x = tokens[number]
+            outputs.append(torch.zeros_like(x))
+            if not real[number]:
+                continue
+            logits = weights[prefix + ".router.weight"] @ x
+            probabilities = torch.softmax(logits, 0)
+            expert = int(torch.argmax(probabilities))
+            probability_sum = probability_sum + probabilities
+            z = z + torch.log(torch.exp(logits).sum()) ** 2 / sum(real)
+            chosen[expert] += 1
+            if chosen[expert] > capacity:
+                dropped.append(number)
+                continue
+            y = swiglu(x, gate_up[expert, :inner], gate_up[expert, inner:], down[expert])
+            outputs[-1] = probabilities[expert] * y
+        if n_real:  # else a group of padding alone
+            share = torch.tensor(chosen, dtype=zero.dtype) / n_real
+            balance = balance + experts * (probability_sum * share).sum() / sum(real)
+        counts = [a + b for a, b in zip(counts, chosen, strict=True)]
     return outputs, balance, z, dropped, counts
 
 
-def switch_group(tokens, weights, prefix, config, training, real):
-    """`switch` for one capacity group, token by token."""
-    experts = config.num_experts
-    gate_up, down = weights[prefix + ".experts.gate_up_proj"], weights[prefix + ".experts.down_proj"]
-    inner = config.intermediate_size
-    capacity = len(tokens)
-    if training and config.capacity_factor is not None:
-        capacity = math.floor(config.capacity_factor * sum(real) / experts)
-    taken, counts, dropped, outputs = [0] * experts, [0] * experts, [], []
-    probability_sum, squares = torch.zeros(experts, dtype=tokens[0].dtype), torch.zeros((), dtype=tokens[0].dtype)
-    for number, x in enumerate(tokens):
-        if not real[number]:
-            outputs.append(torch.zeros_like(x))
-            continue
-        logits = weights[prefix + ".router.weight"] @ x
-        probabilities = torch.softmax(logits, 0)
-        expert = int(torch.argmax(probabilities))
-        counts[expert] += 1
-        probability_sum = probability_sum + probabilities
-        squares = squares + torch.log(torch.exp(logits).sum()) ** 2
-        if taken[expert] >= capacity:
-            dropped.append(number)
-            outputs.append(torch.zeros_like(x))
-            continue
-        taken[expert] += 1
-        y = swiglu(x, gate_up[expert, :inner], gate_up[expert, inner:], down[expert])
-        outputs.append(probabilities[expert] * y)
-    n_real = max(sum(real), 1)  # a group of padding alone
-    share = torch.tensor(counts, dtype=probability_sum.dtype) / n_real
-    balance = experts * (probability_sum / n_real * share).sum()
-    return outputs, balance, squares / n_real, dropped, counts
-
-
 def run(weights, config, input_ids, training, attention_mask=None):
-    """The whole model on `input_ids [B, S]`; `weights` is the state dict of a `SwitchMoeForCausalLM`."""
+    """The whole model on `input_ids [B, S]`; `weights` is the state dict of a `SwitchMoeForCausalLM`.
+
+    Returns logits `[B, S, V]`; losses summed over blocks; per block dropped tokens as (row, position), and counts.
+    """
     rows, length = input_ids.shape
     real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     stream = [[weights["model.embed_tokens.weight"][int(t)] for t in row] for row in input_ids]
     zero = torch.zeros((), dtype=weights["lm_head.weight"].dtype)
-    result = ReferenceResult(logits=None, balance_loss=zero, z_loss=zero)
+    result = SimpleNamespace(balance_loss=zero, z_loss=zero, dropped=[], counts=[])
     for block in range(config.num_hidden_layers):
         prefix = f"model.layers.{block}"
         for row in range(rows):
@@ -152,14 +125,3 @@ def run(weights, config, input_ids, training, attention_mask=None):
         stream = [[norm(x, weights, "model.norm", config) for x in row] for row in stream]
     result.logits = torch.stack([torch.stack([weights["lm_head.weight"] @ x for x in row]) for row in stream])
     return result
-
-
-def cross_entropy(logits, labels):
-    """Mean over targets of -log softmax, predicting position s from s - 1; -100 is no target."""
-    terms = []
-    for row in range(labels.shape[0]):
-        for position in range(1, labels.shape[1]):
-            target = int(labels[row, position])
-            if target != -100:
-                terms.append(torch.logsumexp(logits[row, position - 1], 0) - logits[row, position - 1, target])
-    return sum(terms) / len(terms)

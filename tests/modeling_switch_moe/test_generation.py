@@ -13,9 +13,7 @@ def test_cached_generation_equals_the_full_forward(make_model, tokens, attention
     model = make_model(num_experts=experts).eval()
     model.set_attn_implementation(attention)
     for cache in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
-        out = model.generate(
-            tokens, max_new_tokens=8, do_sample=False, return_dict_in_generate=True, output_logits=True, **cache
-        )
+        out = model.generate(tokens, return_dict_in_generate=True, output_logits=True, **GREEDY, **cache)
         full = model(out.sequences).logits[:, tokens.shape[1] - 1 : -1]
         torch.testing.assert_close(torch.stack(out.logits, 1), full, rtol=0, atol=2e-5)
         assert torch.equal(full.argmax(-1), out.sequences[:, tokens.shape[1] :])
@@ -23,23 +21,24 @@ def test_cached_generation_equals_the_full_forward(make_model, tokens, attention
 
 def test_beam_search_and_sampling(make_model, tokens):
     model = make_model().eval()
-    beams = model.generate(tokens, max_new_tokens=5, num_beams=3, do_sample=False, num_return_sequences=2)
-    assert beams.shape == (6, 17)
-    without_cache = model.generate(
-        tokens, max_new_tokens=5, num_beams=3, do_sample=False, num_return_sequences=2, use_cache=False
+    cached, plain = (
+        model.generate(tokens, num_beams=3, num_return_sequences=2, use_cache=cache, **GREEDY)
+        for cache in (True, False)
     )
-    assert torch.equal(beams, without_cache)
-    torch.manual_seed(3)
-    first = model.generate(tokens, max_new_tokens=5, do_sample=True)
-    torch.manual_seed(3)
-    assert torch.equal(first, model.generate(tokens, max_new_tokens=5, do_sample=True))
+    assert cached.shape == (6, 18)
+    assert torch.equal(cached, plain)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        drawn.append(model.generate(tokens, max_new_tokens=5, do_sample=True))
+    assert torch.equal(*drawn)
 
 
-def test_assisted_decoding_gives_the_greedy_tokens(make_model, tokens):
+def test_assisted_decoding_and_prompt_lookup_give_the_greedy_tokens(make_model, tokens):
     model, assistant = make_model().eval(), make_model(seed=1, num_experts=2).eval()
-    row = tokens[:1]
-    greedy = model.generate(row, max_new_tokens=8, do_sample=False)
-    assert torch.equal(greedy, model.generate(row, max_new_tokens=8, do_sample=False, assistant_model=assistant))
+    row = tokens[:1].repeat(1, 2)
+    for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 3}):
+        assert torch.equal(model.generate(row, **options, **GREEDY), model.generate(row, **GREEDY))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -47,13 +46,11 @@ def test_left_padding_changes_nothing(make_model, tokens, attention):
     model = make_model(pad_token_id=0).eval()
     model.set_attn_implementation(attention)
     short = tokens[:1, :7]
-    padded = torch.cat([torch.zeros(1, 5, dtype=torch.long), short], 1)
-    batch = torch.cat([padded, tokens[1:]])
+    batch = torch.cat([torch.nn.functional.pad(short, (5, 0)), tokens[1:]])
     mask = torch.ones_like(batch)
     mask[0, :5] = 0
-    alone = model.generate(short, max_new_tokens=6, do_sample=False)[:, 7:]
-    together = model.generate(batch, attention_mask=mask, max_new_tokens=6, do_sample=False)[:1, 12:]
-    assert torch.equal(alone, together)
+    together = model.generate(batch, attention_mask=mask, **GREEDY)[:1, 12:]
+    assert torch.equal(model.generate(short, **GREEDY)[:, 7:], together)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     logits = model(batch, attention_mask=mask, position_ids=positions).logits[:1, 5:]
     torch.testing.assert_close(logits, model(short).logits, rtol=0, atol=1e-5)
@@ -63,15 +60,8 @@ def test_left_padding_changes_nothing(make_model, tokens, attention):
 def test_what_generation_returns_beside_the_tokens(make_model, tokens, beams):
     model = make_model().eval()
     model.set_attn_implementation("eager")  # the only one that returns probabilities
-    out = model.generate(
-        tokens,
-        num_beams=beams,
-        return_dict_in_generate=True,
-        output_attentions=True,
-        output_hidden_states=True,
-        output_scores=True,
-        **GREEDY,
-    )
+    returned = ("return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores")
+    out = model.generate(tokens, num_beams=beams, **dict.fromkeys(returned, True), **GREEDY)
     rows = 3 * beams
     assert len(out.scores) == len(out.attentions) == len(out.hidden_states) == 6
     assert [state.shape for state in out.hidden_states[1]] == [(rows, 1, 32)] * 3  # embeddings and two blocks
@@ -91,12 +81,6 @@ def test_generation_goes_on_from_a_cache(make_model, tokens):
     half = model.generate(tokens, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
     whole = model.generate(half.sequences, past_key_values=half.past_key_values, max_new_tokens=3, do_sample=False)
     assert torch.equal(whole, model.generate(tokens, **GREEDY))
-
-
-def test_prompt_lookup_gives_the_greedy_tokens(make_model, tokens):
-    model = make_model().eval()
-    row = tokens[:1].repeat(1, 2)
-    assert torch.equal(model.generate(row, prompt_lookup_num_tokens=3, **GREEDY), model.generate(row, **GREEDY))
 
 
 @pytest.mark.slow
@@ -136,6 +120,6 @@ def test_decoding_equals_the_forward_with_gradients(make_model, tokens, implemen
     """Without gradients the experts take a shorter way; one row is the usual case while decoding."""
     model = make_model(implementation=implementation).eval()
     batch = tokens[:rows] if rows else tokens
+    expected = model(batch).logits.detach()
     with torch.no_grad():
-        found = model(batch).logits
-    torch.testing.assert_close(found, model(batch).logits.detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(model(batch).logits, expected, rtol=0, atol=1e-6)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from modeling_switch_moe import SwitchMoeForCausalLM
 from modeling_switch_moe.routing import expert_capacity, most_kept, route
-from tests.modeling_switch_moe.reference import IMPLEMENTATIONS, cross_entropy, run
+from tests.modeling_switch_moe.conftest import IMPLEMENTATIONS, step
+from tests.modeling_switch_moe.reference import run
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
@@ -29,7 +30,7 @@ def assert_equals_reference(model, tokens, training, attention_mask=None):
     """Compare everything, gradients of the whole training loss included; returns the reference's result (in fp64)."""
     model.train(training)
     labels = tokens if attention_mask is None else tokens.masked_fill(attention_mask == 0, -100)
-    output = model(tokens, attention_mask=attention_mask, labels=labels)
+    output, gradients = step(model, tokens, attention_mask=attention_mask, labels=labels)
     weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
     expected = run(weights, model.config, tokens, training, attention_mask)
     real = torch.ones_like(tokens).bool() if attention_mask is None else attention_mask.bool()
@@ -37,19 +38,15 @@ def assert_equals_reference(model, tokens, training, attention_mask=None):
     close(output.logits[real], expected.logits[real])
     close(output.balance_loss, expected.balance_loss)
     close(output.z_loss, expected.z_loss)
-    lm_loss = cross_entropy(expected.logits, labels)
-    close(output.lm_loss, lm_loss)
-    loss = lm_loss
+    loss = torch.nn.functional.cross_entropy(expected.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    close(output.lm_loss, loss)
     if training:
         loss = loss + 0.01 * expected.balance_loss + 0.001 * expected.z_loss
     close(output.loss, loss)
     assert output.routing.tokens_per_expert.tolist() == expected.counts
     assert output.routing.dropped_tokens.tolist() == [len(dropped) for dropped in expected.dropped]
-    output.loss.backward()
     loss.backward()
-    assert_gradients_close(
-        {name: p.grad for name, p in model.named_parameters()}, {n: w.grad for n, w in weights.items()}
-    )
+    assert_gradients_close(gradients, {name: weight.grad for name, weight in weights.items()})
     return expected
 
 
@@ -96,7 +93,7 @@ def test_implementations_agree_when_experts_get_nothing(make_model, sharpen):
             model.zero_grad()
             output = model(ids, labels=ids)
             (output.loss + output.logits.square().sum()).backward()
-            gradients[implementation] = {n: p.grad.clone() for n, p in model.named_parameters()}
+            gradients[implementation] = {name: p.grad for name, p in model.named_parameters()}
             assert_gradients_close(gradients[implementation], gradients["eager"])
     assert (output.routing.tokens_per_expert == 0).any()
 
@@ -219,21 +216,17 @@ def test_micro_batches_add_up_to_the_batch(make_model):
     for coefficients in ({"router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.01}, {}):
         model = make_model(capacity_factor=None, **coefficients).train()
         batch = ids if coefficients else ids[:1].expand(4, -1)
-        model(batch, labels=batch).loss.backward()
-        whole = [p.grad.clone() for p in model.parameters()]
+        _, whole = step(model, batch, labels=batch)
         model.zero_grad()
         for row in batch.split(1):
             model(row, labels=row, num_items_in_batch=torch.tensor(4 * 9)).loss.backward()
-        for parameter, expected in zip(model.parameters(), whole, strict=True):
-            torch.testing.assert_close(parameter.grad, expected, **CLOSE)
+        torch.testing.assert_close({name: p.grad for name, p in model.named_parameters()}, whole, **CLOSE)
 
 
 def test_shift_labels_are_targets_as_they_stand(make_model, tokens):
     model = make_model().train()
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     aligned = model(inputs, shift_labels=targets)
-    shifted = torch.cat([torch.full_like(targets[:, :1], -100), targets], 1)[:, :-1]
-    assert shifted.shape == inputs.shape
     by_hand = torch.nn.functional.cross_entropy(aligned.logits.flatten(0, 1), targets.flatten())
     torch.testing.assert_close(aligned.lm_loss, by_hand)
     expected = by_hand + 0.01 * aligned.balance_loss + 0.001 * aligned.z_loss
@@ -251,14 +244,9 @@ def test_loss_in_chunks_equals_the_loss_from_logits(make_model, tokens, monkeypa
     arguments = {"shift_labels": targets} if kind == "shift_labels" else {"labels": targets}
     if kind == "num_items":
         arguments["num_items_in_batch"] = torch.tensor(100)
-    results = []
-    for output_logits in (True, False):
-        model.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
-            output = model(tokens, output_logits=output_logits, **arguments)
-        output.loss.backward()
-        results.append((output, {name: p.grad.clone() for name, p in model.named_parameters()}))
-    (whole, expected), (chunked, gradients) = results
+    arguments["autocast"] = kind == "autocast"
+    whole, expected = step(model, tokens, **arguments)
+    chunked, gradients = step(model, tokens, output_logits=False, **arguments)
     assert chunked.logits is None
     if kind == "autocast":
         torch.testing.assert_close(chunked.loss, whole.loss, rtol=1e-3, atol=0)
@@ -271,23 +259,20 @@ def test_loss_in_chunks_equals_the_loss_from_logits(make_model, tokens, monkeypa
 
 def test_loss_in_chunks_without_gradients(make_model, tokens):
     model = make_model().eval()
-    with torch.no_grad():
-        chunked, whole = model(tokens, labels=tokens, output_logits=False), model(tokens, labels=tokens)
-    torch.testing.assert_close(chunked.loss, whole.loss)
-    model.resize_token_embeddings(64)
-    torch.testing.assert_close(
-        model(tokens, labels=tokens, output_logits=False).loss, model(tokens, labels=tokens).loss
-    )
+    for size in (61, 64):
+        model.resize_token_embeddings(size)
+        with torch.no_grad():
+            chunked, whole = model(tokens, labels=tokens, output_logits=False), model(tokens, labels=tokens)
+        torch.testing.assert_close(chunked.loss, whole.loss)
 
 
 @pytest.mark.parametrize("group", [None, 12, 7])
 @pytest.mark.parametrize(("training", "capacity_factor"), [(True, 1.0), (True, None), (False, 1.0)])
 def test_nothing_waits_for_the_device(make_config, training, capacity_factor, group):
     """On the meta device reading a value raises: what runs there, backward and statistics included, never waits."""
+    config = make_config(capacity_factor=capacity_factor, capacity_group_tokens=group)
     with torch.device("meta"):
-        model = SwitchMoeForCausalLM(make_config(capacity_factor=capacity_factor, capacity_group_tokens=group)).train(
-            training
-        )
+        model = SwitchMoeForCausalLM(config).train(training)
         model.set_attn_implementation("eager")  # for sdpa transformers looks into the padding mask
         if capacity_factor is None or not training:
             model.set_experts_implementation("batched_mm")  # grouped_mm has no meta kernel for fp32

@@ -6,6 +6,7 @@ import torch
 from transformers import BitsAndBytesConfig, PreTrainedTokenizerFast, Trainer, TrainingArguments, pipeline
 
 from modeling_switch_moe import SwitchMoeForCausalLM
+from tests.modeling_switch_moe.conftest import step
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +19,7 @@ def test_compiled_evaluation_has_no_graph_breaks(make_model, tokens, experts):
     model = make_model(num_experts=experts).eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
-        expected = model(tokens, labels=tokens)
-        actual = compiled(tokens, labels=tokens)
+        expected, actual = model(tokens, labels=tokens), compiled(tokens, labels=tokens)
     torch.testing.assert_close(actual.logits, expected.logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(actual.loss, expected.loss)
     assert torch.equal(actual.routing.tokens_per_expert, expected.routing.tokens_per_expert)
@@ -37,16 +37,12 @@ def test_compiled_evaluation_has_no_graph_breaks(make_model, tokens, experts):
 def test_compiled_training_step_has_no_graph_breaks(make_model, tokens, changes, output_logits):
     model = make_model(**changes).train()
     options = {"labels": tokens, "use_cache": False, "output_logits": output_logits}
-    expected = model(tokens, **options)
-    expected.loss.backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    actual = torch.compile(model, fullgraph=True, backend="aot_eager")(tokens, **options)
-    actual.loss.backward()
+    expected, gradients = step(model, tokens, **options)
+    model.compile(fullgraph=True, backend="aot_eager")
+    actual, found = step(model, tokens, **options)
     torch.testing.assert_close(actual.loss, expected.loss)
     assert torch.equal(actual.routing.dropped_tokens, expected.routing.dropped_tokens)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-6, msg=name)
+    torch.testing.assert_close(found, gradients, rtol=0, atol=1e-6)
 
 
 def test_compiled_model_saves_under_plain_names(make_model, tokens, tmp_path):
@@ -116,8 +112,7 @@ def test_text_generation_pipeline(make_model):
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<end>", eos_token="<end>")
     generate = pipeline("text-generation", model=make_model().eval(), tokenizer=fast, device="cpu")
     results = generate(["1 2 3", "4"], max_new_tokens=5, do_sample=False, batch_size=2)
-    alone = generate("4", max_new_tokens=5, do_sample=False)
-    assert results[1] == alone
+    assert results[1] == generate("4", max_new_tokens=5, do_sample=False)
     assert results[0][0]["generated_text"].startswith("1 2 3")
 
 
@@ -126,16 +121,13 @@ def test_lora_on_attention_and_experts(make_model, tokens):
     settings = peft.LoraConfig(
         r=4, target_modules=["q_proj", "v_proj"], target_parameters=["experts.gate_up_proj", "experts.down_proj"]
     )
-    model = peft.get_peft_model(make_model(), settings)
-    model.train()
-    model(tokens, labels=tokens).loss.backward()
-    trained = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-    assert all("lora" in name for name in trained)
-    assert all(g.abs().max() > 0 for name, g in trained.items() if "lora_B" in name)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1)
+    model = peft.get_peft_model(make_model(), settings).train()
+    step(model, tokens, labels=tokens)
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == ("lora" in name)
+        if "lora_B" in name:
+            assert parameter.grad.abs().max() > 0
+            torch.nn.init.normal_(parameter, std=0.1)
     expected = model.eval()(tokens).logits
     torch.testing.assert_close(model.merge_and_unload()(tokens).logits, expected, rtol=0, atol=1e-4)
 
@@ -151,7 +143,5 @@ def test_quantised_loading_leaves_the_router_alone(make_model, tokens, tmp_path,
         assert torch.equal(layer.mlp.router.weight, original.mlp.router.weight)
         assert layer.mlp.router.weight.dtype == torch.float32
         assert isinstance(layer.self_attn.q_proj, (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt))
-    similarity = torch.cosine_similarity(
-        loaded(tokens).logits.float().flatten(), model(tokens).logits.flatten(), dim=0
-    )
-    assert similarity > 0.9
+    logits, expected = loaded(tokens).logits.float(), model(tokens).logits
+    assert torch.cosine_similarity(logits.flatten(), expected.flatten(), dim=0) > 0.9

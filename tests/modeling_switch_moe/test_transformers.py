@@ -1,7 +1,7 @@
 """The model as a transformers model: saving, loading, generation, caches, outputs, checkpointing, bad input."""
 
-import copy
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -12,11 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, SwitchMoeModel
-
-
-def state_equal(first, second):
-    first, second = first.state_dict(), second.state_dict()
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+from tests.modeling_switch_moe.conftest import IMPLEMENTATIONS, step
 
 
 @pytest.mark.parametrize("experts", [1, 4])
@@ -39,18 +35,19 @@ def test_save_and_load(make_model, tokens, tmp_path, experts, dtype):
 def test_bf16_loading_keeps_the_router_in_fp32(make_model, tmp_path):
     make_model().save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    dtypes = {name: parameter.dtype for name, parameter in loaded.named_parameters()}
-    for name, dtype in dtypes.items():
-        assert dtype == (torch.float32 if "router" in name else torch.bfloat16), name
+    for name, parameter in loaded.named_parameters():
+        assert parameter.dtype == (torch.float32 if "router" in name else torch.bfloat16), name
 
 
-def test_sharded_saving(make_model, tokens, tmp_path):
-    model = make_model().eval()
+@pytest.mark.parametrize("tied", [False, True])
+def test_sharded_saving_and_tied_embeddings(make_model, tokens, tmp_path, tied):
+    model = make_model(tie_word_embeddings=tied).eval()
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, model(tokens).logits)
-    mapped = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="cpu", low_cpu_mem_usage=True)
-    assert torch.equal(mapped(tokens).logits, model(tokens).logits)
+    for options in ({}, {"device_map": "cpu", "low_cpu_mem_usage": True}):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
 def test_missing_weights_are_initialised_by_the_preset(make_model, tmp_path):
@@ -59,14 +56,13 @@ def test_missing_weights_are_initialised_by_the_preset(make_model, tmp_path):
     kept = {name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp" not in name}
     save_file(kept, file, metadata={"format": "pt"})
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    block = loaded.model.layers[1].mlp
+    block, rotary = loaded.model.layers[1].mlp, loaded.model.rotary_emb
     assert block.experts.down_proj.std().item() == pytest.approx((0.1 / (4 * 384)) ** 0.5, rel=0.03)
     assert block.experts.gate_up_proj.std().item() == pytest.approx((0.1 / 128) ** 0.5, rel=0.03)
     assert block.router.weight.std().item() == pytest.approx((0.1 / 128) ** 0.5, rel=0.2)
-    untouched = loaded.model.layers[0].mlp.experts.down_proj
-    assert torch.equal(untouched, kept["model.layers.0.mlp.experts.down_proj"])
-    assert (loaded.model.rotary_emb.inv_freq == loaded.model.rotary_emb.original_inv_freq).all()
-    assert loaded.model.rotary_emb.inv_freq[0] == 1
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in kept.items())
+    assert (rotary.inv_freq == rotary.original_inv_freq).all()
+    assert rotary.inv_freq[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -88,8 +84,7 @@ def test_a_saved_configuration_with_bad_values_is_refused(make_model, tmp_path):
 
 def test_log_likelihood_with_right_padding_equals_the_unpadded_one(make_model, tokens):
     model = make_model().eval()
-    padded = torch.cat([tokens, torch.zeros(3, 6, dtype=torch.long)], 1)
-    mask = torch.cat([torch.ones_like(tokens), torch.zeros(3, 6, dtype=torch.long)], 1)
+    padded, mask = (torch.nn.functional.pad(part, (0, 6)) for part in (tokens, torch.ones_like(tokens)))
     labels = padded.masked_fill(mask == 0, -100)
     with_padding, without = model(padded, attention_mask=mask, labels=labels), model(tokens, labels=tokens)
     torch.testing.assert_close(with_padding.logits[:, :12], without.logits, rtol=0, atol=1e-5)
@@ -124,7 +119,6 @@ def test_recorded_outputs(make_model, tokens):
     assert output.routing is None
     plain = model(tokens)
     assert (plain.router_logits, plain.hidden_states, plain.attentions, plain.loss) == (None,) * 4
-    assert torch.equal(model(tokens, logits_to_keep=2).logits, plain.logits[:, -2:])
     assert isinstance(model(tokens, return_dict=False), tuple)
 
 
@@ -134,9 +128,8 @@ def test_losses_count_only_in_training(make_model, tokens):
     assert torch.equal(evaluated.loss, evaluated.lm_loss)
     assert evaluated.balance_loss > 0
     trained = model.train()(tokens, labels=tokens)
-    torch.testing.assert_close(
-        trained.loss, trained.lm_loss + 0.01 * trained.balance_loss + 0.001 * trained.z_loss, rtol=1e-6, atol=0
-    )
+    expected = trained.lm_loss + 0.01 * trained.balance_loss + 0.001 * trained.z_loss
+    torch.testing.assert_close(trained.loss, expected, rtol=1e-6, atol=0)
     assert not trained.routing.router_entropy.requires_grad
     dense = make_model(num_experts=1).train()(tokens, labels=tokens)
     assert torch.equal(dense.loss, dense.lm_loss)
@@ -147,15 +140,10 @@ def test_losses_count_only_in_training(make_model, tokens):
 @pytest.mark.parametrize("experts", [1, 4])
 def test_gradient_checkpointing(make_model, tokens, reentrant, experts):
     model = make_model(num_experts=experts).train()
-    plain = model(tokens, labels=tokens)
-    plain.loss.backward()
-    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
+    plain, expected = step(model, tokens, labels=tokens)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    output = model(tokens, labels=tokens)
-    output.loss.backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-7, msg=name)
+    output, gradients = step(model, tokens, labels=tokens)
+    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-7)
     assert torch.equal(output.routing.tokens_per_expert, plain.routing.tokens_per_expert)
     assert torch.equal(output.balance_loss, plain.balance_loss)
 
@@ -164,53 +152,36 @@ def test_resize_token_embeddings(make_model, tokens):
     model = make_model().eval()
     before = model(tokens).logits
     model.resize_token_embeddings(70)
-    after = model(tokens).logits
-    assert (model.config.vocab_size, after.shape[-1]) == (70, 70)
-    assert torch.equal(after[..., :61], before)
+    assert (model.config.vocab_size, model(tokens).logits.shape[-1]) == (70, 70)
+    assert torch.equal(model(tokens).logits[..., :61], before)
     model(torch.full((1, 2), 69), labels=torch.full((1, 2), 69))
 
 
-def test_tied_embeddings(make_model, tokens, tmp_path):
-    model = make_model(tie_word_embeddings=True).eval()
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    model.save_pretrained(tmp_path)
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, model(tokens).logits)
-
-
-def test_fp32_islands_under_autocast_and_bf16_weights(make_model, tokens):
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("precision", "expected"), [("float32", torch.float32), ("compute", torch.bfloat16)])
+def test_fp32_islands_under_autocast_and_bf16_weights(make_model, tokens, weights, precision, expected):
     """Router and attention see fp32 although everything around them is bf16; "compute" leaves attention in bf16."""
     model = make_model().eval()
-    for weights, precision, expected in (
-        (torch.float32, "float32", torch.float32),
-        (torch.float32, "compute", torch.bfloat16),
-        (torch.bfloat16, "float32", torch.float32),
-        (torch.bfloat16, "compute", torch.bfloat16),
-    ):
-        cast = copy.deepcopy(model).to(weights)
-        cast.config.attention_precision = precision
-        cast.set_attn_implementation("eager")
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=weights == torch.float32):
-            output = cast(tokens, output_attentions=True, output_router_logits=True, use_cache=True)
-        assert {a.dtype for a in output.attentions} == {expected}
-        assert {r.dtype for r in output.router_logits} == {torch.float32}
-        assert output.past_key_values.layers[0].keys.dtype == expected
-        assert torch.cosine_similarity(output.logits.float().flatten(), model(tokens).logits.flatten(), dim=0) > 0.97
+    whole = model(tokens).logits.flatten()
+    model.to(weights).config.attention_precision = precision
+    model.set_attn_implementation("eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=weights == torch.float32):
+        output = model(tokens, output_attentions=True, output_router_logits=True, use_cache=True)
+    assert {a.dtype for a in output.attentions} == {expected}
+    assert {r.dtype for r in output.router_logits} == {torch.float32}
+    assert output.past_key_values.layers[0].keys.dtype == expected
+    assert torch.cosine_similarity(output.logits.float().flatten(), whole, dim=0) > 0.97
 
 
-@pytest.mark.parametrize("implementation", ["auto", "capacity", "grouped_mm", "batched_mm", "eager"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_training_under_autocast(make_model, tokens, implementation):
     model = make_model().train()
-    model(tokens, labels=tokens).loss.backward()
-    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
+    _, expected = step(model, tokens, labels=tokens)
     model.set_experts_implementation(implementation)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = model(tokens, labels=tokens)
-    output.loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.dtype == torch.float32
-        similarity = torch.cosine_similarity(parameter.grad.flatten(), expected[name].flatten(), dim=0)
-        assert similarity > 0.8, name
+    _, gradients = step(model, tokens, labels=tokens, autocast=True)
+    for name, gradient in gradients.items():
+        assert gradient.dtype == torch.float32
+        assert torch.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.8, name
 
 
 class TestBadInput:
@@ -226,11 +197,9 @@ class TestBadInput:
             make_model()(torch.zeros(shape, dtype=torch.long))
 
     def test_both_or_no_inputs(self, make_model, tokens):
-        model = make_model()
-        with pytest.raises(ValueError, match="exactly one"):
-            model()
-        with pytest.raises(ValueError, match="exactly one"):
-            model(tokens, inputs_embeds=torch.zeros(3, 12, 32))
+        for inputs in ({}, {"input_ids": tokens, "inputs_embeds": torch.zeros(3, 12, 32)}):
+            with pytest.raises(ValueError, match="exactly one"):
+                make_model()(**inputs)
 
     @pytest.mark.parametrize("attention", ["eager", "sdpa"])
     @pytest.mark.parametrize("training", [True, False])
@@ -240,11 +209,9 @@ class TestBadInput:
         mask = torch.ones_like(tokens)
         mask[1] = 0
         labels = tokens.masked_fill(mask == 0, -100)
-        output = model(tokens, attention_mask=mask, labels=labels)
-        without = model(tokens[[0, 2]], labels=tokens[[0, 2]])
-        torch.testing.assert_close(output.loss, without.loss)
-        output.loss.backward()
-        assert all(p.grad.isfinite().all() for p in model.parameters())
+        output, gradients = step(model, tokens, attention_mask=mask, labels=labels)
+        torch.testing.assert_close(output.loss, model(tokens[[0, 2]], labels=tokens[[0, 2]]).loss)
+        assert all(gradient.isfinite().all() for gradient in gradients.values())
 
     def test_padding_alone_measures_zero(self, make_model, tokens):
         output = make_model().train()(tokens, attention_mask=torch.zeros_like(tokens))
@@ -252,8 +219,6 @@ class TestBadInput:
         assert output.routing.tokens_per_expert.sum() == 0
 
     def test_longer_than_the_configuration_warns_and_runs(self, make_model, caplog):
-        import logging
-
         logging.getLogger("transformers").propagate = True
         model = make_model(max_position_embeddings=8).eval()
         with caplog.at_level("WARNING"):
@@ -269,9 +234,7 @@ class TestBadInput:
         with torch.no_grad():
             model.model.layers[0].mlp.router.weight[2, 3] = float("nan")
         output = model(tokens, labels=tokens)
-        assert output.loss.isnan()
-        assert output.z_loss.isnan()
-        assert output.balance_loss.isnan()
+        assert all(loss.isnan() for loss in (output.loss, output.z_loss, output.balance_loss))
 
     def test_unknown_experts_implementation(self, make_model):
         with pytest.raises(ValueError, match="'fastest' is not supported; allowed are eager"):
@@ -283,9 +246,8 @@ def test_a_checkpoint_of_an_earlier_version_loads_bit_equal(kind):
     """`saved` holds folders that `save_pretrained` wrote in November 2026, with what the model answered then."""
     folder = Path(__file__).parent / "saved" / kind
     model = AutoModelForCausalLM.from_pretrained(folder)
-    stored, found = load_file(folder / "model.safetensors"), model.state_dict()
-    assert stored.keys() == found.keys()
-    assert all(torch.equal(stored[name], found[name]) for name in stored)
+    stored = load_file(folder / "model.safetensors")
+    torch.testing.assert_close(dict(model.state_dict()), stored, rtol=0, atol=0)
     expected = json.loads((folder / "outputs.json").read_text())
     ids = torch.arange(16).view(2, 8)
     output = model(ids, labels=ids)

@@ -1,5 +1,6 @@
 """The metric module for `evaluate`: equal to the training's own evaluation, and to a slow one, one token at a time."""
 
+import functools
 import json
 import math
 import shutil
@@ -34,20 +35,23 @@ def model_folder(tiny, tmp_path):
     return tmp_path / "model"
 
 
-def test_it_equals_the_evaluation_of_a_training_run(metric, model_folder, tiny):
+@pytest.fixture
+def compute(metric, model_folder):
+    return functools.partial(metric.compute, model_id=str(model_folder), device="cpu")
+
+
+def test_it_equals_the_evaluation_of_a_training_run(compute, model_folder, tiny):
     arguments = tiny()
     tokenizer = load_tokenizer(arguments.data.tokenizer)
     sequences: HeldOut = held_out(arguments, tokenizer).wait()
     expected = evaluate(SwitchMoeForCausalLM.from_pretrained(model_folder), sequences, 3, torch.device("cpu")).loss
-    result = metric.compute(
-        predictions=sequences.sequences.tolist(), model_id=str(model_folder), batch_size=5, device="cpu"
-    )
+    result = compute(predictions=sequences.sequences.tolist(), batch_size=5)
     assert result["loss"] == pytest.approx(expected, abs=1e-6)
     assert result["tokens"] == sequences.tokens
     assert result["perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
 
 
-def test_texts_are_predicted_from_their_first_token_on(metric, model_folder):
+def test_texts_are_predicted_from_their_first_token_on(compute, model_folder):
     """Against one forward pass for each text alone, and bytes counted as UTF-8."""
     model = SwitchMoeForCausalLM.from_pretrained(model_folder).eval()
     tokenizer = load_tokenizer(str(model_folder))
@@ -58,7 +62,7 @@ def test_texts_are_predicted_from_their_first_token_on(metric, model_folder):
             logits = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
         nats -= sum(logits[i, token].item() for i, token in enumerate(ids[1:]))
         tokens += len(ids) - 1
-    result = metric.compute(predictions=TEXTS, model_id=str(model_folder), device="cpu")
+    result = compute(predictions=TEXTS)
     assert result["tokens"] == tokens
     assert result["loss"] == pytest.approx(nats / tokens, abs=1e-6)
     assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(len(t.encode()) for t in TEXTS), rel=1e-6)
@@ -66,18 +70,18 @@ def test_texts_are_predicted_from_their_first_token_on(metric, model_folder):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_batches_and_the_side_of_padding_change_nothing(metric, model_folder, tmp_path, batch_size, side):
+def test_batches_and_the_side_of_padding_change_nothing(compute, model_folder, tmp_path, batch_size, side):
     folder = tmp_path / side
     shutil.copytree(model_folder, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "padding_side": side}))
-    expected = metric.compute(predictions=TEXTS, model_id=str(model_folder), batch_size=2, device="cpu")
-    result = metric.compute(predictions=TEXTS, model_id=str(folder), batch_size=batch_size, device="cpu")
-    assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    expected = compute(predictions=TEXTS, batch_size=2)["loss"]
+    result = compute(predictions=TEXTS, model_id=str(folder), batch_size=batch_size)
+    assert result["loss"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("stride", [1, 3, 8])
-def test_windows_count_every_token_once(metric, model_folder, stride):
+def test_windows_count_every_token_once(compute, model_folder, stride):
     """A sequence longer than max_length, against a forward pass for each of its windows."""
     ids = torch.arange(30).tolist()
     model = SwitchMoeForCausalLM.from_pretrained(model_folder).eval()
@@ -88,15 +92,15 @@ def test_windows_count_every_token_once(metric, model_folder, stride):
             logits = model(input_ids=torch.tensor([window[:-1]])).logits[0].log_softmax(-1)
         for i, token in enumerate(window[1:]):
             expected.setdefault(start + i, -logits[i, token].item())  # the first window to predict a token counts
-    result = metric.compute(predictions=[ids], model_id=str(model_folder), max_length=8, stride=stride, device="cpu")
+    result = compute(predictions=[ids], max_length=8, stride=stride)
     assert result["tokens"] == 29 == len(expected)
     assert result["loss"] == pytest.approx(sum(expected.values()) / 29, abs=1e-6)
 
 
-def test_ids_give_the_bits_of_the_bytes_they_stand_for(metric, model_folder):
+def test_ids_give_the_bits_of_the_bytes_they_stand_for(compute, model_folder):
     tokenizer = load_tokenizer(str(model_folder))
     ids = [tokenizer.eos_token_id, *tokenizer(TEXTS[1])["input_ids"], tokenizer.eos_token_id]
-    result = metric.compute(predictions=[ids], model_id=str(model_folder), device="cpu")
+    result = compute(predictions=[ids])
     nats = result["loss"] * result["tokens"]
     assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / len(TEXTS[1].encode()))
 
@@ -110,9 +114,9 @@ def test_ids_give_the_bits_of_the_bytes_they_stand_for(metric, model_folder):
         ({"predictions": [[1]]}, "no token is predicted"),
     ],
 )
-def test_bad_input_is_refused(metric, model_folder, change, message):
+def test_bad_input_is_refused(compute, change, message):
     with pytest.raises(ValueError, match=message):
-        metric.compute(**{"predictions": [[1, 2, 3]], "model_id": str(model_folder), "device": "cpu", **change})
+        compute(**{"predictions": [[1, 2, 3]], **change})
 
 
 def test_an_unknown_module_is_refused():

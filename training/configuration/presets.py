@@ -30,7 +30,6 @@ FOLDER = Path(__file__).parents[1] / "configs" / "presets"
 class Listed:
     """One configuration of the paper's listing with the token counts of all its runs, ascending."""
 
-    name: str
     architecture: Architecture
     tokens: tuple[int, ...]
 
@@ -60,8 +59,7 @@ def listing() -> dict[str, Listed]:
         tokens.setdefault(row.architecture, set()).update(round(billions * 1e9) for billions in row.tokens)
     found = {}
     for arch in sorted(tokens, key=lambda a: (a.n_active, a.experts)):
-        name = f"{PAPER}/{size_name(**arch.shape)}"
-        found[name] = Listed(name, arch, tuple(sorted(tokens[arch])))
+        found[f"{PAPER}/{size_name(**arch.shape)}"] = Listed(arch, tuple(sorted(tokens[arch])))
     return found
 
 

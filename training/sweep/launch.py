@@ -83,7 +83,12 @@ def environments(count: int, processes: int = 1, accelerate_config: Path | None 
         ConfigurationError: a run needs more GPUs than there are, or the configuration file cannot be used.
     """
     if accelerate_config is not None and processes == 1:
-        processes = _processes_of(accelerate_config)
+        from accelerate.commands.config.config_args import load_config_from_file
+
+        try:
+            processes = max(1, load_config_from_file(str(accelerate_config)).num_processes)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"--accelerate-config: {str(accelerate_config)!r}: {error}") from error
     if devices := _cuda_devices():
         groups = [devices[i : i + processes] for i in range(0, len(devices) - processes + 1, processes)]
         if not groups:
@@ -91,16 +96,6 @@ def environments(count: int, processes: int = 1, accelerate_config: Path | None 
         return [{"CUDA_VISIBLE_DEVICES": ",".join(groups[i % len(groups)])} for i in range(count)]
     threads = max(1, (os.cpu_count() or 1) // (count * processes))
     return [{"OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"} for _ in range(count)]
-
-
-def _processes_of(accelerate_config: Path) -> int:
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    try:
-        config = load_config_from_file(str(accelerate_config))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"--accelerate-config: {str(accelerate_config)!r}: {error}") from error
-    return max(1, config.num_processes)
 
 
 def _cuda_devices() -> list[str]:

@@ -4,12 +4,9 @@ import subprocess
 import sys
 
 import pytest
-import yaml
-from typer.testing import CliRunner
 
 from hub import RunRecord
 from training.configuration.arguments import ConfigurationError
-from training.sweep import cli as sweep_module
 from training.sweep import launch
 from training.sweep.file import Sweep
 from training.sweep.runner import run_sweep
@@ -45,11 +42,6 @@ def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(values, tmp_path):
     assert len({run.folder for run in runs}) == 4
 
 
-def test_the_plan_counts_what_sharing_a_trunk_saves(values, tmp_path):
-    run = Sweep.from_dict(values, tmp_path).runs[0]
-    assert run.target_tokens == 2048 + (1280 - 1024) + (2560 - 2048)  # trunk to 0.8 of the longest, and both decays
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -75,21 +67,6 @@ def test_a_sweep_that_cannot_be_run_is_refused(values, tmp_path, change, message
     (tmp_path / "no-plan.json").write_text('{"format": "x"}')
     with pytest.raises(ConfigurationError, match=message):
         Sweep.from_dict({**values, **change}, tmp_path, tmp_path)
-
-
-def test_a_missing_file_is_one_line_and_exit_status_2(tmp_path):
-    result = CliRunner().invoke(sweep_module.app, ["plan", str(tmp_path / "none.yaml")])
-    assert result.exit_code == 2
-    assert "error: sweep file" in result.output
-
-
-def test_the_plan_is_shown(values, tmp_path):
-    path = tmp_path / "sweep.yaml"
-    path.write_text(yaml.safe_dump({**values, "output_dir": str(tmp_path)}))
-    result = CliRunner().invoke(sweep_module.app, ["plan", str(path)])
-    assert result.exit_code == 0
-    assert "d128-E4-seed0" in result.output
-    assert "save" in result.output
 
 
 def test_the_entry_point_of_an_installed_package_is_the_same(monkeypatch, tmp_path):

@@ -130,11 +130,6 @@ def test_expensive_runs_are_those_of_more_flops_not_of_more_width(tmp_path):
     assert wide.cost / narrow.cost == pytest.approx(321.03 / 78.72, rel=1e-3)
 
 
-def test_time_is_unknown_without_a_speed(tiny, tmp_path):
-    plan = plan_sweep(tiny_sweep(tiny, tmp_path))
-    assert (plan.seconds, plan.flops_per_second, plan.speed_source) == (None, None, "unknown")
-
-
 def test_runs_that_count_capacity_over_different_groups_are_pointed_out(tiny, tmp_path):
     base = {**tiny(schedule__batch_ramp=["0:4"]).to_dict(), "run": {"precision": "fp32"}}
 
@@ -156,8 +151,9 @@ def test_a_missing_tokenizer_is_reported(tiny, tmp_path):
     assert (run.vocab_size, run.vocab_assumed) == (50257, True)
 
 
-def test_one_run_of_one_branch_saves_nothing(tiny, tmp_path):
+def test_one_branch_saves_nothing_and_time_is_unknown_without_a_speed(tiny, tmp_path):
     plan = plan_sweep(tiny_sweep(tiny, tmp_path, grid={"schedule.tokens": [[1280]]}))
+    assert (plan.seconds, plan.flops_per_second, plan.speed_source) == (None, None, "unknown")
     assert plan.saved == 0
     assert plan.total("tokens") == plan.total("separate_tokens") == 1280
 
@@ -178,14 +174,13 @@ def write_log(run, folder, seconds_ago=1000, **line):
     os.utime(path, (time.time() - seconds_ago,) * 2)
 
 
-def test_a_run_that_was_never_started_waits(run):
+def test_states_are_read_from_the_folder(run):
     assert state(run) == "waiting"
     assert not run.folder.exists()  # asking leaves nothing behind
-
-
-def test_states_are_read_from_the_folder(run):
     write_log(run, "trunk")
     assert state(run) == "waiting"
+    write_log(run, "trunk", seconds_ago=5)
+    assert state(run) == "running"  # started by hand
     Attempt(1, stopped=True).save(run.folder)
     assert state(run) == "waiting"
     Attempt(1, stopped=False).save(run.folder)
@@ -194,11 +189,6 @@ def test_states_are_read_from_the_folder(run):
     assert state(run) == "diverged"
     with FileLock(run.folder / ".sweep.lock"):
         assert state(run) == "running"
-
-
-def test_a_run_started_by_hand_runs_while_its_log_is_fresh(run):
-    write_log(run, "trunk", seconds_ago=5)
-    assert state(run) == "running"
 
 
 def test_progress_counts_the_trunk_once(run):
@@ -226,17 +216,19 @@ def test_the_speed_of_running_runs_gives_the_time_of_the_rest(tiny, tmp_path):
 def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text(yaml.safe_dump({"base": tiny().to_dict(), "output_dir": str(tmp_path / "runs")}))
-    runner = CliRunner()
-    planned = json.loads(runner.invoke(sweep_module.app, ["plan", str(path), "--json"]).output)
+
+    def shown(command, *words, file=path, exit_code=0):
+        result = CliRunner().invoke(sweep_module.app, [command, str(file), *words])
+        assert result.exit_code == exit_code
+        return result.output
+
+    planned = json.loads(shown("plan", "--json"))
     assert planned["runs"][0]["name"] == "d64-E4-seed0"
     assert "activations" in planned["memory_leaves_out"]
-    (now,) = json.loads(runner.invoke(sweep_module.app, ["status", str(path), "--json"]).output)
+    (now,) = json.loads(shown("status", "--json"))
     assert (now["state"], now["tokens"], now["seconds_left"]) == ("waiting", 0, None)
-    assert "waiting" in runner.invoke(sweep_module.app, ["status", str(path)]).output
-    assert "unknown" in runner.invoke(sweep_module.app, ["plan", str(path)]).output
-    refused = runner.invoke(sweep_module.app, ["plan", str(path), "--flops-per-second", "-1"])
-    assert refused.exit_code == 2
-    assert "--flops-per-second: -1.0" in refused.output
-    unknown = runner.invoke(sweep_module.app, ["config", str(path), "d1-E1-seed0"])
-    assert unknown.exit_code == 2
-    assert "there are d64-E4-seed0" in unknown.output
+    assert "waiting" in shown("status")
+    assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
+    assert "--flops-per-second: -1.0" in shown("plan", "--flops-per-second", "-1", exit_code=2)
+    assert "there are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
+    assert "error: sweep file" in shown("plan", file=tmp_path / "none.yaml", exit_code=2)
