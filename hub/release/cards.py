@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from hub.plain.errors import FilesError
@@ -45,7 +46,7 @@ def model_card(
     record: RunRecord,
     *,
     sections: Mapping[str, str] | None = None,
-    pictures: Mapping[str, str] | Sequence[str] = (),
+    pictures: Mapping[str, str] = MappingProxyType({}),
     siblings: Iterable[RunRecord] = (),
     predicted_loss: float | None = None,
     license: str | None = None,
@@ -55,7 +56,7 @@ def model_card(
     Args:
         record: the run. `repo` and `branch` go into the loading example; without them the names they will have.
         sections: heading -> Markdown text, in order, put before the limits.
-        pictures: file name in the repository -> caption, or names only; shown after the table.
+        pictures: file name in the repository -> caption ("": its name); shown after the table.
         siblings: other runs of the sweep, for the table of its place among them.
         predicted_loss: the loss (nats/token) that a scaling law predicts for this run, shown beside the measured one.
         license: an identifier of the Hub's list of licences; without one the card names none.
@@ -83,7 +84,7 @@ def model_card(
         block(LOADING, _loading_example(record)),
         "## The run",
         block(RUN, run_table(record)),
-        *_shown_pictures(pictures),
+        *(_picture(name, caption) for name, caption in pictures.items()),
         block(PLACE, place_in_sweep(record, siblings, predicted_loss)),
         *(f"## {heading}\n\n{text}" for heading, text in (sections or {}).items()),
         "## Limits",
@@ -297,10 +298,7 @@ result = fit(load_runs("{repo}"), law="joint")
 ```"""
 
 
-def _shown_pictures(pictures: Mapping[str, str] | Sequence[str]) -> list[str]:
-    captions = dict(pictures) if isinstance(pictures, Mapping) else dict.fromkeys(pictures, "")
-    for name in captions:
-        if not _PICTURE.fullmatch(name):
-            raise FilesError(f"picture {name!r}: allowed are file names that end in .png or .svg")
-    plain = {name: caption or name.rpartition(".")[0].replace("_", " ") for name, caption in captions.items()}
-    return [f"![{escaped(caption)}]({name})" for name, caption in plain.items()]
+def _picture(name: str, caption: str) -> str:
+    if not _PICTURE.fullmatch(name):
+        raise FilesError(f"picture {name!r}: allowed are file names that end in .png or .svg")
+    return f"![{escaped(caption or name.rpartition('.')[0].replace('_', ' '))}]({name})"

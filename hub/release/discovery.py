@@ -61,13 +61,7 @@ def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = Non
     return commit
 
 
-def collect(
-    store: HubStore,
-    sweep: str,
-    records: Iterable[RunRecord],
-    *,
-    others: Iterable[str] = (),
-) -> str:
+def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, others: Iterable[str] = ()) -> str:
     """Put the sweep's index and model repositories into the organisation's collection "Runs of <sweep>".
 
     Args:
@@ -84,8 +78,8 @@ def collect(
     """
     api, call = store.transport.api, store.transport.call
     store.transport.require_token()
-    asked = {"namespace": store.organisation, "private": store.private, "exists_ok": True}
-    made = call(lambda: api.create_collection(f"Runs of {sweep}", **asked))
+    title, namespace = f"Runs of {sweep}", store.organisation
+    made = call(lambda: api.create_collection(title, namespace=namespace, private=store.private, exists_ok=True))
     if store.private and not made.private:
         raise FilesError(f"private: the collection {made.title!r} is public; nothing was added to it")
     models = {store.repo_id(name) for name in (*(record.repo or repo_name(record) for record in records), *others)}

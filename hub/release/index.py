@@ -1,14 +1,14 @@
 """The index of a sweep, which makes its runs visible, and `main` of its repositories, which follows from it.
 
 The order matters: the index is what a fit reads, so a run is in it only after its checkpoint lies in the store and was
-read back. What is there already is not written again, so an interrupted push is simply started again.
+read back.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
@@ -25,17 +25,9 @@ logger = logging.getLogger(__name__)
 
 CARD_NAME = "README.md"
 _MAX_REWRITES = 8  # of the repositories' cards, when other writers change the index meanwhile
-SweepCard = str | Callable[[list[RunRecord]], str]
 
 
-def push_index(
-    store: Store,
-    sweep: str,
-    records: Iterable[RunRecord],
-    *,
-    card: SweepCard | None = None,
-    license: str | None = None,
-) -> Publication:
+def push_index(store: Store, sweep: str, records: Iterable[RunRecord], *, license: str | None = None) -> Publication:
     """Add records to the index of a sweep, or replace those of the same run; other writers' rows are kept.
 
     So are rows that this version cannot read, byte for byte (`hub.release.repair` rebuilds them); the parquet file and
@@ -45,7 +37,6 @@ def push_index(
         store: where to.
         sweep: the sweep's name; every record must have it.
         records: what `push_run` returned.
-        card: the text of the dataset's README.md, or a function from all rows (the merged ones) to it.
         license: of the records, an identifier of the Hub's list; default: the one that the card there names, if any.
 
     Raises:
@@ -65,7 +56,7 @@ def push_index(
         kept = [row for row in unreadable if (row.run_id, row.branch) not in replaced]
         for row in kept:
             logger.warning("the index of %s: a row is kept that cannot be read: %s", sweep, row.reason)
-        files = index_files(store, sweep, merge(there, new), [row.line for row in kept], present, card, license)
+        files = index_files(store, sweep, merge(there, new), [row.line for row in kept], present, license)
         same_license = license is None or license_of(present.get(CARD_NAME, b"").decode("utf-8", "replace")) == license
         return {} if files[JSONL_NAME] == present.get(JSONL_NAME) and same_license else files
 
@@ -79,13 +70,12 @@ def index_files(
     rows: list[RunRecord],
     kept: Iterable[bytes],
     present: Present,
-    card: SweepCard | None = None,
     license: str | None = None,
 ) -> dict[str, bytes | None]:
     """The files of an index with these rows, and with the unreadable lines `kept` after them.
 
-    Without a `card` it is written anew, with the licence and the law (`describe_index`) of the present one. Without
-    pyarrow a parquet file that is there is removed, because it no longer fits the rows.
+    The card is written anew, with the licence and the law (`describe_index`) of the present one. Without pyarrow a
+    parquet file that is there is removed, because it no longer fits the rows.
 
     Raises:
         ConflictError: two runs have the same weights.
@@ -99,14 +89,11 @@ def index_files(
         if len(twins) > 1:
             names = ", ".join(f"{twin.run_id} ({twin.repo}@{twin.branch})" for twin in twins[:5])
             raise ConflictError(f"{len(twins)} runs have the same weights: {names}; the index lists each once")
-    text = card(rows) if callable(card) else card
-    if text is None:
-        old = present.get(CARD_NAME, b"").decode("utf-8", "replace")
-        text = sweep_card(rows, repo=store.repo_id(index_name(sweep)), license=license)
-        if license is None and (named := license_of(old)):
-            text = updated(text, {"license": named}, ["license"])
-        text = replace_block(text, LAW, block_of(old, LAW) or "")
-    read_card(text)
+    old = present.get(CARD_NAME, b"").decode("utf-8", "replace")
+    text = sweep_card(rows, repo=store.repo_id(index_name(sweep)), license=license)
+    if license is None and (named := license_of(old)):
+        text = updated(text, {"license": named}, ["license"])
+    text = replace_block(text, LAW, block_of(old, LAW) or "")
     check_secrets({CARD_NAME: text.encode()})
     lines = to_jsonl(rows) + b"".join(line + b"\n" for line in kept)
     table = to_parquet(rows)
@@ -138,11 +125,7 @@ def row_key(record: RunRecord) -> tuple[str, str]:
 
 
 def load_index(
-    store: Store,
-    sweep: str,
-    revision: str | None = None,
-    *,
-    problems: list[str] | None = None,
+    store: Store, sweep: str, revision: str | None = None, *, problems: list[str] | None = None
 ) -> list[RunRecord]:
     """All records of a sweep, from its index at one commit (default: the newest one that can be reached).
 

@@ -69,7 +69,7 @@ def push_run(
     release = release_of(folder)
     prepared = prepare(store, release, record, branch=branch)
     files = dict(release.files)
-    pictures = [name for name in files if name.endswith((".png", ".svg"))]
+    pictures = {name: "" for name in files if name.endswith((".png", ".svg"))}
     card = model_card(prepared, pictures=pictures, siblings=siblings, predicted_loss=predicted_loss, license=license)
     if "README.md" in files:
         card = refreshed(content_of(files["README.md"]).decode("utf-8", "replace"), card)
@@ -110,13 +110,15 @@ def _equivalent(record: RunRecord, card: bytes, *, with_prediction: bool) -> Equ
     def same_record(present: bytes) -> bool:
         place = f"branch {record.branch!r} of {record.repo}"
         try:
-            there = RunRecord.from_json(present)
-        except RecordError:
-            if (version := _schema_version(present)) > strict_json.SCHEMA_VERSION:
+            fields = strict_json.loads(present, what="run.json")
+            version = fields.get("schema_version") if isinstance(fields, dict) else None
+            if isinstance(version, int) and version > strict_json.SCHEMA_VERSION:
                 raise ConflictError(
                     f"{place} has a record with schema_version {version}, which a newer version of this package "
                     "wrote; update the package to push to it"
-                ) from None
+                )
+            there = RunRecord.from_dict(fields)
+        except RecordError:
             return False
         if there.run_id != record.run_id:
             raise ConflictError(
@@ -129,16 +131,6 @@ def _equivalent(record: RunRecord, card: bytes, *, with_prediction: bool) -> Equ
         "run.json": same_record,
         "README.md": lambda present: same_card(present, card, with_prediction=with_prediction),
     }
-
-
-def _schema_version(record: bytes) -> int:
-    """That of a record which cannot be read as one; 0 if it says none."""
-    try:
-        fields = strict_json.loads(record, what="run.json")
-    except RecordError:
-        return 0
-    version = fields.get("schema_version") if isinstance(fields, dict) else None
-    return version if isinstance(version, int) else 0
 
 
 def push_runs(

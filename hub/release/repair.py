@@ -139,9 +139,6 @@ def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missin
     if not branches.records and not before:
         raise NotFoundError(f"{store.uri} has no index and no released run of the sweep {sweep!r}")
     plan = _Plan(store, branches, {row_key(row) for row in rows}, drop_missing)
-    if dry_run:
-        plan.apply(rows, unreadable)
-        return Repair(tuple(plan.changes), tuple(plan.stays), len(plan.rows), None)
 
     def change(present: Present) -> dict[str, bytes | None]:
         kept = plan.apply(*split_rows(present.get(JSONL_NAME, b"")))
@@ -149,7 +146,11 @@ def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missin
         return {} if files[JSONL_NAME] == present.get(JSONL_NAME) else files
 
     message = "Rebuild the index from the branches"
-    publication = store.update("dataset", index_name(sweep), (JSONL_NAME, CARD_NAME), change, message)
+    publication = None
+    if dry_run:
+        plan.apply(rows, unreadable)
+    else:
+        publication = store.update("dataset", index_name(sweep), (JSONL_NAME, CARD_NAME), change, message)
     return Repair(tuple(plan.changes), tuple(plan.stays), len(plan.rows), publication)
 
 

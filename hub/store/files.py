@@ -32,9 +32,6 @@ _MAX_TEXT_BYTES = 64 * 1024 * 1024
 _MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 _MAX_FILES = 1000
 
-# Tokenizer settings that describe the machine that wrote them, not the tokenizer.
-_MACHINE_SETTINGS = ("local_files_only",)
-
 Content = Path | bytes  # a file on this machine, or its bytes
 
 
@@ -109,10 +106,10 @@ def portable_tokenizer_config(content: bytes) -> bytes:
         config = json.loads(content)
     except ValueError:
         return content
-    if not isinstance(config, dict) or not set(_MACHINE_SETTINGS) & set(config):
+    if not isinstance(config, dict) or "local_files_only" not in config:
         return content
-    kept = {name: value for name, value in config.items() if name not in _MACHINE_SETTINGS}
-    return (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
+    del config["local_files_only"]
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
@@ -124,12 +121,10 @@ def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
     source = Path(source)
     if not source.is_dir():
         raise FilesError(f"there is no folder {source}")
-    found = [source] if (source / "run.json").is_file() else []
-    level = [source]
-    for _ in range(0 if found else depth):
-        level = [entry for folder in level for entry in sorted(folder.iterdir()) if entry.is_dir()]
-        level = [entry for entry in level if not entry.name.startswith(".")]
-        found += [entry for entry in level if (entry / "run.json").is_file()]
+    if (source / "run.json").is_file():
+        return [source]
+    below = [file.parent for level in range(1, depth + 1) for file in source.glob("*/" * level + "run.json")]
+    found = [folder for folder in below if not any(part[0] == "." for part in folder.relative_to(source).parts)]
     if not found:
         raise FilesError(f"{source} has no run.json, nor has a folder in it (searched {depth} levels down)")
     return without_copies(sorted(found))

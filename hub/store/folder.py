@@ -14,7 +14,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hub.plain import atomic
@@ -148,8 +148,6 @@ class LocalStore(Store):
             raise ConflictError(f"{folder} was locked by another process for {_LOCK_TIMEOUT_SECONDS} s") from None
 
     def _repository(self, kind: Kind, repo: str) -> Path:
-        if kind not in ("model", "dataset"):
-            raise FilesError(f'kind {kind!r}: allowed are "model" and "dataset"')
         return self.root / f"{kind}s" / checked_name(self.repo_id(repo), "repository")
 
     def _files_in(self, folder: Path) -> dict[str, StoredFile]:
@@ -177,19 +175,14 @@ def _change(path: Path, content: Change, sources: Mapping[str, Path]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     source = sources[content.commit] / path.name if isinstance(content, CopyOf) else content
     try:
-        if not (isinstance(content, CopyOf) and source.suffix == ".safetensors" and _linked(source, temporary)):
+        if isinstance(content, CopyOf) and source.suffix == ".safetensors":
+            with suppress(OSError):  # a disk without hard links
+                os.link(source, temporary)
+        if not temporary.exists():
             atomic.copy_file(source, temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _linked(source: Path, path: Path) -> bool:
-    try:
-        os.link(source, path)
-    except OSError:  # a disk without hard links
-        return False
-    return True
 
 
 def _content_id(folder: Path) -> str:
@@ -207,11 +200,9 @@ def _content_id(folder: Path) -> str:
 def _remove_abandoned(folder: Path) -> None:
     """Remove what killed processes left behind while they published, once it is too old to be in use."""
     for entry in folder.glob(f"{_INCOMING}*"):
-        try:
+        with suppress(FileNotFoundError):  # another process was faster
             if time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(entry, ignore_errors=True)
-        except FileNotFoundError:
-            continue
 
 
 def _tags(card: Path) -> list[str]:

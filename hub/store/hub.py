@@ -55,9 +55,7 @@ class HubStore(Store):
         endpoint: the server; default `HF_ENDPOINT`, else huggingface.co.
         token: an access token; default: the one that `hf auth login` or `HF_TOKEN` left. It is never written or shown.
         cache_dir: where downloads are kept; default: the Hub's cache.
-        timeout: seconds that a server may stay silent.
-        attempts: how often a call is tried before it is an error.
-        longest_wait: seconds between two attempts at most; a server that asks for a longer pause is an error.
+        timeout, attempts: as for `Transport`.
         pace: how many calls of the API may be made in five minutes; default: what a free account may make.
     """
 
@@ -71,14 +69,13 @@ class HubStore(Store):
         cache_dir: str | Path | None = None,
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         attempts: int = 6,
-        longest_wait: float = 300.0,
         pace: Pace | None = None,
     ) -> None:
         self.organisation = checked_name(organisation, "organisation")
         self.uri = f"hf://{organisation}"
         self.private = private
         self.attempts = attempts
-        self.transport = Transport(endpoint, token, timeout=timeout, attempts=attempts, longest_wait=longest_wait)
+        self.transport = Transport(endpoint, token, timeout=timeout, attempts=attempts)
         self._api = self.transport.api
         self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._known: dict[tuple[Kind, str], _Repository] = {}
@@ -149,8 +146,10 @@ class HubStore(Store):
             if not isinstance(cached, str):
                 raise UnavailableError(f"{error}; {path} of {repo_id} is not in the cache either") from None
             logger.warning("%s; using the cached %s of %s", error, path, repo_id)
+            if (size := Path(cached).stat().st_size) > max_bytes:
+                raise IntegrityError(f"{path} of {repo_id} has {size:,} bytes, allowed are {max_bytes:,}") from None
             # <cache>/<repository>/snapshots/<commit>/<path>
-            return _bounded(Path(cached), max_bytes, repo_id), Path(cached).parents[path.count("/")].name
+            return Path(cached).read_bytes(), Path(cached).parents[path.count("/")].name
         self._remember(kind, repo_id, wanted, info.sha)
         return content, str(info.sha)
 
@@ -179,9 +178,8 @@ class HubStore(Store):
             local = self.transport.read(
                 lambda force=fresh: hf_hub_download(repo_id, path, force_download=force, **where)  # type: ignore[misc]
             )
-            content = _bounded(Path(local), max_bytes, repo_id)
-            if found.holds(content):
-                return content
+            if found.holds(Path(local)):
+                return Path(local).read_bytes()
         raise IntegrityError(f"{path} of {repo_id} was received with other content than the Hub lists")
 
     def _remember(self, kind: Kind, repo_id: str, revision: str, commit: str) -> None:
@@ -363,9 +361,3 @@ def _listed(names: list[str]) -> str:
 def _pause(seconds: float) -> None:
     logger.info("waiting %.0f s: the Hub counts calls over five minutes", seconds)
     transport._sleep(seconds)
-
-
-def _bounded(path: Path, max_bytes: int, repo_id: str) -> bytes:
-    if path.stat().st_size > max_bytes:
-        raise IntegrityError(f"{path.name} of {repo_id} is larger than {max_bytes:,} bytes")
-    return path.read_bytes()

@@ -68,8 +68,6 @@ class Transport:
         attempts: int = 6,
         longest_wait: float = 300.0,
     ) -> None:
-        if attempts < 1:
-            raise ValueError(f"attempts is {attempts}, allowed is at least 1")
         self.api = _api_class()(endpoint=endpoint, token=token)
         self.attempts = attempts
         self.longest_wait = longest_wait
@@ -113,26 +111,16 @@ class Transport:
         Raises:
             HubError: the kind says what happened; UnavailableError after the last attempt.
         """
-        import tenacity
-
-        allowed = attempts or self.attempts
-
-        def over(state: tenacity.RetryCallState) -> bool:
-            error = state.outcome.exception() if state.outcome else None
-            down = to_connect is not None and not getattr(error, "connected", True)
-            return state.attempt_number >= (min(allowed, to_connect or allowed) if down else allowed)
-
+        allowed, attempt = attempts or self.attempts, 0
         with self._turn() as pause:
-            retrying = tenacity.Retrying(
-                retry=tenacity.retry_if_exception(lambda error: isinstance(error, UnavailableError) and error.passing),
-                stop=over,
-                wait=lambda state: self.wait(
-                    state.attempt_number - 1, state.outcome.exception() if state.outcome else None
-                ),
-                sleep=pause,
-                reraise=True,
-            )
-            return retrying(lambda: self.call_once(function))
+            while True:
+                try:
+                    return self.call_once(function)
+                except UnavailableError as error:
+                    attempt += 1
+                    if attempt >= (allowed if error.connected else min(allowed, to_connect or allowed)):
+                        raise
+                    pause(self.wait(attempt - 1, error))
 
     @contextmanager
     def _turn(self) -> Iterator[Callable[[float], None]]:

@@ -1,7 +1,6 @@
 """Records and small checkpoints that the tests of `hub` share."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +10,6 @@ from hub.store.hub import HubStore
 from hub.store.opening import open_store
 from tests.hub.loopback import TOKEN, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
-
-Checkpoint = Callable[..., Path]
 
 
 @pytest.fixture
@@ -35,6 +32,17 @@ def checkpoint(tmp_path):
         (folder / "optimizer.pt").write_bytes(b"pickled")
         (folder / "checkpoints").mkdir()
         return folder
+
+    return make
+
+
+@pytest.fixture
+def runs_of(checkpoint):
+    """Makes folder and record of so many runs of one repository, each with weights of its own."""
+
+    def make(count, start=0):
+        numbers = range(start, start + count)
+        return [(checkpoint(f"c{n}", weight=float(n)), make_record(run_id=f"run{n}", seed=n)) for n in numbers]
 
     return make
 
@@ -72,6 +80,11 @@ def loopback(online):
 def hub_store(server, **changes):
     """A store on the loopback Hub."""
     return HubStore("org", **{"endpoint": server.endpoint, "token": TOKEN, "timeout": 10.0, **changes})
+
+
+def another_view(store):
+    """The same store as another process sees it: without what this one knows of it."""
+    return hub_store(SimpleNamespace(endpoint=store.transport.api.endpoint)) if isinstance(store, HubStore) else store
 
 
 def hub_cache():

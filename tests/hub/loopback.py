@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.hub.loopback_api import route
-from tests.hub.loopback_state import Refused, State
+from tests.hub.loopback_state import Refused, Response, State
 
 TOKEN = "hf_" + "LoopbackWriteToken0123456789abcdef"
 
@@ -61,17 +61,6 @@ class Fault:
     seconds: float = 0.0
     times: int = 1
     action: Callable[[], object] = lambda: None
-
-
-@dataclass
-class Response:
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of_json(cls, value, status=200, **headers):
-        return cls(status, json.dumps(value).encode(), {"Content-Type": "application/json", **headers})
 
 
 class LoopbackHub:
@@ -179,10 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
             return answer()
         except Refused as refused:
             headers = dict(refused.headers)
-            body = {
-                "error": refused.message,
-                **{name: headers.pop(name) for name in ("url", "slug") if name in headers},
-            }
+            body = {"error": refused.message}
+            body |= {name: headers.pop(name) for name in ("url", "slug") if name in headers}
             if refused.code:
                 headers["X-Error-Code"] = refused.code
             return Response.of_json(body, refused.status, **{"X-Error-Message": refused.message, **headers})

@@ -6,11 +6,11 @@ import json
 import re
 from datetime import datetime, timezone
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 import yaml
 
-from tests.hub.loopback_state import LFS_BYTES, LFS_SUFFIXES, Entry, Refused
+from tests.hub.loopback_state import LFS_BYTES, LFS_SUFFIXES, Entry, Refused, Response
 
 _KINDS = {"models": "model", "datasets": "dataset"}
 _PAGE = 50  # entries of one page of a listing
@@ -40,8 +40,6 @@ class _Call:
         raise Refused(404, f"no endpoint {self.request.method} {self.request.path}")
 
     def json(self, value, status=200, **headers):
-        from tests.hub.loopback import Response
-
         return Response.of_json(value, status, **headers)
 
     # -- who asks
@@ -232,8 +230,6 @@ class _Call:
 
     def paths_info(self, repo, revision):
         commit = repo.resolve(revision)
-        from urllib.parse import parse_qs
-
         if self.request.headers.get("content-type", "").startswith("application/json"):
             paths = self.request.json()["paths"]
         else:
@@ -286,8 +282,6 @@ class _Call:
         return self.json({"transfer": "basic", "objects": objects})
 
     def resolve(self, kind, repo_id, revision, path):
-        from tests.hub.loopback import Response
-
         repo = self.repository(kind, repo_id)
         commit = repo.resolve(revision)
         entry = commit.tree.get(path)
@@ -300,8 +294,6 @@ class _Call:
         return self._ranged(self.state.content(entry), headers)
 
     def storage(self, path):
-        from tests.hub.loopback import Response
-
         action, oid = path[0], path[1]
         if action == "upload":
             if hashlib.sha256(self.request.body).hexdigest() != oid:
@@ -319,8 +311,6 @@ class _Call:
     # -- helpers
 
     def _ranged(self, content, headers):
-        from tests.hub.loopback import Response
-
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.request.headers.get("range", ""))
         if match is None:
             return Response(200, content, headers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import threading
 from dataclasses import dataclass, field
 
@@ -24,6 +25,17 @@ class Refused(Exception):
     def __init__(self, status, message, code=None, **headers):
         super().__init__(message)
         self.status, self.message, self.code, self.headers = status, message, code, headers
+
+
+@dataclass
+class Response:
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_json(cls, value, status=200, **headers):
+        return cls(status, json.dumps(value).encode(), {"Content-Type": "application/json", **headers})
 
 
 @dataclass(frozen=True)

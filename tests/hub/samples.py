@@ -6,6 +6,16 @@ from typing import Any
 
 from hub.record.run_record import RunRecord
 
+# Python that hides this project's packages from the process that runs it.
+HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("modeling_switch_moe", "training", "hub", "scaling_law"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
 
 def record_fields(**changes):
     """The fields of a valid record of a small MoE run."""

@@ -143,4 +143,4 @@ def test_metadata_is_checked_before_it_is_sent(card, reason):
 def test_pictures_are_names_in_the_repository():
     for name in ("../x.png", "http://x/y.png", "x.gif", "a](b).png"):
         with pytest.raises(FilesError, match="picture"):
-            model_card(make_record(), pictures=[name])
+            model_card(make_record(), pictures={name: ""})

@@ -169,7 +169,8 @@ def test_a_law_is_checked_before_it_is_sent(store):
     ):
         with pytest.raises(FilesError, match=reason):
             describe_index(store, "demo", section, files)
-    push_index(store, "demo", [make_record(run_id="two")], card="---\nlicense: mit\n---\nown card\n")
+    own = b"---\nlicense: mit\n---\nown card\n"
+    store.update("dataset", "demo-runs", (), lambda _: {"README.md": own}, "edit")
     with pytest.raises(NotFoundError, match="no place for a law"):
         describe_index(store, "demo", SECTION, FILES)
 

@@ -20,17 +20,9 @@ from hub.record.run_record import RunRecord
 from hub.release.cards import loading_code
 from hub.release.push import push_listing
 from tests.hub.conftest import hub_store
-from tests.hub.samples import make_record
+from tests.hub.samples import HIDDEN, make_record
 
 ROOT = Path(__file__).parents[3]
-HIDDEN = """
-import sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("modeling_switch_moe", "training", "hub", "scaling_law"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Hidden())
-"""
 # Every snippet starts from an empty namespace, as in an interpreter of its own.
 EACH = """
 import json, os, sys

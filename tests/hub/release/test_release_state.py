@@ -4,15 +4,26 @@ import json
 
 import pytest
 
-from hub import load_index, pull_run, push_index, push_run, push_runs
+from hub import (
+    load_index,
+    load_records,
+    model_card,
+    open_store,
+    pull_run,
+    push_index,
+    push_repo_cards,
+    push_run,
+    push_runs,
+    run_folders,
+)
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.plain.metadata import read_card
 from hub.record.names import branch_name
 from hub.record.run_record import RunRecord
 from hub.release.index import merge
 from hub.release.push import push_listing
-from tests.hub.conftest import hub_cache, hub_store
-from tests.hub.loopback import Fault
+from tests.hub.conftest import another_view, hub_cache, hub_store
+from tests.hub.loopback import TOKEN, Fault
 from tests.hub.samples import make_record
 
 REPO, BRANCH = "demo-d64-E4", "tokens001.5M-seed0"
@@ -46,8 +57,6 @@ def test_a_corrected_loss_reaches_the_record_and_the_card(store, checkpoint, rec
 
 def test_a_card_that_lies_beside_the_model_is_put_right_and_keeps_what_a_person_wrote(store, checkpoint, record):
     """Also one that was written before its table was marked as a block."""
-    from hub.release.cards import model_card
-
     folder = checkpoint()
     card = model_card(record, license="mit").replace("<!-- run -->\n", "").replace("<!-- /run -->\n", "")
     card = card.replace("library_name:", "inference: false\nlibrary_name:").replace(
@@ -71,7 +80,7 @@ def test_what_is_missing_on_a_branch_is_sent(store, checkpoint, record, name):
     before = store.files("model", REPO, BRANCH)
     remove(store, record, name)
     assert name not in store.files("model", REPO, BRANCH)
-    again = push_run(store if hasattr(store, "root") else _fresh(store), folder, record)
+    again = push_run(another_view(store), folder, record)
     assert store.files("model", REPO, again.commit) == before
 
 
@@ -83,14 +92,7 @@ def overwrite(store, record):
     store.transport.api.upload_file(
         path_or_fileobj=record, path_in_repo="run.json", repo_id=store.repo_id(REPO), revision=BRANCH
     )
-    return _fresh(store)
-
-
-def _fresh(store):
-    """Another process's view of the same Hub."""
-    from tests.hub.loopback import TOKEN
-
-    return type(store)("org", endpoint=store.transport.api.endpoint, token=TOKEN, timeout=10.0)
+    return another_view(store)
 
 
 def test_changed_code_is_sent_and_what_should_not_be_there_goes(store, checkpoint, record):
@@ -255,8 +257,6 @@ def test_pull_checks_code_tokenizer_and_card(loopback, checkpoint, record, name)
 
 
 def test_pull_from_a_folder_gives_what_the_index_lists_or_nothing(tmp_path, checkpoint, record):
-    from hub import open_store
-
     store = open_store(tmp_path / "releases")
     pushed = push_run(store, checkpoint(), record)
     (tmp_path / "releases/models" / REPO / BRANCH / "modeling_switch_moe.py").write_text("# changed\n")
@@ -281,8 +281,6 @@ def test_a_tokenizer_is_released_without_settings_of_the_machine(store, checkpoi
 
 
 def test_the_step_log_is_part_of_a_release(store, checkpoint, record):
-    from tests.hub.loopback import TOKEN
-
     folder = checkpoint()
     (folder / "log.jsonl").write_text('{"step": 1, "tokens": 2048, "loss": 6.2}\n')
     pushed = push_run(store, folder, record)
@@ -294,8 +292,6 @@ def test_the_step_log_is_part_of_a_release(store, checkpoint, record):
 
 
 def test_a_licence_is_named_if_it_is_given(store, checkpoint, record):
-    from hub import push_repo_cards
-
     folder = checkpoint()
     push_listing(store, "demo", [push_run(store, folder, record)])
     places = [("model", REPO, BRANCH), ("model", REPO, "main"), ("dataset", "demo-runs", "main")]
@@ -314,13 +310,10 @@ def test_a_licence_is_named_if_it_is_given(store, checkpoint, record):
         push_run(store, folder, record, license="apache2")
 
 
-def test_the_copy_on_main_is_no_second_run(tmp_path, checkpoint):
+def test_the_copy_on_main_is_no_second_run(tmp_path, runs_of):
     """When a folder without its index is read, or a store is pushed on."""
-    from hub import load_records, open_store, run_folders
-
     store = open_store(tmp_path / "releases")
-    runs = [(checkpoint(f"c{n}", weight=n), make_record(run_id=f"run{n}", seed=n)) for n in range(2)]
-    push_listing(store, "demo", push_runs(store, runs))
+    push_listing(store, "demo", push_runs(store, runs_of(2)))
     models = tmp_path / "releases" / "models"
     assert (models / REPO / "main" / "run.json").is_file()
     assert sorted(record.run_id for record in load_records(models)) == ["run0", "run1"]

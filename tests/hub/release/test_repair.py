@@ -2,20 +2,18 @@
 
 import pytest
 
-from hub import load_index, load_records, open_store, push_index, push_run, repair_index
+from hub import load_index, load_records, open_store, push_index, push_run, push_runs, repair_index
 from hub.plain.errors import NotFoundError
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME
 from hub.release.index import push_repo_cards
 from tests.hub.conftest import hub_store
+from tests.hub.loopback import Fault
 from tests.hub.samples import make_record
 
 
-def released(store, checkpoint, count, start=0):
-    pushed = [
-        push_run(store, checkpoint(f"c{i}", weight=float(i)), make_record(run_id=f"run{i}", seed=i))
-        for i in range(start, start + count)
-    ]
+def released(store, runs):
+    pushed = push_runs(store, runs)
     push_index(store, "demo", pushed)
     return pushed
 
@@ -35,12 +33,12 @@ def lines_of(store):
     return store.read("dataset", "demo-runs", JSONL_NAME).splitlines()
 
 
-def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(store, checkpoint):
-    (old,) = released(store, checkpoint, 1)
+def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(store, runs_of):
+    (old,) = released(store, runs_of(1))
     future = newer(make_record(run_id="future", seed=7, something_new={"a": [1, 2]}))
     strange = b'{"run_id": "bad",  "spaces": "kept",\t"n_active": "many"}'
     rewrite(store, strange, old.to_json().encode(), future, b"\xff no text")
-    (new,) = released(store, checkpoint, 1, start=1)
+    (new,) = released(store, runs_of(1, start=1))
     assert set(lines_of(store)[2:]) == {strange, future, b"\xff no text"}
     problems: list[str] = []
     assert load_index(store, "demo", problems=problems) == [old, new]
@@ -50,22 +48,18 @@ def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(store
     before = lines_of(store)
     assert not push_index(store, "demo", [new]).written
     assert lines_of(store) == before
-    assert len(load_records_of(store, tolerant=True)) == 2
+    assert len(load_index(store, "demo", problems=[])) == 2
 
 
-def load_records_of(store, *, tolerant):
-    return load_index(store, "demo", problems=[] if tolerant else None)
-
-
-def test_a_run_that_is_pushed_again_replaces_its_broken_row(store, checkpoint):
-    pushed = released(store, checkpoint, 2)
+def test_a_run_that_is_pushed_again_replaces_its_broken_row(store, runs_of):
+    pushed = released(store, runs_of(2))
     rewrite(store, newer(pushed[0]), pushed[1].to_json().encode())
     push_index(store, "demo", [pushed[0]])
     assert load_index(store, "demo") == pushed
 
 
-def test_a_repair_rebuilds_the_index_from_the_branches(store, checkpoint):
-    first, second, third = released(store, checkpoint, 3)
+def test_a_repair_rebuilds_the_index_from_the_branches(store, runs_of):
+    first, second, third = released(store, runs_of(3))
     wrong = second.replaced(eval_loss=1.0)
     gone = make_record(run_id="gone", seed=50, repo=store.repo_id("demo-d64-E4"), branch="gone", commit="a" * 40)
     elsewhere = make_record(run_id="hidden", seed=51, repo=store.repo_id("demo-d64-E8"), branch="b", commit="b" * 40)
@@ -109,25 +103,23 @@ def test_a_lost_index_is_made_anew_and_nothing_is_made_of_nothing(store, checkpo
     assert load_index(store, "demo") == [pushed]
 
 
-def test_rows_of_another_writer_survive_a_repair(loopback, checkpoint):
-    from tests.hub.loopback import Fault
-
+def test_rows_of_another_writer_survive_a_repair(loopback, runs_of):
     store = hub_store(loopback)
-    (run,) = released(store, checkpoint, 1)
+    (run,) = released(store, runs_of(1))
     rewrite(store, run.replaced(eval_loss=2.0).to_json().encode())
     made: list[RunRecord] = []
 
     def other():
-        made.extend(released(hub_store(loopback), checkpoint, 1, start=1))
+        made.extend(released(hub_store(loopback), runs_of(1, start=1)))
 
     loopback.faults.append(Fault(lambda request: request.api == "commit", "before", action=other))
     repair_index(store, "demo")
     assert load_index(store, "demo") == [run, *made]
 
 
-def test_the_command(command, tmp_path, checkpoint):
+def test_the_command(command, tmp_path, runs_of):
     store = open_store(tmp_path / "store")
-    (run,) = released(store, checkpoint, 1)
+    (run,) = released(store, runs_of(1))
     rewrite(store, b"{oops")
     status, out, err = command("repair", tmp_path / "store", "demo", "--dry-run")
     assert (status, lines_of(store)) == (0, [b"{oops"])

@@ -1,7 +1,5 @@
 """Records and files from wherever they lie, and files of a law to wherever they go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,9 +7,7 @@ import pytest
 from hub import load_records, open_store, publish_files, push_index, push_run, read_file, write_records
 from hub.plain.errors import FilesError, NotFoundError
 from hub.release.sources import RepositoryReference, repository
-from hub.store.base import Store
-from tests.hub.conftest import Checkpoint
-from tests.hub.loopback import TOKEN, LoopbackHub
+from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 
 CARD = b"---\nlicense: apache-2.0\n---\n# A law\n"
@@ -31,11 +27,11 @@ CARD = b"---\nlicense: apache-2.0\n---\n# A law\n"
         ("a/b/c", None),
     ],
 )
-def test_what_a_text_names(text: str, expected: RepositoryReference | None) -> None:
+def test_what_a_text_names(text, expected):
     assert repository(text) == expected
 
 
-def test_a_path_that_exists_is_never_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_exists_is_never_a_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_records([make_record()], tmp_path / "org" / "demo-runs")
     assert repository("org/demo-runs") is None
@@ -45,7 +41,7 @@ def test_a_path_that_exists_is_never_a_repository(tmp_path: Path, monkeypatch: p
         repository("hf://only-one-part")
 
 
-def test_every_kind_of_folder_gives_the_records(tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_every_kind_of_folder_gives_the_records(tmp_path, checkpoint):
     store = open_store(tmp_path / "store")
     pushed = push_run(store, checkpoint("a"), make_record())
     assert [r.run_id for r in load_records(tmp_path / "store")] == [pushed.run_id]  # the run.json of the branches
@@ -70,19 +66,11 @@ def test_every_kind_of_folder_gives_the_records(tmp_path: Path, checkpoint: Chec
         load_records(tmp_path / "missing.jsonl")
 
 
-def test_records_of_the_hub(loopback: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    from tests.hub.conftest import hub_store
-
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, loopback.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", loopback.endpoint)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    push_index(hub_store(loopback), "demo", [make_record()])
+def test_records_of_the_hub(the_hub):
+    push_index(hub_store(the_hub), "demo", [make_record()])
     assert load_records("org/demo-runs") == [make_record()]
-    commit = loopback.state.repository("dataset", "org/demo-runs").branches["main"]
-    push_index(hub_store(loopback), "demo", [make_record(run_id="later", seed=1)])
+    commit = the_hub.state.repository("dataset", "org/demo-runs").branches["main"]
+    push_index(hub_store(the_hub), "demo", [make_record(run_id="later", seed=1)])
     assert len(load_records("hf://datasets/org/demo-runs")) == 2
     assert load_records(f"org/demo-runs@{commit}") == [make_record()]
     with pytest.raises(NotFoundError, match="org/model-runs"):
@@ -91,7 +79,7 @@ def test_records_of_the_hub(loopback: LoopbackHub, monkeypatch: pytest.MonkeyPat
         load_records("org/none-runs")
 
 
-def test_a_law_goes_to_a_repository_and_comes_back(store: Store) -> None:
+def test_a_law_goes_to_a_repository_and_comes_back(store):
     files = {"README.md": CARD, "scaling_law.json": b'{"law": "joint"}', "isoflop.png": b"\x89PNG\r\n"}
     first = publish_files(store, "demo-law", files, message="A law")
     assert first.written
@@ -106,7 +94,7 @@ def test_a_law_goes_to_a_repository_and_comes_back(store: Store) -> None:
     assert changed.commit != first.commit
 
 
-def test_files_of_a_law_are_checked_before_they_are_sent(store: Store) -> None:
+def test_files_of_a_law_are_checked_before_they_are_sent(store):
     for files, reason in (
         ({"law.pkl": b"x"}, "not on the list"),
         ({"../scaling_law.json": b"{}"}, "not on the list"),
@@ -118,7 +106,7 @@ def test_files_of_a_law_are_checked_before_they_are_sent(store: Store) -> None:
     assert store.repos("model") == []
 
 
-def test_a_file_of_a_folder(tmp_path: Path) -> None:
+def test_a_file_of_a_folder(tmp_path):
     (tmp_path / "scaling_law.json").write_text("{}")
     assert read_file(tmp_path, "scaling_law.json") == b"{}"
     assert read_file(f"file:{tmp_path}", "scaling_law.json") == b"{}"

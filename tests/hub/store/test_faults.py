@@ -172,25 +172,10 @@ def test_another_writer_of_the_same_branch(loopback, checkpoint, record, same):
     assert repo.branches[BRANCH] == committed[0].commit
 
 
-def test_eight_parallel_pushers(loopback, checkpoint):
+def test_eight_parallel_pushers(loopback, runs_of):
     """Each with a store of its own, as in processes of their own, into the same repository and index."""
-    folders = [checkpoint(f"run{i}", weight=float(i)) for i in range(8)]
-    failures: list[BaseException] = []
-
-    def push(number):
-        try:
-            store = hub_store(loopback)
-            pushed = push_run(store, folders[number], make_record(run_id=f"run{number}", seed=number))
-            push_index(store, "demo", [pushed])
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=push, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda run: release(loopback, *run), runs_of(8)))
     listed = load_index(hub_store(loopback), "demo")
     assert [record.run_id for record in listed] == [f"run{i}" for i in range(8)]
     repo = loopback.state.repository("model", "org/demo-d64-E4")

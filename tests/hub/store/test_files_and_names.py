@@ -22,23 +22,9 @@ def test_a_release_is_what_is_on_the_list(checkpoint):
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "training_args.bin",
-            "optimizer.pt",
-            "pytorch_model.bin",
-            "model.pkl",
-            ".env",
-            ".gitattributes",
-            "notes.txt",
-        ),
-        *(
-            "../config.json",
-            "sub/config.json",
-            "x.PY",
-            "config.json.bak",
-            ".hidden.safetensors",
-            "model.safetensors.tmp",
-        ),
+        *("training_args.bin", "optimizer.pt", "pytorch_model.bin", "model.pkl", ".env", ".gitattributes"),
+        *("notes.txt", "../config.json", "sub/config.json", "x.PY", "config.json.bak", ".hidden.safetensors"),
+        "model.safetensors.tmp",
     ],
 )
 def test_names_off_the_list(name):
@@ -73,15 +59,6 @@ def test_shards_must_match_their_index(checkpoint):
         release_of(folder)
     index.write_text(json.dumps({"weight_map": {"weight": "model-00001-of-00002.safetensors"}}))
     assert list(release_of(folder).weights_sha256) == ["model-00001-of-00002.safetensors"]
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modeling_switch_moe.py"])
-def test_a_secret_in_a_text_file_is_found(checkpoint, name):
-    folder, secret = checkpoint(), "hf_" + "Zz9" * 11
-    (folder / name).write_text(f'{{"token": "{secret}"}}')
-    with pytest.raises(FilesError, match=f"{name} holds what looks like an access token") as caught:
-        release_of(folder)
-    assert secret not in str(caught.value)
 
 
 def test_missing_parts_are_named(tmp_path, checkpoint):
@@ -137,7 +114,13 @@ def test_names_of_a_run():
         branch_name(make_record(seed=-1))
 
 
-@pytest.mark.parametrize("name", ["curve.png", "curve.svg", "tokenizer.model", "model.safetensors", "notes.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "tokenizer.json", "modeling_switch_moe.py"),
+        *("curve.png", "curve.svg", "tokenizer.model", "model.safetensors", "notes.py"),
+    ],
+)
 def test_a_token_is_found_in_every_kind_of_file(checkpoint, name):
     """In a picture's text chunk, and in the metadata of weights, too."""
     folder = checkpoint()
@@ -145,6 +128,8 @@ def test_a_token_is_found_in_every_kind_of_file(checkpoint, name):
     if name == "model.safetensors":
         header = json.dumps({"__metadata__": {"note": token}}).encode()
         (folder / name).write_bytes(len(header).to_bytes(8, "little") + header)
+    elif name.endswith(".json"):
+        (folder / name).write_text(json.dumps({"token": token}))
     else:
         (folder / name).write_bytes(b"\x89PNG\r\n\x1a\n\x00tEXtnote\x00" + token.encode() + b"\xff\x00")
     with pytest.raises(FilesError, match=f"{name} holds what looks like an access token") as caught:

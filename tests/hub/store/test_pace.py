@@ -8,7 +8,6 @@ from hub import push_runs
 from hub.release.push import push_listing
 from hub.store.pace import CALLS_PER_WINDOW, Pace
 from tests.hub.conftest import hub_store
-from tests.hub.samples import make_record
 
 
 class Clock:
@@ -64,7 +63,7 @@ def test_the_default_stays_below_a_free_account():
         Pace(0)
 
 
-def test_every_call_of_the_api_is_paced(loopback, checkpoint):
+def test_every_call_of_the_api_is_paced(loopback, runs_of):
     """What the pace counts is at least what the Hub sees, and hardly more."""
     taken: list[int] = []
 
@@ -73,7 +72,5 @@ def test_every_call_of_the_api_is_paced(loopback, checkpoint):
             taken.append(calls)
 
     store = hub_store(loopback, pace=Counting())
-    runs = [(checkpoint(f"c{n}", weight=n), make_record(run_id=f"run{n}", seed=n)) for n in range(3)]
-    pushed = push_runs(store, runs)
-    push_listing(store, "demo", pushed)
+    push_listing(store, "demo", push_runs(store, runs_of(3)))
     assert len(loopback.api_calls()) <= sum(taken) <= len(loopback.api_calls()) + 2

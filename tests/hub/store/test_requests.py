@@ -67,11 +67,9 @@ def test_a_permanent_503_costs_six_requests(loopback, checkpoint, tmp_path, call
 
 
 @pytest.mark.parametrize("where", ["uploads", "branches"])
-def test_a_lasting_503_is_not_met_by_every_thread_anew(loopback, checkpoint, where):
+def test_a_lasting_503_is_not_met_by_every_thread_anew(loopback, checkpoint, runs_of, where):
     """Four large files, or four branches that are read at the same time: not six requests for each."""
-    for number in range(4):
-        record = make_record(run_id=f"run{number}", seed=number)
-        push_run(hub_store(loopback), checkpoint(f"c{number}", weight=float(number)), record)
+    push_runs(hub_store(loopback), runs_of(4))
     folder = checkpoint("new", weight=9.0)
     for number in range(3):
         (folder / f"picture{number}.png").write_bytes(b"\x89PNG\0" + bytes([number]))
@@ -120,23 +118,18 @@ def test_pull_goes_on_from_the_cache_when_there_is_no_network(loopback, checkpoi
 # -- tokens
 
 
-def sweep_of(checkpoint, count):
-    records = [make_record(run_id=f"run{number:02d}", seed=number) for number in range(count)]
-    return [(checkpoint(record.run_id, weight=float(i)), record) for i, record in enumerate(records)]
-
-
 @pytest.mark.parametrize("token", [WRONG_TOKEN, None])
-def test_a_token_that_is_wrong_or_missing_fails_once(loopback, checkpoint, token):
+def test_a_token_that_is_wrong_or_missing_fails_once(loopback, runs_of, token):
     with pytest.raises(AccessError, match="token") as caught:
-        push_runs(hub_store(loopback, token=token), sweep_of(checkpoint, 12), workers=4)
+        push_runs(hub_store(loopback, token=token), runs_of(12), workers=4)
     assert str(caught.value).count("token") <= 2
     assert loopback.api_calls() == (["list"] if token else [])
 
 
-def test_an_account_without_the_right_to_write_is_not_tried_for_each_run(loopback, checkpoint):
+def test_an_account_without_the_right_to_write_is_not_tried_for_each_run(loopback, runs_of):
     store = HubStore("other", endpoint=loopback.endpoint, token=TOKEN)
     with pytest.raises(AccessError, match="rights to write to other"):
-        push_runs(store, sweep_of(checkpoint, 8), workers=2)
+        push_runs(store, runs_of(8), workers=2)
     assert loopback.api_calls()[:2] == ["list", "list"]  # what is public there
     assert len(loopback.api_calls()) <= 4
 
@@ -153,7 +146,7 @@ def test_reading_with_a_wrong_token_asks_once(loopback):
 # -- the limit of commits, 128 per hour and repository: a 429 that does not say when to come back
 
 
-def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback, checkpoint):
+def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback, runs_of):
     """Three commits are taken; one is refused, and the others are not sent any more."""
     accepted = [0]
 
@@ -162,12 +155,10 @@ def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback, checkpo
         return request.api == "commit" and accepted[0] > 3
 
     loopback.faults.append(Fault(beyond, "status", 429, times=10**6))
-    runs = sweep_of(checkpoint, 8)
-    with pytest.raises(
-        PushErrors, match=r"5 of the pushes failed: run03, run04, run05 and 2 more: .*no more commits"
-    ) as caught:
+    runs, message = runs_of(8), r"5 of the pushes failed: run3, run4, run5 and 2 more: .*no more commits"
+    with pytest.raises(PushErrors, match=message) as caught:
         push_runs(hub_store(loopback), runs)
-    assert [record.run_id for record in caught.value.pushed] == ["run00", "run01", "run02"]
+    assert [record.run_id for record in caught.value.pushed] == ["run0", "run1", "run2"]
     assert "start the same command again in an hour" in str(caught.value)
     assert loopback.api_calls().count("commit") == 4
     assert loopback.api_calls().count("preupload") == 4
@@ -247,9 +238,9 @@ def test_a_hub_that_is_down_ends_a_command_with_one_line(the_hub, command):
         assert error.startswith("error: the Hub answered 503")
 
 
-def test_a_missing_token_is_reported_once(online, command, checkpoint, tmp_path):
+def test_a_missing_token_is_reported_once(online, command, runs_of, tmp_path):
     (tmp_path / "sweep").mkdir()
-    for folder, record in sweep_of(checkpoint, 6):
+    for folder, record in runs_of(6):
         record.save(folder)
         folder.rename(tmp_path / "sweep" / folder.name)
     status, _, error = command("push", tmp_path / "sweep", "hf://org")

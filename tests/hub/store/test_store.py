@@ -65,15 +65,8 @@ def test_the_index_gains_rows_and_keeps_them(store):
     assert set(store.files("dataset", "demo-runs")) == {"README.md", "runs.jsonl", "runs.parquet"}
     card = store.read("dataset", "demo-runs", "README.md").decode()
     assert "path: runs.parquet" in card
+    assert ": 2 rows" in card
     assert "4.0000" in card
-
-
-def test_the_card_of_an_index_sees_the_merged_rows(store):
-    push_index(store, "demo", [make_record(run_id="one")])
-    push_index(
-        store, "demo", [make_record(run_id="two")], card=lambda rows: f"---\nlicense: mit\n---\n{len(rows)} rows\n"
-    )
-    assert b"2 rows" in store.read("dataset", "demo-runs", "README.md")
 
 
 def test_an_index_is_refused_when_runs_do_not_belong_together(store):

@@ -70,8 +70,7 @@ def test_a_public_collection_takes_nothing_private(loopback, record):
         collect(hub_store(loopback, private=True), "demo", [record])
 
 
-def test_visibility_is_asked_for_once(loopback, tmp_path, checkpoint):
+def test_visibility_is_asked_for_once(loopback, runs_of):
     store = hub_store(loopback)
-    runs = [(checkpoint(f"c{n}", weight=n), make_record(run_id=f"run{n}", seed=n)) for n in range(3)]
-    push_index(store, "demo", push_runs(store, runs))
+    push_index(store, "demo", push_runs(store, runs_of(3)))
     assert loopback.api_calls().count("list") == 2
