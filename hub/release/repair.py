@@ -205,9 +205,8 @@ class _Plan:
         if named in self.rebuilt:
             self.changes.append(f"replaced {_shown(self.rebuilt[named])}: {row.reason}")
             return False
-        (self.stays if row.newer else self.changes).append(
-            f"{'kept' if row.newer else 'removed'} {row.run_id or 'a row'}: {row.reason}"
-        )
+        lines, verb = (self.stays, "kept") if row.newer else (self.changes, "removed")
+        lines.append(f"{verb} {row.run_id or 'a row'}: {row.reason}")
         return row.newer
 
 

@@ -82,10 +82,9 @@ class _Call:
         if name == "repos":
             self.request.api = path[1]
             return self.create if path[1] == "create" else self.unknown
-        simple = {"whoami-v2": self.whoami, "validate-yaml": self.validate_yaml}
         if name == "collections":
             return lambda: self.collections(path[1:])
-        return simple.get(name, self.unknown)
+        return self.validate_yaml if name == "validate-yaml" else self.unknown
 
     def repo_call(self, kind, repo_id, action, rest):
         repo = self.repository(kind, repo_id)
@@ -104,14 +103,6 @@ class _Call:
             "commits": lambda: self.commits(repo, rest[0]),
         }
         return calls.get(action, self.unknown)()
-
-    def whoami(self):
-        user = self.user()
-        if user is None:
-            raise Refused(401, "Invalid username or password.")
-        orgs = [{"name": name} for name in user["orgs"]]
-        role = {"accessToken": {"role": "write" if user["write"] else "read"}}
-        return self.json({"type": "user", "name": user["name"], "orgs": orgs, "auth": role})
 
     def validate_yaml(self):
         problems = _metadata_problems(self.request.json()["content"])
