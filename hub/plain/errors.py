@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
     from hub.record.run_record import RunRecord
 
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
@@ -95,13 +93,8 @@ def _named(run_ids: Sequence[str]) -> str:
     return ", ".join(run_ids[:3]) + more
 
 
-def problems_of(error: ValidationError) -> list[str]:
-    """What pydantic found, one line for each field: its name, the value (shortened), and what is allowed."""
-    return [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
-
-
 def problem_lines(problem: Any, shown: str | None = None) -> list[str]:
-    """One of pydantic's problems as lines, with another text for the value where that is `shown` differently."""
+    """One of pydantic's problems as lines: field, value (shortened; `shown`, if given) and what is allowed."""
     name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "missing":
         return [f"{name}: missing"]

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, problems_of, redacted
+from hub.plain.errors import FilesError, RecordError, problem_lines, redacted
 from hub.plain.strict_json import SCHEMA_VERSION
 from hub.record.checks import number, plain
 
@@ -188,7 +188,9 @@ class RunRecord(_Part):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise RecordError(redacted(f"{what} is not valid: {_shown(problems_of(error))}")) from None
+            found = [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
+            more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
+            raise RecordError(redacted(f"{what} is not valid: {'; '.join(found[:_MAX_SHOWN])}{more}")) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -298,8 +300,3 @@ def _contradictions(record: RunRecord) -> list[str]:
     if stages != sorted(set(stages)):
         problems.append("schedule.batch_ramp is not in increasing order of from_tokens")
     return problems
-
-
-def _shown(problems: list[str]) -> str:
-    more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
-    return "; ".join(problems[:_MAX_SHOWN]) + more

@@ -173,8 +173,9 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
         **search,
     )
     aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
+    chosen_by = f", where {runs.where}" if runs.where else ""
     conditions = Conditions(
-        provenance=f"fitted on {runs.source} ({runs.loss_name}){aside}",
+        provenance=f"fitted on {runs.source}{chosen_by} ({runs.loss_name}){aside}",
         objective=problem.settings.to_dict(),
         n_runs=len(used),
         rmse=rmse,

@@ -102,6 +102,9 @@ def test_a_law_says_which_dataset_and_commit_it_was_fitted_on(index: tuple[Store
     assert f'load_runs("org/demo-runs", revision="{commit}")' in card
     assert len(load_runs(again.conditions.dataset, revision=again.conditions.commit)) == TAGGED
     assert str(result.to_dict()["source"]).startswith("org/demo-runs@v1")
+    chosen = fit(load_runs("org/demo-runs@v1", where="D <= 7M"), law="chinchilla").law
+    assert "where D <= 7M (eval_loss)" in repr(chosen)
+    assert f"revision=\"{commit}\", where='D <= 7M')" in law_card(chosen, "org/demo-law")
 
 
 def test_files_of_laws_without_a_dataset_are_as_before(tmp_path: Path) -> None:
