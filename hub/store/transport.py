@@ -111,16 +111,26 @@ class Transport:
         Raises:
             HubError: the kind says what happened; UnavailableError after the last attempt.
         """
-        allowed, attempt = attempts or self.attempts, 0
+        import tenacity
+
+        allowed = attempts or self.attempts
+
+        def last(state: tenacity.RetryCallState) -> bool:
+            error = state.outcome and state.outcome.exception()
+            connected = not isinstance(error, UnavailableError) or error.connected
+            return state.attempt_number >= (allowed if connected else min(allowed, to_connect or allowed))
+
         with self._turn() as pause:
-            while True:
-                try:
-                    return self.call_once(function)
-                except UnavailableError as error:
-                    attempt += 1
-                    if attempt >= (allowed if error.connected else min(allowed, to_connect or allowed)):
-                        raise
-                    pause(self.wait(attempt - 1, error))
+            retrying = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(UnavailableError),
+                stop=last,
+                wait=lambda state: self.wait(
+                    state.attempt_number - 1, state.outcome.exception() if state.outcome else None
+                ),
+                sleep=pause,
+                reraise=True,
+            )
+            return retrying(self.call_once, function)
 
     @contextmanager
     def _turn(self) -> Iterator[Callable[[float], None]]:
