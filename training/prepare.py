@@ -103,13 +103,6 @@ def report(found: list[Part]) -> Table:
     return Table(("", *(part.name for part in found)), rows, title="token caches")
 
 
-def verify(found: list[Part], progress: bool) -> int:
-    """Compare the sha256 of every shard; returns how many there are. Raises CorruptCacheError at one that differs."""
-    total = sum(len(part.cache.shards) for part in found)
-    checked = itertools.chain.from_iterable(part.cache.verify() for part in found)
-    return sum(1 for _ in tqdm(checked, desc="verifying", total=total, unit="shard", disable=not progress))
-
-
 @app.command(context_settings=_FLAGS_OF_TRAIN)
 def main(
     context: typer.Context,
@@ -127,12 +120,16 @@ def main(
         os.environ["RAYON_NUM_THREADS"] = str(processes)  # read by `tokenizers` when it first encodes
     # No run is made, so a folder for one need not be named. One that is there pins the data.
     arguments = parse_command_line(context.args, output_dir="unused")
-    found = parts(arguments, everything)
+    found, progress = parts(arguments, everything), arguments.run.progress
     for part in found if not status else ():
-        part.fill(arguments.run.progress)
+        part.fill(progress)
     print_table(report(found))
     if check:
-        print(f"{verify(found, arguments.run.progress)} shards are as they were written")
+        total = sum(len(part.cache.shards) for part in found)
+        shards = itertools.chain.from_iterable(part.cache.verify() for part in found)
+        for _ in tqdm(shards, desc="verifying", total=total, unit="shard", disable=not progress):
+            pass  # a shard that differs raises CorruptCacheError
+        print(f"{total} shards are as they were written")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class SweepPlan(Summarised):
                 ", ".join(format_count(branch.target_tokens) for branch in run.branches),
                 format_count(run.tokens),
                 format_flops(run.training_flops),
-                _time(run.seconds),
+                format_seconds(run.seconds),
                 format_bytes(run.memory_bytes),
                 format_bytes(run.disk_bytes),
                 run.state
@@ -137,7 +137,7 @@ class SweepPlan(Summarised):
             ("run", "N_act", "N_total", "branches", "tokens trained", "FLOPs", "time", "memory", "disk", "state"),
             rows,
             title=f"sweep {self.sweep}: {len(self.runs)} trunks",
-            total=("total", "", "", str(branches), tokens, flops, _time(self.seconds), "", disk, ""),
+            total=("total", "", "", str(branches), tokens, flops, format_seconds(self.seconds), "", disk, ""),
             notes=self.notes(),
         )
 
@@ -174,7 +174,3 @@ def plan_sweep(sweep: Sweep, flops_per_second: float | None = None, shards: int 
         "given" if flops_per_second else "measured" if speed else "unknown"
     )
     return SweepPlan(sweep.name, tuple(RunPlan.of(run, speed, shards) for run in sweep.runs), speed, source, shards)
-
-
-def _time(seconds: float | None) -> str:
-    return "unknown" if seconds is None else format_seconds(seconds)

@@ -121,7 +121,7 @@ def status_table(found: Sequence[RunStatus]) -> Table:
             f"{one.tokens / one.target_tokens:.0%}",
             format_decimal(one.loss),
             "–" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
-            "–" if one.seconds_left is None else format_seconds(one.seconds_left),
+            format_seconds(one.seconds_left),
         )
         for one in found
     ]
@@ -129,8 +129,10 @@ def status_table(found: Sequence[RunStatus]) -> Table:
     return Table(header, rows, styles=[_STYLES[one.state] for one in found])
 
 
-def format_seconds(seconds: float) -> str:
-    """For a reader: 48 s, 12 min, 3.4 h, 5.1 days."""
+def format_seconds(seconds: float | None) -> str:
+    """For a reader: 48 s, 12 min, 3.4 h, 5.1 days; – for None."""
+    if seconds is None:
+        return "–"
     for size, unit, digits in ((86400, "days", 1), (3600, "h", 1), (60, "min", 0)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.{digits}f} {unit}"
