@@ -111,8 +111,6 @@ class TrainingData:
     Args:
         tokens: the token cache; what is missing in it is waited for.
         order: of the sequences.
-        sequence_length: tokens of a sequence.
-        micro_batch_sequences: sequences of a micro-batch.
         max_sequences: the first so many sequences of the data make an epoch; None for all there are.
 
     Attributes:

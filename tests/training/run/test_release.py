@@ -23,7 +23,6 @@ from tests.training.run.test_run import poison
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict
 from training.run import releaser as release
-from training.run.inputs import check_inputs
 from training.run.main import Run
 from training.run.releaser import RELEASE_INCOMPLETE, Releaser, finishers
 from training.run.results import _named_by_recipe
@@ -218,12 +217,6 @@ def test_a_store_that_cannot_be_used_is_found_out_before_training(online, tiny, 
 def test_only_the_main_process_needs_a_token(online, tiny, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert len(finishers(tiny(run__push_to_hub="hf://org"))) == 1
-
-
-def test_the_store_may_change_between_starts(tiny):
-    arguments = tiny(schedule__tokens=[1280])
-    assert Run(arguments).execute() == 0
-    check_inputs(tiny(schedule__tokens=[1280], run__push_to_hub="elsewhere", run__private=True))
 
 
 def test_a_licence_that_the_hub_does_not_know_is_a_bad_configuration():

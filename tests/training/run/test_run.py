@@ -187,7 +187,7 @@ def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, l
 def test_the_same_folder_with_another_configuration_is_refused(finished, tiny):
     with pytest.raises(ConfigurationError, match=r"model.experts: 8, but .*config.yaml has 4"):
         check_inputs(tiny(model__experts=8))
-    check_inputs(tiny(run__log_steps=7, run__progress=True))
+    check_inputs(tiny(run__log_steps=7, run__progress=True, run__push_to_hub="elsewhere", run__private=True))
 
 
 def test_other_tokens_under_the_same_configuration_are_refused(finished, tiny, corpus, tmp_path):
