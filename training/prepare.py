@@ -8,7 +8,6 @@ shard and compares its checksum; `--status` builds nothing.
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,15 +42,12 @@ class Part:
     until_tokens: int | None
 
     @property
-    def has_enough(self) -> bool:
-        return self.cache.complete or (self.until_tokens is not None and len(self.cache) >= self.until_tokens)
-
-    @property
     def state(self) -> str:
         """What of the data the cache holds."""
         if self.cache.complete:
             return "all of it"
-        return f"enough for the run ({self.until_tokens:,})" if self.has_enough else "less than the run reads"
+        enough = self.cache.has(self.until_tokens)
+        return f"enough for the run ({self.until_tokens:,})" if enough else "less than the run reads"
 
     def fill(self, progress: bool) -> None:
         """Build the cache as far as it is needed, or wait while another process does.
@@ -62,7 +58,7 @@ class Part:
         """
         title, total = f"{self.name} tokens", self.until_tokens
         with tqdm(desc=title, total=total, unit="tok", unit_scale=True, disable=not progress) as bar:
-            while self.cache.refresh() or not self.has_enough:
+            while self.cache.refresh() or not self.cache.has(self.until_tokens):
                 bar.update(len(self.cache) - bar.n)
                 try:
                     with lock_of(self.cache.folder, timeout=0.5):
@@ -92,7 +88,7 @@ def report(found: list[Part]) -> Table:
     caches = [part.cache for part in found]
     sizes = [sum((cache.folder / shard["file"]).stat().st_size for shard in cache.shards) for cache in caches]
     rows = [
-        ("documents", *(f"{cache.documents:,}" for cache in caches)),
+        ("documents", *(f"{sum(shard['documents'] for shard in cache.shards):,}" for cache in caches)),
         ("tokens", *(f"{len(cache):,}" for cache in caches)),
         ("shards", *(f"{len(cache.shards):,}" for cache in caches)),
         ("bytes", *(f"{size:,}" for size in sizes)),
@@ -125,11 +121,10 @@ def main(
         part.fill(progress)
     print_table(report(found))
     if check:
-        total = sum(len(part.cache.shards) for part in found)
-        shards = itertools.chain.from_iterable(part.cache.verify() for part in found)
-        for _ in tqdm(shards, desc="verifying", total=total, unit="shard", disable=not progress):
-            pass  # a shard that differs raises CorruptCacheError
-        print(f"{total} shards are as they were written")
+        shards = [(part.cache, number) for part in found for number in range(len(part.cache.shards))]
+        for cache, number in tqdm(shards, desc="verifying", unit="shard", disable=not progress):
+            cache.check_shard(number)  # raises CorruptCacheError where it differs
+        print(f"{len(shards)} shards are as they were written")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,12 @@ def prepare(source: TextSource, tokenizer, cache_dir, max_tokens=None, until=Non
     return cache
 
 
+def flip_a_bit(path: Path, position: int = 100) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a cache that says what its tokens are."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "build.lock"}

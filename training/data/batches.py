@@ -111,8 +111,6 @@ class TrainingData:
     Args:
         tokens: the token cache; what is missing in it is waited for.
         order: of the sequences.
-        sequence_length: tokens of a sequence.
-        micro_batch_sequences: sequences of a micro-batch.
         max_sequences: the first so many sequences of the data make an epoch; None for all there are.
 
     Attributes:
@@ -168,8 +166,10 @@ class TrainingData:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(inputs, targets) of one process in one global batch: int64 (micro_batch_sequences, sequence_length)."""
         self.tokens.check_shards()
-        if rank == 0:
-            self._report_epoch(position)
+        n_sequences = self._n_sequences()
+        if rank == 0 and n_sequences and (epoch := position // n_sequences) > self._reported_epoch:
+            self._reported_epoch = epoch
+            logger.warning("the data repeats: epoch %d of %s tokens", epoch + 1, f"{self.unique_tokens:,}")
         size, end = self.micro_batch_sequences, position + sequences
         for start in range(position + rank * size, end, world_size * size):
             began = time.perf_counter()
@@ -177,12 +177,6 @@ class TrainingData:
             batch = self.tokens.cache.sequences(chosen, self.sequence_length)
             self.wait_seconds += time.perf_counter() - began
             yield inputs_and_targets(batch, device)
-
-    def _report_epoch(self, position: int) -> None:
-        n_sequences = self._n_sequences()
-        if n_sequences and (epoch := position // n_sequences) > self._reported_epoch:
-            self._reported_epoch = epoch
-            logger.warning("the data repeats: epoch %d of %s tokens", epoch + 1, f"{self.unique_tokens:,}")
 
 
 def inputs_and_targets(sequences: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

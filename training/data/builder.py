@@ -93,7 +93,7 @@ def build(
         os.truncate(log, content.rfind(b"\n") + 1)  # left by a crash or a full disk; its shard is made again
     cache = TokenCache(folder)
     tokens, number, limit = len(cache), len(cache.shards), cache.recipe["max_tokens"] or math.inf
-    if cache.complete or (until_tokens is not None and tokens >= until_tokens):
+    if cache.has(until_tokens):
         return
     place = Place(*cache.shards[-1]["next"]) if cache.shards else Place()
     with closing(_encoded(source, place, cache)) as documents:
@@ -239,7 +239,7 @@ class GrowingCache:
             self._thread.start()
             self._thread.join(_CHECK_SECONDS)
             self.check_shards()
-        if not self._has(self._until):
+        if not self.cache.has(self._until):
             self._keep_building()
 
     def wait_for(self, tokens: int | None) -> None:
@@ -253,7 +253,7 @@ class GrowingCache:
         began, report_at = time.monotonic(), _REPORT_SECONDS
         if self._until is not None:
             self._until = None if tokens is None else max(self._until, tokens)
-        while not self._has(tokens):
+        while not self.cache.has(tokens):
             if self.cache.refresh():
                 continue
             self._keep_building()
@@ -278,9 +278,6 @@ class GrowingCache:
         if self._builder is not None:
             self._builder.end()
             self._builder = None
-
-    def _has(self, tokens: int | None) -> bool:
-        return self.cache.complete or (tokens is not None and len(self.cache) >= tokens)
 
     def _compare(self) -> None:
         try:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -103,13 +102,6 @@ class TokenCache:
             raise CorruptCacheError(self.folder / shard["file"], "has another sha256 than when it was written")
         self._checked.add(number)
 
-    def verify(self) -> Iterator[dict]:
-        """Compare the sha256 of every shard, yielding each that is good. Raises CorruptCacheError at the first bad."""
-        self._checked.clear()
-        for number, shard in enumerate(self.shards):
-            self.check_shard(number)
-            yield shard
-
     def _open(self, number: int) -> np.ndarray:
         self.check_shard(number)
         mapped = np.memmap(self.folder / self.shards[number]["file"], dtype=self._dtype, mode="r")
@@ -119,10 +111,9 @@ class TokenCache:
         """Tokens there are by now, end-of-text tokens included."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @property
-    def documents(self) -> int:
-        """Documents there are by now."""
-        return sum(shard["documents"] for shard in self.shards)
+    def has(self, tokens: int | None) -> bool:
+        """Whether there are this many tokens by now (None: all of the data), or the data ends before."""
+        return self.complete or (tokens is not None and len(self) >= tokens)
 
     @property
     def dataset(self) -> dict[str, str]:

@@ -69,13 +69,10 @@ def pinned(arguments: TrainingArguments, folder: Path) -> tuple[TrainingArgument
 
 
 def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArguments:
-    """The arguments of a member of a sweep, pinned as the other members are, whichever of them asks first.
+    """The arguments of a member of a sweep, pinned as the other members are, whichever asks first. Raises as `pinned`.
 
     Args:
         folder: of the member; the sweep's is its parent.
-
-    Raises:
-        ConfigurationError: as `pinned`.
     """
     wanted, sweep, pins = [*_on_the_hub(arguments)], folder.parent, []
     if not wanted:

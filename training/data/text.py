@@ -83,8 +83,7 @@ class TextSource:
             checksums: a file that remembers the checksums of files that have not changed since (by size and time), so
                 that a large local dataset is not read through at every start.
 
-        Raises:
-            FileNotFoundError: see `check_dataset_exists`.
+        Raises as `check_dataset_exists`.
         """
         if not is_local_path(self.dataset):
             return {"dataset": self.dataset, "revision": self.revision}

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Collection
@@ -62,8 +61,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 def steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints under `folder`, ascending."""
-    names = (re.fullmatch(r"step(\d{7,})", path.name) for path in folder.glob("step*"))
-    return sorted(int(match[1]) for match in names if match)
+    return sorted(int(name) for path in folder.glob("step*") if (name := path.name.removeprefix("step")).isdigit())
 
 
 def newest_intact(folder: Path, at_most: int | None = None) -> Path | None:

@@ -110,9 +110,8 @@ def evaluate(
     # Every process makes the same number of forward passes, as sharded models demand: one that has no batch left
     # repeats the first, and does not count it.
     for round_start in range(0, n_sequences, world_size * batch_sequences):
-        start = round_start + rank * batch_sequences
-        counts = start < n_sequences
-        batch = slice(start if counts else 0, (start if counts else 0) + batch_sequences)
+        counts = (start := round_start + rank * batch_sequences) < n_sequences
+        batch = slice(start, start + batch_sequences) if counts else slice(batch_sequences)
         inputs, targets = inputs_and_targets(held_out.sequences[batch], device)
         out = model(
             input_ids=inputs, shift_labels=targets, use_cache=False, output_logits=False, output_token_losses=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -97,15 +98,10 @@ def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
     """(training, held-out) text."""
     d = arguments.data
     buckets = 0 if d.validation_split else d.held_out_per_mille
-
-    def source(split: str, held_out: bool, seed: int) -> TextSource:
-        seed_of_files = seed if d.order == "shuffled" else None
-        return TextSource(
-            d.dataset, d.dataset_config, d.revision, split, d.text_column, buckets, held_out, seed_of_files
-        )
-
     # The held-out text has an order of its own, so runs that read their training text in another order compare.
-    return source(d.split, False, d.order_seed), source(d.validation_split or d.split, True, _HELD_OUT_ORDER_SEED)
+    seeds = (d.order_seed, _HELD_OUT_ORDER_SEED) if d.order == "shuffled" else (None, None)
+    training = TextSource(d.dataset, d.dataset_config, d.revision, d.split, d.text_column, buckets, False, seeds[0])
+    return training, replace(training, split=d.validation_split or d.split, held_out=True, file_seed=seeds[1])
 
 
 def data_order(arguments: TrainingArguments) -> str:

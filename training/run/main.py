@@ -226,12 +226,12 @@ class Run:
         except Diverged as error:
             logger.error("the trunk diverged: %s", error)
             self.writer.wait()
-            reached = on_main(self.accelerator, lambda: {b.decay_step for b in pending if self._intact(b.decay_step)})
+            missing = on_main(self.accelerator, lambda: self._missing_points(pending))
             for branch in pending:
-                if branch.decay_step not in reached:
+                if branch.decay_step in missing:
                     self._save_model(self.folder / self._name(branch), branch, error.progress, "diverged")
             for branch in pending:
-                if branch.decay_step in reached:
+                if branch.decay_step not in missing:
                     self._train_branch(branch)
             return False
         finished = [self._train_branch(branch) for branch in pending]  # one that diverges does not stop the rest
@@ -241,7 +241,7 @@ class Run:
         """Bring the trunk to every branch point that a pending branch needs and that has no intact checkpoint."""
 
         def find_start() -> tuple[list[int], Path | None]:
-            missing = [b.decay_step for b in pending if not self._intact(b.decay_step)]
+            missing = self._missing_points(pending)
             self.trunk.mkdir(parents=True, exist_ok=True)
             return missing, checkpoint.newest_intact(self.trunk, at_most=missing[0]) if missing else None
 
@@ -319,9 +319,10 @@ class Run:
     def _name(self, branch: Branch) -> str:
         return final_branch_name(branch.tokens, self.arguments.run.seed)
 
-    def _intact(self, step: int) -> bool:
-        path = checkpoint.path_of(self.trunk, step)
-        return path.exists() and checkpoint.find_damage(path) is None
+    def _missing_points(self, pending: list[Branch]) -> list[int]:
+        """Branch points without an intact checkpoint."""
+        points = [branch.decay_step for branch in pending]
+        return [step for step in points if checkpoint.find_damage(checkpoint.path_of(self.trunk, step)) is not None]
 
     # -- what it saves
 

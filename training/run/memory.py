@@ -17,11 +17,9 @@ class OutOfMemory(RuntimeError):
     exit_status = 3
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether this is how an allocator reports it, on an accelerator or on CPU."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]:

@@ -55,6 +55,11 @@ def run_record(
         "diverged": (0.0, 0),
     }
     loss, n_losses = losses[status]
+    drop_rate = load = None
+    if status == "final":  # a dense model drops nothing and is balanced
+        routed = progress.window_routed
+        drop_rate = progress.window_dropped / sum(map(sum, routed)) if routed else 0.0
+        load = balance(routed) if routed else 1.0
     # Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
     trunk, end = f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}", branch_name.partition("-")[0]
     record = RunRecord(
@@ -75,7 +80,8 @@ def run_record(
         eval_tokens=held_out and held_out.tokens,
         eval_documents=held_out and held_out.n_documents,
         eval_data=held_out and held_out.origin,
-        **_routing(progress, status),
+        drop_rate=drop_rate,
+        expert_load_max_over_mean=load,
         schedule={
             "horizon_tokens": branch.tokens,
             "warmup_tokens": a.schedule.warmup_tokens,
@@ -120,16 +126,6 @@ def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:
     return record.replaced(
         run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH), parent_run_id=shortened(trunk, MAX_ID_LENGTH)
     )
-
-
-def _routing(progress: Progress, status: str) -> dict[str, float | None]:
-    """Drop rate and expert balance at the end; a dense model drops nothing and is balanced."""
-    if status != "final":
-        return {"drop_rate": None, "expert_load_max_over_mean": None}
-    if (routed := progress.window_routed) is None:
-        return {"drop_rate": 0.0, "expert_load_max_over_mean": 1.0}
-    drop_rate = progress.window_dropped / sum(map(sum, routed))
-    return {"drop_rate": drop_rate, "expert_load_max_over_mean": balance(routed)}
 
 
 def tokenizer_identity(session: Session) -> dict[str, str]:

@@ -44,7 +44,6 @@ class Trackers:
     They live on the main process alone; the others make the same calls and log nothing.
 
     Args:
-        arguments: the configuration, which the tracker runs show.
         folder: of the trunk or branch; its name names the tracker run.
         start_tokens: tokens that are trained already.
 
@@ -58,12 +57,7 @@ class Trackers:
             on_main(accelerator, lambda: self._start(arguments, folder, start_tokens))
 
     def log(self, values: dict[str, float], step: int, tokens: int) -> None:
-        """Log numbers at a number of trained tokens.
-
-        Args:
-            step: updates made, which only wandb takes beside the tokens: it counts steps densely, and is told to draw
-                over the tokens.
-        """
+        """Log numbers at a number of trained tokens; wandb counts steps, and is told to draw over the tokens."""
         values = {"updates": step, "tokens": tokens, **values}
         for tracker in self._started:
             tracker.log(values, step=step if tracker.name == "wandb" else tokens)

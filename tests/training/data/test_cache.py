@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import make_documents, write_dataset
-from tests.training.token_caches import contents, prepare
+from tests.training.token_caches import contents, flip_a_bit, prepare
 from training.data import builder, parts
 from training.data import cache as tokens
 from training.data.builder import GrowingCache, encoder
@@ -43,7 +43,7 @@ def test_the_cache_is_every_document_followed_by_end_of_text(corpus, tokenizer, 
     for document in make_documents(300, 0):
         expected += [*tokenizer(document)["input_ids"], tokenizer.convert_tokens_to_ids(END_OF_TEXT)]
     assert cache.read(0, len(cache)).tolist() == expected
-    assert (cache.documents, cache.complete, len(list(cache.verify()))) == (300, True, 1)
+    assert ([shard["documents"] for shard in cache.shards], cache.complete) == ([300], True)
     sequences = cache.sequences(np.array([0, 5]), 32)
     assert sequences.shape == (2, 33)
     assert sequences[1].tolist() == expected[160:193]  # the last token is the next sequence's first
@@ -125,7 +125,7 @@ def test_documents_longer_than_a_shard_and_a_single_one(tokenizer, tmp_path, mon
 
 def test_no_document_is_an_error(corpus, tokenizer, tmp_path):
     everything, nothing = (TextSource(str(corpus), held_out_buckets=1000, held_out=held) for held in (True, False))
-    assert prepare(everything, tokenizer, tmp_path).documents == 300
+    assert sum(shard["documents"] for shard in prepare(everything, tokenizer, tmp_path).shards) == 300
     with pytest.raises(ValueError, match=r"data.dataset: split 'train' .* has no document to train on"):
         prepare(nothing, tokenizer, tmp_path)
     write_dataset(tmp_path / "few", {"train": make_documents(1, 0)})
@@ -187,12 +187,6 @@ def test_the_tokenizer_survives_a_round_trip(tokenizer_folder):
 # -- damage
 
 
-def flip_a_bit(path: Path, position: int = 100) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 4
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("which", [0, 1], ids=["training", "held out"])
 def test_a_flipped_bit_ends_the_run_before_it_begins(tiny, tokenizer, tmp_path, capsys, which):
     arguments = tiny(data__cache_dir=str(tmp_path / "cache"))
@@ -220,7 +214,11 @@ def test_a_shard_that_comes_later_is_compared_before_it_is_read(corpus, tokenize
     cache = TokenCache(whole.folder)
     cache.read(0, 2000)
     sequences = np.arange(cache.n_sequences(32))
-    for read in (lambda: cache.read(0, len(cache)), lambda: cache.sequences(sequences, 32), lambda: [*cache.verify()]):
+    for read in (
+        lambda: cache.read(0, len(cache)),
+        lambda: cache.sequences(sequences, 32),
+        lambda: cache.check_shard(4),
+    ):
         with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin has another sha256"):
             read()
     damaged.write_bytes(damaged.read_bytes()[:-2])

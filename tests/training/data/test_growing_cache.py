@@ -60,10 +60,6 @@ def wait_until(condition, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 def is_locked(folder: Path) -> bool:
     try:
         lock_of(folder, 0).acquire().lock.release()
@@ -146,7 +142,7 @@ def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, tmp_path):
     wait_until(lambda: is_locked(cache.folder))
     trainer.kill()
     trainer.wait()
-    wait_until(lambda: is_gone(pid))
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     one = growing()
     one.wait_for(None)  # the lock went with it
     assert one.cache.complete
@@ -209,7 +205,6 @@ def test_batches_are_what_the_order_says_from_any_position(complete):
             expected.append(np.concatenate([sequences[:, :-1], sequences[:, 1:]]))
     assert np.array_equal(found, np.stack(expected))
     assert data.wait_seconds > 0
-    data.tokens.close()
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -219,8 +214,6 @@ def test_processes_share_the_micro_batches_of_one(complete, world):
     whole = batches(data[-1], steps)
     for rank in range(world):
         assert np.array_equal(batches(data[rank], steps, rank, world), whole[rank::world])
-    for one in data:
-        one.tokens.close()
 
 
 def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, corpus, tokenizer, tmp_path):
@@ -243,7 +236,6 @@ def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, corp
     assert cache.dataset == identity == whole.tokens.cache.dataset
     assert data.unique_tokens == whole.unique_tokens == cache.n_sequences(LENGTH) * LENGTH
     data.tokens.close()
-    whole.tokens.close()
 
 
 def test_the_cap_is_an_epoch_of_its_own(complete, caplog):
@@ -254,7 +246,6 @@ def test_the_cap_is_an_epoch_of_its_own(complete, caplog):
     assert "repeats" not in caplog.text
     batches(data, [(20, 2)])
     assert "the data repeats: epoch 2 of 640 tokens" in caplog.text
-    data.tokens.close()
 
 
 # -- from a configuration

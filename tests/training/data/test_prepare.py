@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.training.token_caches import flip_a_bit
 from training.data.cache import TokenCache
 from training.data.tokenizer import load_tokenizer
 from training.prepare import app
@@ -49,9 +50,7 @@ def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folde
 def test_damage_and_bad_flags_have_their_exit_status(config, tmp_path):
     assert prepare("--config", config).exit_code == 0
     shard = next((tmp_path / "cache").glob("corpus-train-*/tokens-00000.bin"))
-    data = bytearray(shard.read_bytes())
-    data[7] ^= 1
-    shard.write_bytes(data)
+    flip_a_bit(shard)
     damaged = prepare("--config", config, "--verify")
     assert damaged.exit_code == 3
     assert "tokens-00000.bin has another sha256 than when it was written; delete the folder" in damaged.output

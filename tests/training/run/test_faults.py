@@ -20,7 +20,8 @@ import torch
 
 from tests.training import ranks
 from tests.training.ranks import save_configuration
-from tests.training.run.test_run import assert_same_weights, finish, poison, weights
+from tests.training.run.test_run import assert_same_weights, finish, lines_of, poison, weights
+from tests.training.token_caches import flip_a_bit
 from training.run import checkpoint
 from training.run import step as training_step
 from training.run.main import Run, main
@@ -32,9 +33,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def models(folder) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).glob("*/model/model.safetensors")
-    }
+    return {path.parts[-3]: path.read_bytes() for path in Path(folder).glob("*/model/model.safetensors")}
 
 
 # -- kills and signals, in processes of their own
@@ -149,9 +148,9 @@ def test_a_launcher_that_is_gone_is_a_signal(tiny, monkeypatch, caplog):
     finish(tiny())
 
 
-@pytest.mark.parametrize("command", [["bash", "accelerate_all.sh"], ["python", "-m", "pytest"], ["-bash"]])
+@pytest.mark.parametrize("command", ["bash accelerate_all.sh", "python -m pytest", "-bash"])
 def test_a_shell_may_end_before_what_it_started(monkeypatch, command):
-    monkeypatch.setattr("psutil.Process.cmdline", lambda self: command)
+    monkeypatch.setattr("psutil.Process.cmdline", lambda self: command.split())
     stop = StopSignal()
     monkeypatch.setattr(os, "getppid", lambda: 1)
     assert not stop.requested()
@@ -210,17 +209,9 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_one_error(tiny, tmp_path, 
     assert_same_weights(weights(arguments, 2560), weights(alone, 2560))
 
 
-def damage_by_flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def damage_by_cut(path):
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-@pytest.mark.parametrize("damage", [damage_by_flip, damage_by_cut, Path.unlink])
+@pytest.mark.parametrize(
+    "damage", [flip_a_bit, lambda path: path.write_bytes(path.read_bytes()[:-100]), Path.unlink], ids=str
+)
 def test_of_a_damaged_checkpoint_the_one_before_is_used(tiny, caplog, damage):
     arguments = tiny(run__checkpoint_seconds=1e-6, run__async_checkpoints=False, schedule__tokens=[1280])
     run = Run(arguments)
@@ -240,7 +231,7 @@ def test_a_run_on_a_damaged_branch_point_trains_it_again(tiny, caplog):
     folder, expected = Path(arguments.run.output_dir), weights(arguments, 2560)
     newest = checkpoint.path_of(folder / "trunk", checkpoint.steps(folder / "trunk")[-1])
     shard = max((newest / "state").glob("*.distcp"), key=lambda path: path.stat().st_size)
-    damage_by_flip(shard)
+    flip_a_bit(shard)
     shutil.rmtree(folder / "tokens002.56K-seed0")
     finish(arguments)
     assert f"is damaged (the sha256 of state/{shard.name} differs)" in caplog.text
@@ -319,9 +310,7 @@ def _limit_to_one_sequence(run, monkeypatch):
 
 def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):
     arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:12", "512:24"])
-    assert smaller_micro_batches(arguments, 1) == [3, 2, 1]
-    assert smaller_micro_batches(arguments, 2) == [3, 2, 1]
-    assert smaller_micro_batches(arguments, 4) == [3, 1]
+    assert [smaller_micro_batches(arguments, world) for world in (1, 2, 4)] == [[3, 2, 1], [3, 2, 1], [3, 1]]
     assert smaller_micro_batches(arguments.with_capacity_group(64), 1) == [2]
 
 
@@ -329,15 +318,12 @@ def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):
 
 
 def test_a_spike_is_far_above_what_came_before():
-    steady = [3.0 + 0.01 * (i % 5) for i in range(40)]
-    assert training_step.is_spike(steady, 3.5)
-    assert not training_step.is_spike(steady, 3.05)
-    assert not training_step.is_spike(steady, 1.0)
-    assert training_step.is_spike([*steady, 9.0, 9.0], 3.5)  # earlier spikes do not hide a later one
-    assert not training_step.is_spike([3.0] * 40, 3.01)
-    assert not training_step.is_spike([3.0] * 3, 9.0)
-    falling = [10 - 0.1 * i for i in range(60)]
-    assert not any(training_step.is_spike(falling[:i], falling[i]) for i in range(60))
+    steady, falling = [3.0 + 0.01 * (i % 5) for i in range(40)], [10 - 0.1 * i for i in range(60)]
+    spikes = [(steady, 3.5), ([*steady, 9.0, 9.0], 3.5)]  # earlier spikes do not hide a later one
+    none = [(steady, 3.05), (steady, 1.0), ([3.0] * 40, 3.01), ([3.0] * 3, 9.0)]
+    none += [(falling[:i], falling[i]) for i in range(60)]
+    assert all(training_step.is_spike(*case) for case in spikes)
+    assert not any(training_step.is_spike(*case) for case in none)
 
 
 def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypatch, caplog):
@@ -348,7 +334,7 @@ def test_spikes_and_skipped_batches_are_in_the_log_and_the_record(tiny, monkeypa
     real = training_step.is_spike
     monkeypatch.setattr(training_step, "is_spike", lambda before, loss: real(before, loss + 5 * (len(before) == 15)))
     assert run.execute() == 0
-    lines = [json.loads(line) for line in (run.folder / "trunk" / "log.jsonl").read_text().splitlines()]
+    lines = lines_of(run.arguments)
     assert [(line["step"], "skipped_batch" in line, "loss_spike" in line) for line in lines] == [
         (7, True, False),
         (17, False, True),

@@ -42,24 +42,23 @@ def test_accelerate_reads_the_file(path, monkeypatch):
     if not arguments.use_fsdp:
         return
     environment = prepare_multi_gpu_env(arguments)
-    assert environment["FSDP_VERSION"] == "2"
-    assert environment["FSDP_AUTO_WRAP_POLICY"] == "TRANSFORMER_BASED_WRAP"
+    expected = {
+        **{"FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "ACCELERATE_USE_FSDP": "true"},
+        **{"FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"},
+        "ACCELERATE_MIXED_PRECISION": "no",
+    }
+    assert expected.items() <= environment.items()
     assert environment["FSDP_TRANSFORMER_CLS_TO_WRAP"] in SwitchMoeForCausalLM._no_split_modules
     assert hasattr(modeling, environment["FSDP_TRANSFORMER_CLS_TO_WRAP"])
-    assert environment["FSDP_RESHARD_AFTER_FORWARD"] == "true"
-    assert environment["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
-    assert environment["ACCELERATE_USE_FSDP"] == "true"
-    assert environment["ACCELERATE_MIXED_PRECISION"] == "no"
 
 
 def test_processes_of_a_run_get_gpus_of_their_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     places = launch.environments(3, processes=2)
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places] == ["0,1", "2,3", "0,1"]
-    with pytest.raises(ConfigurationError, match="--processes-per-run: 8; it must be at most 5"):
-        launch.environments(1, processes=8)
-    with pytest.raises(ConfigurationError, match="--processes-per-run: 8; it must be at most 5"):
-        launch.environments(1, accelerate_config=FOLDER / "one_node_ddp.yaml")
+    for how in ({"processes": 8}, {"accelerate_config": FOLDER / "one_node_ddp.yaml"}):
+        with pytest.raises(ConfigurationError, match="--processes-per-run: 8; it must be at most 5"):
+            launch.environments(1, **how)
 
 
 def test_a_file_that_accelerate_cannot_read_is_refused(tmp_path):
@@ -75,26 +74,28 @@ def test_several_processes_are_never_started_with_the_flag_that_starts_one():
     assert "--multi_gpu" in command
 
 
+def sweep_of(arguments, tmp_path) -> Sweep:
+    return Sweep.from_dict({"base": arguments.to_dict()}, tmp_path / "sweep")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{"processes_per_run": 2}, {"accelerate_config": FOLDER / "cpu_two_processes.yaml"}])
 def test_a_run_has_the_processes_that_were_asked_for(tiny, tmp_path, how):
-    base = tiny(run__micro_batch_sequences=1, schedule__tokens=[1280]).to_dict()
-    sweep = Sweep.from_dict({"base": base}, tmp_path / "sweep")
+    sweep = sweep_of(tiny(run__micro_batch_sequences=1, schedule__tokens=[1280]), tmp_path)
     outcome = run_sweep(sweep, 1, **how)
     assert outcome.finished == ["d64-E4-seed0"], (sweep.runs[0].folder / "output.log").read_text()
     assert RunRecord.load(sweep.runs[0].finished()[0]).hardware.startswith("2 x ")
 
 
 def test_processes_that_cannot_share_a_batch_are_refused_before_anything_is_started(tiny, tmp_path):
-    sweep = Sweep.from_dict({"base": tiny().to_dict()}, tmp_path / "sweep")
+    sweep = sweep_of(tiny(), tmp_path)
     with pytest.raises(ConfigurationError, match="micro-batches that 2 processes cannot share"):
         run_sweep(sweep, 1, processes_per_run=2)
     assert not sweep.runs[0].folder.exists()
 
 
 def test_a_failed_run_is_tried_again_as_often_as_asked(tiny, tmp_path):
-    base = tiny(data__tokenizer=str(tmp_path / "missing")).to_dict()
-    sweep = Sweep.from_dict({"base": base}, tmp_path / "sweep")
+    sweep = sweep_of(tiny(data__tokenizer=str(tmp_path / "missing")), tmp_path)
     outcome = run_sweep(sweep, 1, retries=1)
     (status, log) = outcome.failed["d64-E4-seed0"]
     assert status == 1
@@ -104,7 +105,7 @@ def test_a_failed_run_is_tried_again_as_often_as_asked(tiny, tmp_path):
 
 
 def test_a_run_that_another_sweep_works_on_is_left_alone(tiny, tmp_path):
-    sweep = Sweep.from_dict({"base": tiny().to_dict()}, tmp_path / "sweep")
+    sweep = sweep_of(tiny(), tmp_path)
     sweep.runs[0].folder.mkdir(parents=True)
     with lock_of(sweep.runs[0]):
         outcome = run_sweep(sweep, 1)

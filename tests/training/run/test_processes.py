@@ -3,7 +3,6 @@
 The processes are started as the guide's commands start them.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from hub import RunRecord
 from tests.test_training_guide import COMMANDS
 from tests.training import ranks
+from tests.training.run.test_run import lines_of
 from training.configuration.arguments import ConfigurationError
 from training.run.devices import make_accelerator
 from training.run.main import Run
@@ -50,7 +50,7 @@ def measured(arguments) -> dict[tuple[str, int], list[float]]:
     """What must not depend on how a batch is spread, by (log, step)."""
     found = {}
     for log in sorted(Path(arguments.run.output_dir).glob("*/log.jsonl")):
-        for line in map(json.loads, log.read_text().splitlines()):
+        for line in lines_of(arguments, log.parent.name):
             found[log.parent.name, line["step"]] = [line[name] for name in PER_STEP]
     return found
 
@@ -83,13 +83,10 @@ def gentle(tiny, tmp_path):
     """Runs at a rate where rounding errors do not grow, with capacity, balance loss and accumulation."""
 
     def build(name, **changes):
-        changes = {
-            "model.capacity_group_tokens": 32,
-            "run.eval_sequences": 5,
-            **changes,
-        }  # an odd number: unequal shares
-        changes |= {"run.output_dir": str(tmp_path / name), "optimizer.learning_rate": 0.001}
-        return tiny(**{"run.micro_batch_sequences": 1, **changes})
+        fixed = {"run.output_dir": str(tmp_path / name), "optimizer.learning_rate": 0.001}
+        usual = {"model.capacity_group_tokens": 32, "run.micro_batch_sequences": 1}
+        unequal_shares = {"run.eval_sequences": 5}
+        return tiny(**{**usual, **unequal_shares, **changes, **fixed})
 
     return build
 

@@ -5,7 +5,6 @@
 
 # ruff: noqa: F811 (fixtures are imported)
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,15 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from hub import RunRecord, load_index, open_store
+from hub import RunRecord, load_index, open_store, push_run
 from hub.plain.errors import UnavailableError
 from hub.store.files import is_allowed
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import TOKEN, Fault
+from tests.hub.samples import make_record
+from tests.training.run.test_run import poison
 from training.configuration.arguments import ConfigurationError
+from training.configuration.reading import from_dict
 from training.run import releaser as release
 from training.run.main import Run
 from training.run.releaser import RELEASE_INCOMPLETE, Releaser, finishers
+from training.run.results import _named_by_recipe
 
 ROOT = Path(__file__).parents[3]
 FILES = {
@@ -166,13 +169,7 @@ def test_a_diverged_run_keeps_its_own_status(tiny, tmp_path, monkeypatch):
     arguments = tiny(run__max_skipped_steps=2, schedule__tokens=[1280])
     releaser = Releaser(store, "tiny")
     run = Run(arguments, [releaser])
-    clip, calls = run.accelerator.clip_grad_norm_, []
-
-    def poisoned(*args, **kwargs):
-        calls.append(None)
-        return clip(*args, **kwargs) * (float("nan") if len(calls) > 13 else 1.0)
-
-    monkeypatch.setattr(run.accelerator, "clip_grad_norm_", poisoned)
+    poison(run, monkeypatch, lambda call: call > 13)
     trained = run.execute()
     assert (trained, releaser.exit_status) == (1, RELEASE_INCOMPLETE)
     assert release.exit_status(trained, [releaser]) == 1
@@ -182,8 +179,6 @@ def test_a_diverged_run_keeps_its_own_status(tiny, tmp_path, monkeypatch):
 
 def test_the_card_beside_the_model_is_the_one_that_is_pushed(tiny, tmp_path):
     """`hub push` of the run's folder, and pushing while training, send the same card but for the place."""
-    from hub import push_run
-
     arguments = tiny(schedule__tokens=[1280], run__push_to_hub=str(tmp_path / "one"))
     (releaser,) = finishers(arguments)
     assert Run(arguments, [releaser]).execute() == 0
@@ -224,27 +219,13 @@ def test_only_the_main_process_needs_a_token(online, tiny, monkeypatch):
     assert len(finishers(tiny(run__push_to_hub="hf://org"))) == 1
 
 
-def test_the_store_may_change_between_starts(tiny):
-    from training.run.inputs import check_inputs
-
-    arguments = tiny(schedule__tokens=[1280])
-    assert Run(arguments).execute() == 0
-    check_inputs(tiny(schedule__tokens=[1280], run__push_to_hub="elsewhere", run__private=True))
-    shutil.rmtree(arguments.run.output_dir)
-
-
 def test_a_licence_that_the_hub_does_not_know_is_a_bad_configuration():
-    from training.configuration.reading import from_dict
-
     with pytest.raises(ConfigurationError, match=r"run\.license: 'apache2'; it must be a licence"):
         from_dict({"run": {"license": "apache2", "output_dir": "out"}})
     assert from_dict({"run": {"license": "mit", "output_dir": "out"}}).run.license == "mit"
 
 
 def test_runs_that_differ_in_the_recipe_have_ids_of_their_own():
-    from tests.hub.samples import make_record
-    from training.run.results import _named_by_recipe
-
     schedule = {**make_record().schedule.model_dump(), "learning_rate_law": "given"}
     names = {"run_id": "s-d64-E4-seed0-tokens001.5M", "parent_run_id": "s-d64-E4-seed0"}
     given = _named_by_recipe(make_record(schedule=schedule, **names), "tokens001.5M")

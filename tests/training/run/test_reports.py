@@ -10,16 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hub.record.run_record import RunRecord
-from tests.training.run.test_run import assert_same_weights, finish, weights
+from tests.training.run.test_run import assert_same_weights, finish, lines_of, weights
 from training.configuration.arguments import ConfigurationError
 from training.run import checkpoint
 from training.run.main import Run
 from training.run.step import train_step
-
-
-def lines_of(arguments, folder="trunk"):
-    path = Path(arguments.run.output_dir) / folder / "log.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, tmp_path):

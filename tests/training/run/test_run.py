@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub.record.run_record import RunRecord
+from tests.conftest import make_documents, write_dataset
 from training.configuration.arguments import ConfigurationError
 from training.run.evaluation import evaluate
 from training.run.inputs import check_inputs, held_out
@@ -24,9 +26,12 @@ def finish(arguments) -> dict[str, RunRecord]:
     return {record.tokens: record for record in map(RunRecord.load, folders(arguments))}
 
 
-def folders(arguments):
-    from pathlib import Path
+def lines_of(arguments, folder="trunk") -> list[dict]:
+    path = Path(arguments.run.output_dir) / folder / "log.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
+
+def folders(arguments):
     return sorted(Path(arguments.run.output_dir).glob("*/model"))
 
 
@@ -100,10 +105,8 @@ def test_the_reloaded_model_has_the_recorded_loss_and_generates(finished):
     arguments, records = finished
     for folder in folders(arguments):
         model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-        measured, record = (
-            evaluate(model, held_out(arguments, tokenizer).wait(), 2, torch.device("cpu")),
-            RunRecord.load(folder),
-        )
+        record = RunRecord.load(folder)
+        measured = evaluate(model, held_out(arguments, tokenizer).wait(), 2, torch.device("cpu"))
         assert measured.loss == pytest.approx(record.eval_loss, abs=1e-6)
         assert measured.standard_error == pytest.approx(record.eval_loss_standard_error, abs=1e-6)
         prompt = tokenizer("the model", return_tensors="pt")
@@ -160,7 +163,7 @@ def test_steps_that_are_not_finite_are_not_taken_and_end_the_run(tiny, monkeypat
     assert run.execute() == 1
     after = [p.detach() for p in run.session.model.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    lines = [json.loads(line) for line in (run.folder / "trunk" / "log.jsonl").read_text().splitlines()]
+    lines = lines_of(arguments)
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert lines[-1]["gradient_norm"] is None
     monkeypatch.undo()
@@ -184,12 +187,10 @@ def test_a_branch_that_diverges_is_recorded_as_such(tiny, monkeypatch, caplog, l
 def test_the_same_folder_with_another_configuration_is_refused(finished, tiny):
     with pytest.raises(ConfigurationError, match=r"model.experts: 8, but .*config.yaml has 4"):
         check_inputs(tiny(model__experts=8))
-    check_inputs(tiny(run__log_steps=7, run__progress=True))
+    check_inputs(tiny(run__log_steps=7, run__progress=True, run__push_to_hub="elsewhere", run__private=True))
 
 
 def test_other_tokens_under_the_same_configuration_are_refused(finished, tiny, corpus, tmp_path):
-    from tests.conftest import make_documents, write_dataset
-
     arguments, _ = finished
     changed = tmp_path / "changed"
     write_dataset(changed, {"train": make_documents(200, 5), "validation": make_documents(40, 1)})

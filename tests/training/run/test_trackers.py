@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from tests.training.run.test_run import finish
+from tests.training.run.test_run import finish, lines_of
 from tests.training.wandb_files import read_runs
 from training.configuration.arguments import ConfigurationError
 from training.run import trackers as trackers_module
@@ -37,9 +37,7 @@ def offline(tmp_path, monkeypatch):
 
 def logged(arguments, segment: str) -> dict[int, float]:
     """Tokens -> loss, as log.jsonl has it."""
-    path = Path(arguments.run.output_dir) / segment / "log.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {line["tokens"]: line["loss"] for line in lines if "loss" in line}
+    return {line["tokens"]: line["loss"] for line in lines_of(arguments, segment) if "loss" in line}
 
 
 def interrupted_once(arguments, monkeypatch, at_step: int) -> None:
