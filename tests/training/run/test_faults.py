@@ -210,7 +210,9 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_one_error(tiny, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "damage", [flip_a_bit, lambda path: path.write_bytes(path.read_bytes()[:-100]), Path.unlink], ids=str
+    "damage",
+    [flip_a_bit, lambda path: path.write_bytes(path.read_bytes()[:-100]), Path.unlink],
+    ids=["a bit", "cut off", "gone"],
 )
 def test_of_a_damaged_checkpoint_the_one_before_is_used(tiny, caplog, damage):
     arguments = tiny(run__checkpoint_seconds=1e-6, run__async_checkpoints=False, schedule__tokens=[1280])
