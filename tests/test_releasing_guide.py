@@ -40,7 +40,8 @@ def trained(tiny, tmp_path, monkeypatch):
 def shell(line: str) -> subprocess.CompletedProcess:
     """A command of the guide with a folder in the place of the Hub (a tag and a collection are for the Hub only)."""
     line = line.replace("hf://my-org", "my-releases").replace(" --tag v1 --collection", "")
-    words = [sys.executable if word == "python" else word for word in shlex.split(line)]
+    interpreters = {"python": [sys.executable], "scaling-law": [sys.executable, "-m", "scaling_law"]}
+    words = [part for word in shlex.split(line) for part in interpreters.get(word, [word])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
 
