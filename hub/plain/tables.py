@@ -7,9 +7,7 @@ fields get their label and format here (`n_active` is shown as N_act, 1.72B): a 
 from __future__ import annotations
 
 import io
-import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -115,16 +113,16 @@ class Table:
         from rich.table import Table as Grid
         from rich.text import Text
 
-        columns, width, title = self._columns(), options.max_width, self.title
+        columns, title = self._columns(), self.title
         frame = {"box": box.HEAVY_HEAD} if self.header else {"box": None, "show_header": False, "padding": (0, 2)}
-        for part in self._parts(columns, width):
-            fits = _width(part) <= width  # else numbers, and then keys, are folded, too
+        for part in self._parts(columns, options.max_width):
+            fits = _width(part) <= options.max_width  # else numbers and keys are folded, too
             grid = Grid(title=title, title_justify="left", title_style="bold", header_style="bold", **frame)
             title = None
             for column in part:
-                whole = (column.of_numbers and fits) or (column.is_key and (fits or column.width < width))
                 justify: Any = "right" if column.of_numbers else "left"
                 style = "bold" if column is columns[0] and not self.header else ""
+                whole = fits and (column.of_numbers or column.is_key)
                 grid.add_column(Text(column.name), justify=justify, style=style, no_wrap=whole, overflow="fold")
             for at, row in enumerate(zip(*(column.texts for column in part), strict=True)):
                 if self.total and at == len(self.rows):
@@ -153,12 +151,10 @@ class Table:
         if not self.header or _width(columns) <= width:
             return [columns]
         keys = [column for column in columns if column.is_key]
-        taken = [column for column in columns if column.name in self.first and not column.is_key]
-        parts = [taken]
-        for column in columns:
-            if column in keys or column in taken:
-                continue
-            if parts[-1] and _width([*keys, *parts[-1], column]) > width:
+        others = sorted((c for c in columns if not c.is_key), key=lambda column: column.name not in self.first)
+        parts: list[list[_Column]] = [[]]
+        for column in others:
+            if parts[-1] and column.name not in self.first and _width([*keys, *parts[-1], column]) > width:
                 parts.append([])
             parts[-1].append(column)
         return [[column for column in columns if column in keys or column in part] for part in parts]
@@ -173,15 +169,14 @@ class _Column:
     of_numbers: bool
     is_key: bool
 
-    @property
-    def width(self) -> int:
-        """In columns of the terminal, a long text folded."""
-        longest = max(map(len, [self.name, *self.texts]))
-        return _PADDING + (longest if self.of_numbers or self.is_key else min(longest, _TEXT_WIDTH))
-
 
 def _width(columns: Sequence[_Column]) -> int:
-    return 1 + sum(column.width for column in columns)
+    """In columns of the terminal, with the borders, and long texts folded."""
+    total = 1
+    for column in columns:
+        longest = max(map(len, [column.name, *column.texts]))
+        total += _PADDING + (longest if column.of_numbers or column.is_key else min(longest, _TEXT_WIDTH))
+    return total
 
 
 class Summarised:
@@ -244,11 +239,12 @@ class ResultTable(Summarised):
 
 
 def show(value: Any, as_json: bool, renderable: Any) -> None:
-    """Print `value` as JSON on stdout (`--json`), or the renderable for a reader."""
-    if as_json:
-        sys.stdout.write(json.dumps(_json_value(value), indent=1, allow_nan=False) + "\n")
-    else:
-        print_table(renderable)
+    """Print `value` as JSON on stdout (`--json`; what is not finite as null), or the renderable for a reader."""
+    if not as_json:
+        return print_table(renderable)
+    from pydantic_core import to_json
+
+    print(to_json(value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist()).decode())
 
 
 def print_table(renderable: Any) -> None:
@@ -263,12 +259,7 @@ def print_table(renderable: Any) -> None:
 
 def as_text(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
     """What rich prints, without colours."""
-    from rich.console import Console
-
-    console = Console(width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(renderable)
-    return capture.get().rstrip()
+    return _recorded(renderable, width).export_text().rstrip()
 
 
 def html(renderable: RenderableType, width: int = 120) -> str:
@@ -276,28 +267,19 @@ def html(renderable: RenderableType, width: int = 120) -> str:
 
     Return it from `_repr_html_`. Text is escaped, so names that come from a file cannot add markup.
     """
-    from rich.console import Console
-
     # Box-drawing characters join only where the font is monospaced and the lines have no gap between them.
     page = '<pre style="white-space:pre;overflow-x:auto;line-height:1.2;font-family:monospace">{code}</pre>'
+    return _recorded(renderable, width).export_html(inline_styles=True, code_format=page)
+
+
+def _recorded(renderable: RenderableType, width: int) -> Console:
+    from rich.console import Console
+
     console = Console(record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
     console.print(renderable)
-    return console.export_html(inline_styles=True, code_format=page)
+    return console
 
 
 def literal(value: Any) -> str:
     """`repr` of a value as Python writes it, also where it comes from numpy: 0.5, not np.float64(0.5)."""
     return repr(value.tolist() if hasattr(value, "tolist") else value)
-
-
-def _json_value(value: Any) -> Any:
-    """Arrays as lists, numbers that are not finite as null."""
-    if isinstance(value, dict):
-        return {str(k): _json_value(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_value(v) for v in value]
-    if hasattr(value, "tolist"):
-        return _json_value(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

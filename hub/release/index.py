@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
-from hub.plain.markdown import block_of, replace_block
-from hub.plain.metadata import license_of, read_card, updated
+from hub.plain.markdown import block_of, license_of, read_card, replace_block, updated
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME, PARQUET_NAME, checked, split_rows, to_jsonl, to_parquet

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hub.plain.errors import FilesError
-from hub.plain.metadata import license_of
+from hub.plain.markdown import license_of
 
 # huggingface.co/docs/hub/repositories-licenses
 _IDENTIFIERS = """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hub.plain.errors import FilesError, NotFoundError, RecordError
-from hub.plain.metadata import read_card
+from hub.plain.markdown import read_card
 from hub.record.names import index_name
 from hub.record.run_record import RunRecord
 from hub.record.table import (
