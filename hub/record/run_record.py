@@ -1,14 +1,12 @@
 """The run record: everything that a fit, a card or a curious reader needs to know of one training run.
 
-One JSON object per run. It lies as `run.json` in each released revision and is one row of a sweep's `runs.jsonl` and
+One JSON object per run: the `run.json` of each released revision, and one row of a sweep's `runs.jsonl` and
 `runs.parquet` (`hub.record.table`). This file is the only definition of the schema; its names are those of the paper
 (Ludziejewski et al. 2025, arXiv 2502.05172): N_act is `n_active`, N is `n_total`, E is `experts`, D is `tokens`.
 
-A record is validated when it is made, read and written. It may come from a stranger's hub, so sizes are bounded,
-numbers are finite, and texts that name a path of a machine, an e-mail address or an access token are refused. Fields
-that this version does not know are kept, so that a later version's records survive a round trip.
-
-Importing this module needs pydantic only.
+A record may come from a stranger's hub, so sizes are bounded, numbers are finite, and texts that name a path of a
+machine, an e-mail address or an access token are refused. Fields that this version does not know are kept. Importing
+this module needs pydantic only.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -39,7 +37,7 @@ _PATH = re.compile(
 )
 # Starts at a word's beginning and is bounded, so that a long text costs no more than its length.
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})*\.[A-Za-z]{2}")
-_MAX_SHOWN = 20  # problems of one record in its error
+_MAX_SHOWN = 20  # problems of a record that its error names
 Status = Literal["final", "intermediate", "diverged"]
 
 # A name goes into repository and branch names, so it takes their alphabet; 64 leaves room for "-d4096-E32".
@@ -212,8 +210,7 @@ class RunRecord(_Part):
             super().__init__(**fields)
         except ValidationError as error:
             found = [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
-            more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
-            raise RecordError(redacted(f"{what} is not valid: {'; '.join(found[:_MAX_SHOWN])}{more}")) from None
+            raise RecordError(redacted(f"{what} is not valid: {'; '.join(found[:_MAX_SHOWN])}")) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -235,15 +232,11 @@ class RunRecord(_Part):
     def from_dict(cls, fields: Any, *, what: str = "run record") -> RunRecord:
         """Validate a mapping, e.g. a parsed JSON object; `what` names the source in the error."""
         if not isinstance(fields, dict):
-            raise RecordError(
-                f"{what}: a {type(fields).__name__}, allowed is an object with the fields of a run record"
-            )
+            raise RecordError(f"{what}: a {type(fields).__name__}, allowed is an object with a record's fields")
         try:
             return cls(**fields)
         except RecordError as error:
             raise RecordError(f"{what}: {error}") from None
-        except TypeError:
-            raise RecordError(f"{what}: field names must be texts") from None
 
     @classmethod
     def from_json(cls, text: str | bytes, *, what: str = "run record") -> RunRecord:
@@ -289,14 +282,11 @@ class RunRecord(_Part):
 
 def type_of(annotation: Any) -> type:
     """The type of a field's values that are not null: int of `Annotated[int, …] | None`, str of a Literal."""
-    if isinstance(annotation, type):
-        return annotation
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return type(arguments[0])
-    if origin in (Annotated, Union, UnionType):
-        return next(type_of(one) for one in arguments if one is not type(None))
-    return cast(type, origin)  # dict[…] and tuple[…]
+    if get_origin(annotation) is Literal:
+        return type(get_args(annotation)[0])
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return next(type_of(one) for one in get_args(annotation) if one is not type(None))
+    return get_origin(annotation) or annotation  # of dict[…] and tuple[…]; of a class
 
 
 def _not_finite(value: Any) -> bool:
@@ -306,23 +296,20 @@ def _not_finite(value: Any) -> bool:
 
 def _contradictions(record: RunRecord) -> list[str]:
     """What no single field shows: fields that cannot be true together."""
-    problems = []
-    if record.d_model % record.n_heads:
-        problems.append(f"n_heads is {record.n_heads}, allowed are divisors of d_model {record.d_model}")
-    if record.n_total < record.n_active:
-        problems.append(f"n_total is {record.n_total}, allowed is at least n_active {record.n_active}")
-    if record.experts == 1 and record.n_total != record.n_active:
-        problems.append(f"n_total is {record.n_total}, allowed with experts 1 is n_active {record.n_active}")
-    if record.status != "diverged" and record.train_loss is None and record.train_loss_window_tokens:
-        problems.append('train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0')
-    if record.branch_point_tokens is not None and record.parent_run_id is None:
-        problems.append("branch_point_tokens is set, allowed only with a parent_run_id")
-    if record.branch_point_tokens is not None and record.branch_point_tokens > record.tokens:
-        problems.append(f"branch_point_tokens is {record.branch_point_tokens}, allowed is at most {record.tokens}")
+    heads, width, total, active = record.n_heads, record.d_model, record.n_total, record.n_active
+    point, tokens, dense = record.branch_point_tokens, record.tokens, record.experts == 1
+    unknown_loss = record.train_loss is None and record.status != "diverged" and record.train_loss_window_tokens
     stages = [stage.from_tokens for stage in record.schedule.batch_ramp]
-    if stages != sorted(set(stages)):
-        problems.append("schedule.batch_ramp is not in increasing order of from_tokens")
-    return problems
+    checks = (
+        (width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
+        (total < active, f"n_total is {total}, allowed is at least n_active {active}"),
+        (dense and total != active, f"n_total is {total}, allowed with experts 1 is n_active {active}"),
+        (unknown_loss, 'train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0'),
+        (point is not None and record.parent_run_id is None, "branch_point_tokens is set without a parent_run_id"),
+        ((point or 0) > tokens, f"branch_point_tokens is {point}, allowed is at most {tokens}"),
+        (stages != sorted(set(stages)), "schedule.batch_ramp is not in increasing order of from_tokens"),
+    )
+    return [problem for wrong, problem in checks if wrong]
 
 
 def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
