@@ -1,9 +1,8 @@
 """JSON from elsewhere, read as data with bounds and with a version.
 
-Python's `json` accepts `NaN`, `Infinity`, repeated keys, numbers that overflow to infinity, and any size. What comes
-from a hub may be malicious or broken, so none of that is accepted here; the reason is always stated. Files that we
-write say what they are (`write`, `read`): `{"format": "scaling_law", "version": 1, ...}`; a run record is its own
-format and has only `schema_version`.
+Python's `json` accepts `NaN`, `Infinity`, repeated keys, numbers that overflow to infinity, and any size; here they
+are refused. Files that we write say what they are: `{"format": "scaling_law", "version": 1, ...}`; a run record has
+only `schema_version`.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ _MAX_INTEGER_DIGITS = 30  # far beyond any count of tokens or FLOPs
 
 
 def loads(text: str | bytes, *, what: str, max_bytes: int = MAX_RECORD_BYTES) -> Any:
-    """Parse `text` as strict JSON.
-
-    Args:
-        text: the JSON text; bytes must be UTF-8.
-        what: names the source in the error, e.g. "runs.jsonl line 3".
-        max_bytes: the largest size that is looked at.
+    """Parse `text` as strict JSON; `what` names the source in the error, e.g. "runs.jsonl line 3".
 
     Raises:
         RecordError: not UTF-8, too large, malformed, a NaN or Infinity token, a number outside the double range, a
@@ -101,9 +95,8 @@ def check_version(fields: Mapping[str, Any], newest: int, what: str, name: str =
     if isinstance(version, bool) or not isinstance(version, (int, float)) or version < 1:
         raise RecordError(f"{what}: {name} is {version!r}, allowed are 1 to {newest}")
     if version > newest:
-        raise RecordError(
-            f"{what}: {name} is {version}, this version of the package reads up to {newest}: update the package"
-        )
+        allowed = f"this version of the package reads up to {newest}: update the package"
+        raise RecordError(f"{what}: {name} is {version}, {allowed}")
 
 
 def _refuse_constant(token: str) -> NoReturn:
@@ -124,11 +117,11 @@ def _bounded_int(token: str) -> int:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the field {repeated[:80]!r} occurs twice")
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"the field {name[:80]!r} occurs twice")
+        result[name] = value
     return result
 
 

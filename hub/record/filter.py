@@ -36,7 +36,6 @@ _TERM = re.compile(
 Fields = Mapping[str, Any]
 Test = Callable[[Fields], bool]
 
-
 _TYPES = {name: type_of(field.annotation) for name, field in RunRecord.model_fields.items()}
 NUMBERS = tuple(name for name, kind in _TYPES.items() if kind in (int, float))
 TEXTS = tuple(name for name, kind in _TYPES.items() if kind is str)
@@ -49,18 +48,16 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
     999,424 tokens, which is called 1M, fulfils `D = 1M`, `D >= 1M` and `D <= 1M`, and not `D > 1M`. A number without
     suffix is exact. A value that is null fulfils no term.
 
-    Args:
-        where: the filter.
-        numbers, texts: fields that may be asked for.
+    `numbers` and `texts` are the fields that may be asked for.
 
     Raises:
         RecordError: a term that cannot be read, a field that is not there, or a value that is not a number.
     """
-    tests, position, end = [], 0, len(where.rstrip())
-    while position < end:
+    tests, position = [], 0
+    while rest := where[position:].strip():
         match = _TERM.match(where, position)
         if match is None:
-            raise RecordError(f"filter term {where[position:].strip()!r} is not a condition; {_allowed(texts)}")
+            raise RecordError(f"filter term {rest!r} is not a condition; {_allowed(texts)}")
         tests.append(_test(match, numbers, texts))
         position = match.end()
     return lambda fields: all(test(fields) for test in tests)
