@@ -24,32 +24,25 @@ _SHOWN = 60  # rows that a terminal or a notebook shows of a `ResultTable`
 _PADDING = 3  # columns of the terminal that a border and two spaces take
 _TEXT_WIDTH = 40  # a column of longer texts is folded before a table is split
 
-LABELS = {
-    "experts": "E",
-    "n_active": "N_act",
-    "n_total": "N_total",
-    "tokens_per_parameter": "D/N",
-    "memory_bytes": "memory",
-    "flops": "FLOPs",
-    "trusted": "",
-    "token_ratio": "tokens to match",
-    "dense_n": "dense N",
-    "dense_tokens": "dense D",
-    "dense_loss": "dense loss",
+_LOSS = "{:.4f}".format
+_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label and format
+    "experts": ("E", "{:g}".format),
+    "d_model": ("d_model", "{:.0f}".format),
+    "n_active": ("N_act", format_count),
+    "n_total": ("N_total", format_count),
+    "tokens": ("tokens", format_count),
+    "tokens_per_parameter": ("D/N", format_count),
+    "flops": ("FLOPs", format_flops),
+    "memory_bytes": ("memory", format_bytes),
+    **{name: (name, _LOSS) for name in ("loss", "eval_loss", "train_loss", "rmse")},
+    "trusted": ("", lambda trusted: "" if trusted else "not trusted"),
+    "gain": ("gain", "{:+.4f}".format),
+    "token_ratio": ("tokens to match", "{:.3g}".format),
+    "dense_n": ("dense N", format_count),
+    "dense_tokens": ("dense D", format_count),
+    "dense_loss": ("dense loss", _LOSS),
 }
-FORMATS: dict[str, Callable[[Any], str]] = {
-    **dict.fromkeys(("n_active", "n_total", "tokens", "dense_n", "dense_tokens"), format_count),
-    **dict.fromkeys(("loss", "dense_loss", "eval_loss", "train_loss", "rmse"), "{:.4f}".format),
-    "experts": "{:g}".format,
-    "d_model": "{:.0f}".format,
-    "flops": format_flops,
-    "token_ratio": "{:.3g}".format,
-    "gain": "{:+.4f}".format,
-    "memory_bytes": format_bytes,
-    "tokens_per_parameter": format_count,
-    "trusted": lambda trusted: "" if trusted else "not trusted",
-}
-FORMATS |= {label: FORMATS[name] for name, label in LABELS.items() if label and name in FORMATS}
+_FORMATS = {name: shown for field, (label, shown) in _FIELDS.items() for name in (field, label) if name}
 _INFINITE = {"flops": "not reached", "memory_bytes": ""}
 
 
@@ -59,9 +52,13 @@ def cell(name: str, value: object) -> str:
         return UNKNOWN if value is None else str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return _INFINITE.get(name, "∞" if value > 0 else "-∞") if math.isinf(value) else ""
-    if name in FORMATS:
-        return FORMATS[name](value)
+    if name in _FORMATS:
+        return _FORMATS[name](value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _label(name: str) -> str:
+    return _FIELDS[name][0] if name in _FIELDS else name
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,7 @@ class Table:
         names = list(rows[0]) if rows else []
         cells = [[cell(name, row[name]) for name in names] for row in rows]
         shown = [i for i in range(len(names)) if any(row[i] for row in cells)]
-        header = [LABELS.get(names[i], names[i]) for i in shown]
-        return cls(header, [[row[i] for i in shown] for row in cells], **options)
+        return cls([_label(names[i]) for i in shown], [[row[i] for i in shown] for row in cells], **options)
 
     def markdown(self) -> str:
         """A pipe table. The header is trusted text, every cell is escaped."""
@@ -230,7 +226,7 @@ class ResultTable(Summarised):
         more = len(rows) - _SHOWN
         return Table.of(
             rows[:_SHOWN],
-            keys=[LABELS.get(name, name) for name in asked],
+            keys=list(map(_label, asked)),
             first=("FLOPs", "N_act", "tokens", "loss", "memory", ""),
             styles=["" if row.get("trusted", True) else "dim" for row in rows[:_SHOWN]],
             notes=[f"… {more:,} more rows: to_dataframe() has all"] if more > 0 else (),
