@@ -119,24 +119,18 @@ class TokenizerReference(_Part):
 
 
 class RunRecord(_Part):
-    """One training run, or one intermediate checkpoint of it. Frozen; unknown fields are kept.
+    """One training run, or one intermediate checkpoint of it. Frozen; unknown fields are kept; null is not known.
 
     Units: `n_active`, `n_total` in parameters (embedding and head counted, router and norms not, as in the paper);
-    `tokens`, `unique_tokens`, `branch_point_tokens`, `eval_tokens`, `train_loss_window_tokens` and `sequence_length`
-    in tokens; losses in nats per token, without auxiliary losses; `training_flops` in FLOPs; `wall_time_seconds` in
-    seconds; `drop_rate` and `mfu` as fractions; `expert_load_max_over_mean` is 1 when experts are evenly loaded.
-    `training_flops` are the paper's 6 N_act D; `mfu` leaves out the embedding, which is looked up and not multiplied.
+    whatever ends in `tokens`, and `sequence_length`, in tokens; losses in nats per token, without auxiliary losses;
+    `training_flops` are the paper's 6 N_act D; `mfu`, a fraction, leaves out the embedding, which is looked up and not
+    multiplied; `expert_load_max_over_mean` is 1 when experts are evenly loaded.
 
-    `train_loss` is the mean over the last `train_loss_window_tokens`; `eval_loss` is held-out and dropless, its
-    standard error is that of a mean over documents like the `eval_documents` that `eval_data` describes, and
-    `data_order` says in which order the training text was drawn from its files and shuffled. A run with
-    `status="diverged"` may have no losses: values that are not finite are stored as null. A run of somebody else, of
-    which not all is known, has null for the rest; a `train_loss_window_tokens` of 0 says that its loss is not known.
-
-    In training an expert takes `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive
-    tokens (a factor of 0: no limit, dropless); the balance loss is counted over the same groups. Both coefficients are
-    those of the training loss. `micro_batch_sequences` (on one device at a time) decides speed and memory. Records
-    written before these fields were have null there.
+    `train_loss` is the mean over the last `train_loss_window_tokens` (0: not known); `eval_loss` is held-out and
+    dropless, with the standard error of a mean over documents like the `eval_documents` that `eval_data` describes. Of
+    a run with `status="diverged"`, losses that are not finite are stored as null. In training an expert takes
+    `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
+    dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device.
 
     Raises:
         RecordError: one line per offending field, with the value and what is allowed.
