@@ -7,7 +7,7 @@ variable, found for all E (and losses) at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,12 +15,18 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable
 from scaling_law.laws import ChinchillaForm
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
-from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
-from scaling_law.planning.optimum import compute_optimal, has_optimum, optimal_widths, root, why_no_optimum
+from scaling_law.planning.optimum import (
+    Constraints,
+    asked_experts,
+    compute_optimal,
+    has_optimum,
+    name_limits,
+    optimal_widths,
+    positive,
+    root,
+    why_no_optimum,
+)
 from scaling_law.size.architecture import HEAD_DIM, active_parameters, affordable_tokens, total_parameters
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 FloatArray = NDArray[np.float64]
 FLOPS_RANGE = (1.0, 1e40)  # of budgets that are searched
@@ -73,11 +79,11 @@ def cheapest_budget(
     experts: ArrayLike | None = None,
     *,
     force: bool = False,
-    **limits: Unpack[Limits],
+    **limits: Any,
 ) -> Reached:
     """Least FLOPs whose best model with E experts reaches `loss`, for each E (None: `law.default_experts()`).
 
-    Limits are the keywords of `constraints.Constraints`. Raises ValueError for bad input; ExtrapolationError where
+    Limits are the keywords of `optimum.Constraints`. Raises ValueError for bad input; ExtrapolationError where
     every answer for a loss lies beyond the range guard, unless `force`.
     """
     constraints = Constraints.of(law, **limits)
@@ -115,12 +121,12 @@ def smallest_memory(
     experts: ArrayLike | None = None,
     *,
     force: bool = False,
-    **limits: Unpack[Limits],
+    **limits: Any,
 ) -> Reached:
     """The least memory (weights and KV cache, bytes) with which `flops` reach `loss`, for each E.
 
     To beat a given dense model: its loss, and its training FLOPs. Limits are the keywords of
-    `constraints.Constraints`, without max_memory_bytes. Raises ValueError for bad input; ExtrapolationError where
+    `optimum.Constraints`, without max_memory_bytes. Raises ValueError for bad input; ExtrapolationError where
     every answer lies beyond the range guard, unless `force`.
     """
     constraints = Constraints.of(law, **limits)

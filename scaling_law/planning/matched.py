@@ -23,8 +23,7 @@ from hub.plain.units import format_count, format_flops
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import ChinchillaForm, JointLaw
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
-from scaling_law.planning.constraints import positive
-from scaling_law.planning.optimum import compute_optimal, drawn_optimum
+from scaling_law.planning.optimum import compute_optimal, drawn_optimum, positive
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import (
     HEAD_DIM,
