@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from scaling_law.planning.optimal_table import OptimalRow, OptimalTable
     from scaling_law.runs.table import Runs, load_runs
     from scaling_law.size.architecture import Architecture
-    from scaling_law.size.listing import published_design
+    from scaling_law.size.recipe import published_design
 
 _NAMES = {
     "laws": "JointLaw ChinchillaLaw RoutedLaw Law Term register expert_transform Conditions ExtrapolationError",
     "size.architecture": "Architecture",
-    "size.listing": "published_design",
+    "size.recipe": "published_design",
     "runs.table": "Runs load_runs",
     "fitting.fitting": "fit",
     "fitting.fit_result": "FitResult",

@@ -18,8 +18,7 @@ from scaling_law.laws import ChinchillaForm
 from scaling_law.planning.optimal_table import optimal
 from scaling_law.planning.optimum import name_limits
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture
-from scaling_law.size.batch_ramp import BatchRamp, RampStage
-from scaling_law.size.recipe import PAPER
+from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
