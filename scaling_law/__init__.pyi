@@ -26,4 +26,4 @@ from .planning.optimal_table import OptimalTable as OptimalTable
 from .runs.table import Runs as Runs
 from .runs.table import load_runs as load_runs
 from .size.architecture import Architecture as Architecture
-from .size.listing import published_design as published_design
+from .size.recipe import published_design as published_design

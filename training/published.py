@@ -21,8 +21,7 @@ from modeling_switch_moe import SwitchMoeConfig
 from modeling_switch_moe.convert import ConversionError
 from modeling_switch_moe.convert import convert as read_checkpoint
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.batch_ramp import BatchRamp
-from scaling_law.size.recipe import PAPER
+from scaling_law.size.recipe import PAPER, BatchRamp
 from training.configuration.arguments import OptimizerArguments
 from training.run.model import peak_learning_rate
 

@@ -37,8 +37,7 @@ from scaling_law.figures.drawing import (
     shared_legend,
 )
 from scaling_law.laws import JointLaw
-from scaling_law.planning.constraints import Constraints
-from scaling_law.planning.optimum import has_optimum, no_optimum, optimal_widths
+from scaling_law.planning.optimum import Constraints, has_optimum, no_optimum, optimal_widths
 from scaling_law.size.architecture import active_parameters, affordable_tokens, total_parameters
 from scaling_law.size.recipe import PAPER
 

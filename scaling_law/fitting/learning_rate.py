@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike
 from hub.plain import strict_json
 from scaling_law.laws.conditions import Excess, advice, excesses
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
-from scaling_law.size.listing import ROWS
-from scaling_law.size.recipe import PAPER
+from scaling_law.size.recipe import PAPER, ROWS
 
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")

@@ -37,11 +37,10 @@ from scaling_law.figures.drawing import (
 from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, near_the_runs, shade_best
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import JointLaw
-from scaling_law.laws.kinds import joint_to_chinchilla
-from scaling_law.planning.constraints import Constraints
+from scaling_law.laws.law import joint_to_chinchilla
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.matched import matched_memory
-from scaling_law.planning.optimum import WidthOptimum, drawn_optimum, optimal_widths
+from scaling_law.planning.optimum import Constraints, WidthOptimum, drawn_optimum, optimal_widths
 from scaling_law.size.architecture import Architecture, active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.recipe import PAPER
 

@@ -31,7 +31,7 @@ from hub.plain.commands import App, Version
 from scaling_law.fitting.fitting import fit
 from scaling_law.paper.published import RMSE, published_law
 from scaling_law.runs.table import Runs
-from scaling_law.size.listing import published_design
+from scaling_law.size.recipe import published_design
 
 N_DRAWS, SEED = 1000, 0
 

@@ -18,7 +18,7 @@ from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import JointLaw
 from scaling_law.paper import printed as paper
 from scaling_law.size.architecture import Architecture, training_flops
-from scaling_law.size.listing import ROWS
+from scaling_law.size.recipe import ROWS
 
 
 @dataclass(frozen=True)

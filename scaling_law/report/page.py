@@ -254,7 +254,7 @@ def matched_block(results: Results) -> str:
                 "N_act": format_count(a.n_active),
                 "N_total": format_count(a.n_total),
                 "D": format_count(model.tokens),
-                "FLOPs": format_flops(model.training_flops),
+                "FLOPs": format_flops(model.architecture.training_flops(model.tokens)),
                 "predicted (95 %)": f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
                 "measured": ", ".join(f"{value:.3f}" for value in seen),
                 "interval": "" if not seen else "inside" if model.low <= loss <= model.high else "outside",

@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from modeling_switch_moe import SwitchMoeConfig
-from scaling_law.size.listing import ROWS, published_design
+from scaling_law.size.recipe import ROWS, published_design
 from training import presets as presets_command
 from training.configuration import presets
 from training.configuration.arguments import ConfigurationError
