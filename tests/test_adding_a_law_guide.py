@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from scaling_law.fitting.profiles import profile_interval
-from scaling_law.law_files.card import loading_code
-from scaling_law.law_files.serialization import load_law
+from scaling_law.law_files import load_law, loading_code
 from scaling_law.laws import LAWS
 
 GUIDE = (Path(__file__).parent.parent / "docs" / "adding_a_law.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
-from scaling_law.law_files.serialization import load_law
+from scaling_law.law_files import load_law
 from scaling_law.laws import JointLaw, Law
 from scaling_law.laws.law import LawT
 

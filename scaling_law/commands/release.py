@@ -28,8 +28,7 @@ from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fit_result import errors_of
 from scaling_law.fitting.fitting import fit
-from scaling_law.law_files.card import law_card, loading_code
-from scaling_law.law_files.serialization import FILE_NAME, law_to_json, load_law
+from scaling_law.law_files import FILE_NAME, law_card, law_to_json, load_law, loading_code
 from scaling_law.laws import Law
 from scaling_law.runs.table import Runs, load_runs
 
