@@ -163,7 +163,6 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
     flops = np.geomspace(1e19, 1e25, 80)
     dense = law.compute_optimal(flops, 1.0, force=True)
     found = matched_memory(law, flops, list(experts), force=True)
-    losses = found.loss
     known = drawing.in_fitted_range(law, dense.n_active, dense.tokens, 1)
     of_dense = None if law.draws is None else law.loss_draws(dense.n_active, dense.tokens, 1)
     drawing.draw_curve(left, flops, dense.loss, known, 1, label="dense, compute-optimal")
@@ -172,13 +171,12 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
         n = np.minimum(found.n_active[:, i], law.compute_optimal(flops, e, force=True).n_active)
         tokens = affordable_tokens(flops, n)
         inside = known & drawing.in_fitted_range(law, n, tokens, e)
-        drawing.draw_curve(left, flops, losses[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
+        drawing.draw_curve(left, flops, found.loss[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
         draws = None if of_dense is None else law.loss_draws(n, tokens, e) - of_dense
-        drawing.draw_curve(right, flops, losses[:, i] - dense.loss, inside, e, draws)
-    left.set(xscale="log", xlabel=drawing.FLOPS, ylabel=LOSS)
-    right.set(xscale="log", xlabel=drawing.FLOPS, ylabel="loss against dense (nats)")
-    drawing.legend(left, fontsize=9)
-    drawing.legend(right, fontsize=9)
+        drawing.draw_curve(right, flops, found.loss[:, i] - dense.loss, inside, e, draws)
+    for ax, label in ((left, LOSS), (right, "loss against dense (nats)")):
+        ax.set(xscale="log", xlabel=drawing.FLOPS, ylabel=label)
+        drawing.legend(ax, fontsize=9)
     return axes
 
 
