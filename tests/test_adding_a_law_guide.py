@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from scaling_law.fitting.profiles import profile_interval
-from scaling_law.law_files.card import loading_code
-from scaling_law.law_files.serialization import load_law
+from scaling_law.law_files import load_law, loading_code
 from scaling_law.laws import LAWS
 from tests.guides import DOCS, blocks, run_python, text_of
 
