@@ -26,13 +26,10 @@ import scaling_law.law_methods  # gives every law its methods
 
 if TYPE_CHECKING:
     from scaling_law.figures.law_figures import memory_optimal
-    from scaling_law.fitting.fit_result import FitResult
-    from scaling_law.fitting.fitting import fit
-    from scaling_law.fitting.learning_rate import LearningRateLaw
-    from scaling_law.fitting.learning_rate_grid import fit_learning_rate
-    from scaling_law.fitting.profiles import profile_interval
+    from scaling_law.fitting.fitting import FitResult, fit
+    from scaling_law.fitting.learning_rate import LearningRateLaw, fit_learning_rate
     from scaling_law.fitting.splits import split
-    from scaling_law.fitting.uncertainty import Bootstrap
+    from scaling_law.fitting.uncertainty import Bootstrap, profile_interval
     from scaling_law.laws import (
         ChinchillaLaw,
         Conditions,
@@ -57,13 +54,10 @@ _NAMES = {
     "size.architecture": "Architecture",
     "size.listing": "published_design",
     "runs.table": "Runs load_runs",
-    "fitting.fitting": "fit",
-    "fitting.fit_result": "FitResult",
-    "fitting.uncertainty": "Bootstrap",
-    "fitting.profiles": "profile_interval",
+    "fitting.fitting": "fit FitResult",
+    "fitting.uncertainty": "Bootstrap profile_interval",
     "fitting.splits": "split",
-    "fitting.learning_rate": "LearningRateLaw",
-    "fitting.learning_rate_grid": "fit_learning_rate",
+    "fitting.learning_rate": "LearningRateLaw fit_learning_rate",
     "planning.optimal_table": "OptimalRow OptimalTable",
     "planning.inverse": "cheapest_budget flop_savings",
     "planning.matched": "matched_memory",

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from scaling_law.fitting.profiles import profile_interval
+from scaling_law.fitting.uncertainty import profile_interval
 from scaling_law.law_files.card import loading_code
 from scaling_law.law_files.serialization import load_law
 from scaling_law.laws import LAWS

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.laws import JointLaw
 from scaling_law.planning.matched import drawn_gain
 from scaling_law.planning.optimum import drawn_optimum
