@@ -1,10 +1,10 @@
 # What the package offers: read by type checkers, and by lazy_loader, which imports a name when it is used.
 from .figures.law_figures import memory_optimal as memory_optimal
-from .fitting.fit_result import FitResult as FitResult
+from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import LearningRateLaw as LearningRateLaw
-from .fitting.learning_rate_grid import fit_learning_rate as fit_learning_rate
-from .fitting.profiles import profile_interval as profile_interval
+from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
+from .fitting.uncertainty import profile_interval as profile_interval
 from .fitting.splits import split as split
 from .fitting.uncertainty import Bootstrap as Bootstrap
 from .laws import ChinchillaLaw as ChinchillaLaw

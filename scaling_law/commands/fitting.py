@@ -13,8 +13,8 @@ from hub.plain.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity
 from scaling_law.commands.questions import show_written
-from scaling_law.fitting import fitting, profiles, splits
-from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting import fitting, splits, uncertainty
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.planning.matched import plan_matched
 from scaling_law.report.page import write_report
 from scaling_law.runs.table import load_runs
@@ -110,19 +110,13 @@ def profile(
 
         scaling-law profile org/sweep-runs --level 0.9 --json
     """
-    result = fitting.fit(
-        _load(runs, loss, status),
-        kind,
-        fixed=dict(fix),
-        bounds=dict(bound),
-        outliers=outliers,
-        allow_unidentifiable=allow_unidentifiable,
-    )
-    names = [name.strip() for name in coefficients.split(",")] if coefficients else None
-    found = profiles.profile(result, names, level)
-    columns = ("coefficient", "value", "low", "high")
-    rows = [{name: row[name] for name in columns} for row in found.to_rows()]
-    show({"level": level, "profiles": rows, "status": result.status.verdict}, as_json, found)
+    robust: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
+    result = fitting.fit(_load(runs, loss, status), kind, fixed=dict(fix), bounds=dict(bound), **robust)
+    names = [name.strip() for name in coefficients.split(",")] if coefficients else result.fitted
+    found = [uncertainty.profile_interval(result, name, level) for name in names]
+    rows = [{name: getattr(p, name) for name in ("coefficient", "value", "low", "high")} for p in found]
+    value = {"level": level, "profiles": rows, "status": result.status.verdict}
+    show(value, as_json, uncertainty.profile_table(found, level))
     exit_untrusted(result.status.converged)
 
 

@@ -25,8 +25,7 @@ from hub.plain.tables import Table, show
 from scaling_law.commands.options import option
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
-from scaling_law.fitting.fit_result import errors_of
-from scaling_law.fitting.fitting import fit
+from scaling_law.fitting.fitting import errors_of, fit
 from scaling_law.law_files import FILE_NAME, law_card, law_to_json, load_law, loading_code
 from scaling_law.laws import Law
 from scaling_law.runs.table import Runs, load_runs

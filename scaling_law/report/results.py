@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.plain.units import format_count
-from scaling_law.fitting.fit_result import FitResult
-from scaling_law.fitting.fitting import fit
-from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting.fitting import FitResult, fit
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.splits import Comparison, Split, compare
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw

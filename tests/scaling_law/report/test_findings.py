@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw
-from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.planning.matched import drawn_gain
 from scaling_law.report import results as findings
 from scaling_law.report.results import Finding
