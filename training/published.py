@@ -24,7 +24,7 @@ from scaling_law.size.architecture import Architecture
 from scaling_law.size.batch_ramp import BatchRamp
 from scaling_law.size.recipe import PAPER
 from training.configuration.arguments import OptimizerArguments
-from training.run.model import peak_learning_rate
+from training.run.step import peak_learning_rate
 
 SWEEP = "joint-moe-scaling-laws"
 _RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
