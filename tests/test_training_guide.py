@@ -24,8 +24,8 @@ from training.configuration import presets
 from training.configuration.arguments import SECTIONS
 from training.configuration.reading import parse_command_line
 from training.data.tokenizer import load_tokenizer
-from training.run.model import build_model, model_config
 from training.run.releaser import RELEASE_INCOMPLETE
+from training.run.step import build_model, model_config
 from training.sweep import cli as sweep_module
 
 PAGE = DOCS / "training.md"

@@ -23,7 +23,7 @@ from modeling_switch_moe.convert import convert as read_checkpoint
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp
 from training.configuration.arguments import OptimizerArguments
-from training.run.model import peak_learning_rate
+from training.run.step import peak_learning_rate
 
 SWEEP = "joint-moe-scaling-laws"
 _RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
