@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hub.release.cards import model_card, sweep_card
     from hub.release.discovery import collect, tag_index
     from hub.release.index import describe_index, load_index, push_index, push_repo_cards
-    from hub.release.published import PublishedRun, list_published, pull_published
     from hub.release.pull import pull_run, pull_runs
     from hub.release.push import push_run, push_runs, release_runs
     from hub.release.repair import list_runs, repair_index
@@ -58,7 +57,6 @@ _NAMES = {
     "release.sources": "load_records load_rows read_file read_records publish_files",
     "release.background": "BackgroundPusher",
     "release.pull": "pull_run pull_runs",
-    "release.published": "PublishedRun list_published pull_published",
     "release.discovery": "collect tag_index",
     "release.cards": "model_card sweep_card",
 }
