@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hub.record.names import branch_name, index_name, repo_name
     from hub.record.run_record import RunRecord
     from hub.record.table import LoadedRows, write_records
-    from hub.release.background import BackgroundPusher
     from hub.release.cards import model_card, sweep_card
     from hub.release.discovery import collect, tag_index
     from hub.release.index import describe_index, load_index, push_index, push_repo_cards
@@ -55,7 +54,6 @@ _NAMES = {
     "release.index": "push_index push_repo_cards describe_index load_index",
     "release.repair": "repair_index list_runs",
     "release.sources": "load_records load_rows read_file read_records publish_files",
-    "release.background": "BackgroundPusher",
     "release.pull": "pull_run pull_runs",
     "release.discovery": "collect tag_index",
     "release.cards": "model_card sweep_card",
