@@ -25,10 +25,9 @@ from hub.record.run_record import RunRecord
 from hub.release.card_tables import runs_table
 from hub.release.cards import loading_code, tokenizer_name
 from hub.release.discovery import check_options
-from hub.release.index import load_index
+from hub.release.index import load_index, repair_index
 from hub.release.pull import pull_runs
 from hub.release.push import MAX_WORKERS, prepare, release_runs
-from hub.release.repair import repair_index
 from hub.store.base import Store
 from hub.store.files import release_of, run_folders, size_of
 from hub.store.folder import LocalStore

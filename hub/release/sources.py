@@ -26,7 +26,7 @@ from hub.record.table import (
     checked,
     split_rows,
 )
-from hub.release.repair import list_runs
+from hub.release.index import list_runs
 from hub.store.base import Kind, Publication, Store
 from hub.store.files import Content, check_secrets, is_allowed, without_copies
 from hub.store.opening import open_store

@@ -9,7 +9,7 @@ from hub import load_index, pull_run, push_index, push_run, push_runs
 from hub.plain.commands import status_of
 from hub.plain.errors import AccessError, FilesError, PushErrors, UnavailableError
 from hub.record.run_record import RunRecord
-from hub.release.repair import read_branches
+from hub.release.index import read_branches
 from hub.store.hub import HubStore
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store
