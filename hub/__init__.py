@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from hub.record.run_record import RunRecord
     from hub.record.table import LoadedRows, write_records
     from hub.release.cards import model_card, sweep_card
-    from hub.release.discovery import collect, tag_index
     from hub.release.index import describe_index, list_runs, load_index, push_index, push_repo_cards, repair_index
     from hub.release.pull import pull_run, pull_runs
-    from hub.release.push import push_run, push_runs, release_runs
+    from hub.release.push import collect, push_run, push_runs, release_runs, tag_index
     from hub.release.sources import load_records, load_rows, publish_files, read_file, read_records
     from hub.store.base import Publication, Store
     from hub.store.files import run_folders
@@ -49,11 +48,10 @@ _NAMES = {
     "store.folder": "LocalStore",
     "store.hub": "HubStore",
     "store.files": "run_folders",
-    "release.push": "push_run push_runs release_runs",
+    "release.push": "push_run push_runs release_runs collect tag_index",
     "release.index": "push_index push_repo_cards describe_index load_index repair_index list_runs",
     "release.sources": "load_records load_rows read_file read_records publish_files",
     "release.pull": "pull_run pull_runs",
-    "release.discovery": "collect tag_index",
     "release.cards": "model_card sweep_card",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

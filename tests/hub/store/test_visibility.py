@@ -4,7 +4,7 @@ import pytest
 
 from hub import push_index, push_run, push_runs
 from hub.plain.errors import FilesError
-from hub.release.discovery import collect
+from hub.release.push import collect
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 
