@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from hub.store.base import Publication, Store
     from hub.store.files import run_folders
     from hub.store.folder import LocalStore
-    from hub.store.hub import HubStore
-    from hub.store.opening import open_store
+    from hub.store.hub import HubStore, open_store
 
 _NAMES = {
     "plain.errors": "HubError RecordError FilesError ConflictError IntegrityError NotFoundError AccessError "
@@ -44,9 +43,8 @@ _NAMES = {
     "record.table": "LoadedRows write_records",
     "record.filter": "parse_filter select",
     "store.base": "Store Publication",
-    "store.opening": "open_store",
     "store.folder": "LocalStore",
-    "store.hub": "HubStore",
+    "store.hub": "HubStore open_store",
     "store.files": "run_folders",
     "release.push": "push_run push_runs release_runs collect tag_index",
     "release.index": "push_index push_repo_cards describe_index load_index repair_index list_runs",

@@ -29,7 +29,7 @@ from hub.release.push import MAX_WORKERS, check_options, prepare, release_runs
 from hub.store.base import Store
 from hub.store.files import release_of, run_folders, size_of
 from hub.store.folder import LocalStore
-from hub.store.opening import open_store
+from hub.store.hub import open_store
 
 app = commands.App(name="hub", help="Release training runs to a folder or to the Hugging Face Hub, and fetch them.")
 log = Console(stderr=True)

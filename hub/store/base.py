@@ -1,4 +1,4 @@
-"""Where releases lie: one interface, with a folder or the Hub behind it (`hub.store.opening.open_store`).
+"""Where releases lie: one interface, with a folder or the Hub behind it (`hub.store.hub.open_store`).
 
 A store has model repositories, one branch per run, each branch one atomic publication; and dataset repositories with
 one branch, `main`, that is read, changed and written back. A local folder has the layout of the Hub:

@@ -8,15 +8,18 @@ What is done here that `huggingface_hub` leaves to its caller:
 * Reading resolves the revision once and uses the commit from there on; offline, the cache answers.
 
 Calls of the API per run: create branch, preupload, commit, listing; pushed again: one listing. Per repository: create
-it, and six for its `main`. `hub.store.pace` keeps a release of many runs below the limit of a free account,
+it, and six for its `main`. `Pace` keeps a release of many runs below the limit of a free account,
 `hub.store.transport` has the retries.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,11 +31,13 @@ from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFound
 from hub.store import transport
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
-from hub.store.pace import Pace
+from hub.store.folder import LocalStore
 from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Result, Transport
 
 logger = logging.getLogger(__name__)
 
+WINDOW_SECONDS = 300.0  # over which the Hub counts the calls of its API
+CALLS_PER_WINDOW = 950  # of the 1,000 of a free account; the rest is for whatever else the account does
 _OWN_FILES = frozenset({".gitattributes"})  # what the Hub itself puts into a new repository
 _FETCH_WORKERS = 8
 _ATTEMPTS_WITH_CACHE = 2  # a network that is down does not hold up whoever has the file already
@@ -44,6 +49,45 @@ class _Repository:
 
     branches: dict[str, str]
     first: str | None = None
+
+
+class Pace:
+    """Lets at most `calls` calls begin within any `seconds`. Safe to use from several threads.
+
+    Args:
+        calls: allowed in one window.
+        seconds: length of the window, which slides.
+        clock, sleep: time in seconds, and waiting; others for a test or a simulation.
+    """
+
+    def __init__(
+        self,
+        calls: int = CALLS_PER_WINDOW,
+        seconds: float = WINDOW_SECONDS,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if calls < 1:
+            raise ValueError(f"calls is {calls}, allowed is at least 1")
+        self.calls, self.seconds = calls, seconds
+        self._clock, self._sleep = clock, sleep
+        self._begun: deque[float] = deque()  # when each call of the window begins, also of those that still wait
+        self._lock = threading.Lock()
+
+    def take(self, calls: int) -> None:
+        """Wait until so many calls may begin."""
+        with self._lock:
+            now = self._clock()
+            at = max(now, self._begun[-1] if self._begun else now)
+            for number in range(calls):
+                while self._begun and self._begun[0] <= at - self.seconds:
+                    self._begun.popleft()
+                if self._begun and len(self._begun) + number >= self.calls:
+                    at = self._begun.popleft() + self.seconds
+            self._begun.extend([at] * calls)  # they begin together
+        if at > now:
+            self._sleep(at - now)
 
 
 class HubStore(Store):
@@ -336,6 +380,25 @@ class HubStore(Store):
 
     def _pause(self, attempt: int, error: Exception) -> None:
         transport._sleep(self.transport.wait(attempt, error))
+
+
+def open_store(uri: str | Path, *, private: bool = False) -> Store:
+    """The store at `uri`: a folder (`path` or `file:path`), or an organisation or user of the Hub (`hf://name`).
+
+    Args:
+        uri: where. Only an `hf://` URI ever leads to a network call.
+        private: repositories that are made on the Hub are private.
+
+    Raises:
+        FilesError: the URI has another form.
+    """
+    text = str(uri)
+    if text.startswith("hf://"):
+        return HubStore(text.removeprefix("hf://").strip("/"), private=private)
+    if isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:"):
+        raise FilesError(f"store {uri!r}: allowed are a folder, file:FOLDER and hf://ORGANISATION")
+    path = text.removeprefix("file:")
+    return LocalStore(Path("/" + path.lstrip("/") if path.startswith("//") else path))
 
 
 def _stored(item: Any) -> StoredFile:

@@ -6,7 +6,7 @@ import pytest
 
 from hub import push_runs
 from hub.release.push import push_listing
-from hub.store.pace import CALLS_PER_WINDOW, Pace
+from hub.store.hub import CALLS_PER_WINDOW, Pace
 from tests.hub.conftest import hub_store
 
 
