@@ -1,15 +1,13 @@
 """A store on the Hugging Face Hub, or any server that speaks its protocol (`HF_ENDPOINT`).
 
-What is done here that `huggingface_hub` leaves to its caller:
+What is done here that `huggingface_hub` leaves to its caller (retries are in `hub.store.transport`):
 
 * A revision is one `create_commit` on a branch made from the repository's first commit, so that no file of `main` lies
   beside ours, with `parent_commit`, so that two writers of one branch cannot mix and none loses a change.
 * What a branch lacks is found by the hashes of one listing, sent, and compared in one listing again.
 * Reading resolves the revision once and uses the commit from there on; offline, the cache answers.
 
-Calls of the API per run: create branch, preupload, commit, listing; pushed again: one listing. Per repository: create
-it, and six for its `main`. `Pace` keeps a release of many runs below the limit of a free account,
-`hub.store.transport` has the retries.
+Calls of the API per run: create branch, preupload, commit, listing; pushed again: one listing. Per repository: seven.
 """
 
 from __future__ import annotations
@@ -52,12 +50,9 @@ class _Repository:
 
 
 class Pace:
-    """Lets at most `calls` calls begin within any `seconds`. Safe to use from several threads.
+    """Lets at most `calls` calls begin within any `seconds`, of all threads together.
 
-    Args:
-        calls: allowed in one window.
-        seconds: length of the window, which slides.
-        clock, sleep: time in seconds, and waiting; others for a test or a simulation.
+    The Hub refuses more, and a refused commit does not say how long to wait. `clock` and `sleep` are for simulations.
     """
 
     def __init__(
@@ -68,8 +63,6 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        if calls < 1:
-            raise ValueError(f"calls is {calls}, allowed is at least 1")
         self.calls, self.seconds = calls, seconds
         self._clock, self._sleep = clock, sleep
         self._begun: deque[float] = deque()  # when each call of the window begins, also of those that still wait
@@ -96,10 +89,8 @@ class HubStore(Store):
     Args:
         organisation: the namespace.
         private: repositories that are made are private.
-        endpoint: the server; default `HF_ENDPOINT`, else huggingface.co.
-        token: an access token; default: the one that `hf auth login` or `HF_TOKEN` left. It is never written or shown.
+        endpoint, token, timeout, attempts: as for `Transport`; the token is never written or shown.
         cache_dir: where downloads are kept; default: the Hub's cache.
-        timeout, attempts: as for `Transport`.
         pace: how many calls of the API may be made in five minutes; default: what a free account may make.
     """
 
@@ -310,29 +301,28 @@ class HubStore(Store):
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
         """What is known of the repository, which is made if it does not exist."""
+        repo_id, known = self.repo_id(repo), self._known
         with self._lock:
-            if (kind, repo) not in self._known:
-                self._known[(kind, repo)] = self._create_or_list(kind, repo)
-            return self._known[(kind, repo)]
+            if (kind, repo) not in known:
+                try:
+                    self._call(lambda: self._api.create_repo(repo_id, repo_type=kind, private=self.private or None))
+                    known[(kind, repo)] = _Repository({}, self._commit_of_new(repo) if kind == "model" else None)
+                except ConflictError:
+                    known[(kind, repo)] = _Repository(self.branches(kind, repo) if kind == "model" else {})
+            return known[(kind, repo)]
 
-    def _create_or_list(self, kind: Kind, repo: str) -> _Repository:
-        repo_id = self.repo_id(repo)
+    def _commit_of_new(self, repo: str) -> str | None:
+        """The first commit of a model repository that was just made, from the headers of its one file."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        access = self.transport.access
+        url = hf_hub_url(self.repo_id(repo), ".gitattributes", revision="main", endpoint=access["endpoint"])
         try:
-            self._call(lambda: self._api.create_repo(repo_id, repo_type=kind, private=self.private or None))
-        except ConflictError:
-            return _Repository(self.branches(kind, repo) if kind == "model" else {})
-        if kind == "dataset":
-            return _Repository({})
-        try:  # in a repository that was just made, main is the first commit, as the headers of its one file say
-            from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-            access = self.transport.access
-            url = hf_hub_url(repo_id, ".gitattributes", repo_type=kind, revision="main", endpoint=access["endpoint"])
             first = self.transport.call(lambda: get_hf_file_metadata(url, token=access["token"])).commit_hash
         except NotFoundError:
-            return _Repository({})
-        self._trees[(kind, repo, first)] = {}
-        return _Repository({}, first)
+            return None
+        self._trees[("model", repo, first)] = {}
+        return first
 
     def _first_commit(self, repo: str) -> str:
         """The repository's first commit, which holds nothing of any run; every branch starts from it."""

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from hub.plain.errors import (
@@ -55,9 +54,7 @@ Result = TypeVar("Result")
 
 
 class Transport:
-    """An `HfApi` and the manner of calling it. Safe to use from several threads.
-
-    When the Hub asks one of them to come back later, all of them wait: the limit is one for all.
+    """An `HfApi` and the manner of calling it, for several threads: when the Hub asks one to wait, all wait.
 
     Args:
         endpoint: the server; default `HF_ENDPOINT`, else huggingface.co.
@@ -76,7 +73,10 @@ class Transport:
         attempts: int = 6,
         longest_wait: float = 300.0,
     ) -> None:
-        self.api = _api_class()(endpoint=endpoint, token=token)
+        from huggingface_hub import HfApi
+
+        self.api: Any = HfApi(endpoint=endpoint, token=token)
+        self.api._validate_yaml = lambda *_, **__: None  # a request before each commit; cards are checked here
         self.attempts = attempts
         self.longest_wait = longest_wait
         self._timeout = timeout
@@ -106,15 +106,7 @@ class Transport:
     def call(
         self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int | None = None
     ) -> Result:
-        """The result of `function`, tried again after transient failures.
-
-        Of several threads that fail at the same time, one asks whether the Hub is back; the others wait for what it
-        finds, so that a lasting failure costs hardly more requests than it does with one thread.
-
-        Args:
-            function: what calls the library.
-            attempts: how often it is tried in all; default: the transport's.
-            to_connect: the same where no connection could be opened, if that is less.
+        """The result of `function`, tried `attempts` times in all, or `to_connect` times without a connection.
 
         Raises:
             HubError: the kind says what happened; UnavailableError after the last attempt.
@@ -123,8 +115,11 @@ class Transport:
 
         allowed = attempts or self.attempts
 
+        def error_of(state: tenacity.RetryCallState) -> BaseException | None:
+            return state.outcome.exception() if state.outcome else None
+
         def last(state: tenacity.RetryCallState) -> bool:
-            error = state.outcome and state.outcome.exception()
+            error = error_of(state)
             connected = not isinstance(error, UnavailableError) or error.connected
             return state.attempt_number >= (allowed if connected else min(allowed, to_connect or allowed))
 
@@ -132,9 +127,7 @@ class Transport:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(UnavailableError),
                 stop=last,
-                wait=lambda state: self.wait(
-                    state.attempt_number - 1, state.outcome.exception() if state.outcome else None
-                ),
+                wait=lambda state: self.wait(state.attempt_number - 1, error_of(state)),
                 sleep=pause,
                 reraise=True,
             )
@@ -142,7 +135,11 @@ class Transport:
 
     @contextmanager
     def _turn(self) -> Iterator[Callable[[float], None]]:
-        """Gives the waiting before a new attempt, which also waits for its turn to ask a Hub that fails."""
+        """The waiting before a new attempt.
+
+        Of several threads that fail at the same time, one asks whether the Hub is back; the others wait for what it
+        finds, so that a lasting failure costs hardly more requests than it does with one thread.
+        """
         mine = False
 
         def pause(seconds: float) -> None:
@@ -210,33 +207,17 @@ class Transport:
         asked = getattr(error, "retry_after", None)
         if asked is not None and asked > self.longest_wait:
             raise UnavailableError(f"{error}; the Hub asks to come back in {asked:.0f} s")
-        if asked is not None:
-            with self._pause_lock:
-                self._resume_at = max(self._resume_at, time.monotonic() + asked)
         base = 0.1 if isinstance(error, ConflictError) else 0.5
         backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), _LONGEST_BACKOFF)
-        return float(max(backoff, asked + random.uniform(0.0, 0.25) if asked is not None else 0.0))
+        if asked is None:
+            return backoff
+        with self._pause_lock:
+            self._resume_at = max(self._resume_at, time.monotonic() + asked)
+        return max(backoff, float(asked) + random.uniform(0.0, 0.25))
 
 
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
-
-
-@lru_cache(maxsize=1)
-def _api_class() -> Any:
-    from huggingface_hub import HfApi
-
-    class Api(HfApi):
-        """`HfApi` without the extra request that has a card's metadata checked before each commit.
-
-        Cards are checked here before they are sent, and by the Hub when they are committed. Should the library rename
-        this method, the cost is one request per commit.
-        """
-
-        def _validate_yaml(self, content: str, **_: Any) -> None:
-            return None
-
-    return Api
 
 
 def _chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
@@ -295,7 +276,7 @@ def _said(error: BaseException) -> str:
 
 def _unreachable(chain: Sequence[BaseException], names: set[str]) -> UnavailableError:
     """No answer came, or none was asked for."""
-    ours = next((link for link in chain if "UnreachedError" in _kinds(link)), None)
+    ours = next((link for link in chain if hasattr(link, "unreached")), None)
     shown = ours or chain[0]
     text = _said(shown) or type(shown).__name__
     error = UnavailableError(f"the Hub cannot be reached: {text}")
@@ -387,6 +368,8 @@ def _kinds(error: BaseException) -> set[str]:
 def _with_single_attempts(session: Any) -> Any:
     if hasattr(session, _OURS):
         return session
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
     plain = session.send
 
     def send(request: Any, **options: Any) -> Any:
@@ -400,8 +383,11 @@ def _with_single_attempts(session: Any) -> Any:
             response = _answered(plain(request, **options))
         except Exception as error:
             if _kinds(error) & _NETWORK_ERRORS and "OfflineModeIsEnabled" not in _kinds(error):
-                attempt.failure = _unreached()(str(error) or type(error).__name__)
-                raise attempt.failure from error
+                # The library takes it as it takes being offline: no new attempt, and the cache if it can.
+                unreached: Any = OfflineModeIsEnabled(str(error) or type(error).__name__)
+                unreached.unreached = True
+                attempt.failure = unreached
+                raise unreached from error
             if "HTTPError" in _kinds(error):
                 attempt.failure = error
             raise
@@ -432,13 +418,3 @@ def _addresses(batch: Any) -> Iterator[str]:
         for action in (item.get("actions") or {}).values():
             yield action["href"]
             yield from (part for part in (action.get("header") or {}).values() if str(part).startswith("http"))
-
-
-@lru_cache(maxsize=1)
-def _unreached() -> type[Exception]:
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    class UnreachedError(OfflineModeIsEnabled):
-        """No answer came. The library takes it as it takes being offline: no new attempt, and the cache if it can."""
-
-    return UnreachedError
