@@ -36,7 +36,7 @@ from hub import HubStore, RunRecord, load_index, push_runs
 from hub.record.names import branch_name, repo_name
 from hub.release.cards import model_card
 from hub.release.push import push_listing
-from hub.store.pace import Pace
+from hub.store.hub import Pace
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
 

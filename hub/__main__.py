@@ -1,4 +1,4 @@
-"""`python -m hub push|pull|runs|repair|published|pull-published`: releases from the shell."""
+"""`python -m hub push|pull|runs|repair`: releases from the shell."""
 
 from hub.cli import main
 

@@ -17,28 +17,23 @@ from rich.progress import Progress, track
 from hub.plain import commands
 from hub.plain.errors import FilesError
 from hub.plain.tables import Table, print_table
-from hub.plain.units import format_bytes, format_count
+from hub.plain.units import format_bytes
 from hub.record.filter import select
 from hub.record.run_record import RunRecord
-from hub.release.card_tables import runs_table
-from hub.release.cards import loading_code, tokenizer_name
-from hub.release.discovery import check_options
-from hub.release.index import load_index
-from hub.release.published import REPOSITORY, PublishedRun, list_published, pull_published
+from hub.release.cards import loading_code, runs_table, tokenizer_name
+from hub.release.index import load_index, repair_index
 from hub.release.pull import pull_runs
-from hub.release.push import MAX_WORKERS, prepare, release_runs
-from hub.release.repair import repair_index
+from hub.release.push import MAX_WORKERS, check_options, prepare, release_runs
 from hub.store.base import Store
 from hub.store.files import release_of, run_folders, size_of
 from hub.store.folder import LocalStore
-from hub.store.opening import open_store
+from hub.store.hub import open_store
 
 app = commands.App(name="hub", help="Release training runs to a folder or to the Hugging Face Hub, and fetch them.")
 log = Console(stderr=True)
 
 Sweep = Annotated[str, typer.Argument(help="The sweep's name.")]
 Where = Annotated[str, typer.Option("--where", help='Filter, e.g. "E=8, D >= 1B, final".')]
-Repository = Annotated[str, typer.Option(help="Where the checkpoints lie.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
 
 
@@ -153,32 +148,6 @@ def repair(
         _say(f"dry run, nothing was written; changes: {len(repaired.changes)}")
     else:
         _say(f"index {repaired.publication.repo} at {repaired.publication.commit[:12]}: {rows}")
-
-
-@app.command()
-def published(repository: Repository = REPOSITORY, revision: commands.Revision = None) -> None:
-    """List the checkpoints that the paper's authors released, as arguments of pull-published."""
-    for run in list_published(repository, revision=revision):
-        typer.echo(f"{run.d_model} {run.experts} {run.n_heads} {run.steps}  {format_count(run.tokens)} tokens")
-
-
-@app.command("pull-published")
-def pull_published_command(
-    d_model: Annotated[int, typer.Argument(metavar="D", help="Width d_model.")],
-    experts: Annotated[int, typer.Argument(metavar="E", help="Number of experts.")],
-    heads: Annotated[int, typer.Argument(metavar="HEADS", help="Attention heads.")],
-    steps: Annotated[int, typer.Argument(metavar="STEPS", help="Optimizer steps.")],
-    to: Annotated[Path, typer.Option("--to", help="New or empty folder.")],
-    repository: Repository = REPOSITORY,
-    revision: commands.Revision = None,
-) -> None:
-    """Fetch one of the paper's checkpoints and convert it to a folder for from_pretrained, with its run record."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise FilesError(f"{to} exists and is not an empty folder; nothing was fetched")
-    run = PublishedRun(d_model, experts, heads, steps)
-    with log.status(f"fetching and converting {run.path}"):
-        commit = pull_published(run, to, repository=repository, revision=revision)
-    typer.echo(f"{to} {repository}@{commit}")
 
 
 def _say(text: str) -> None:

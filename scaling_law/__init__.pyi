@@ -4,9 +4,9 @@ from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import LearningRateLaw as LearningRateLaw
 from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
-from .fitting.uncertainty import profile_interval as profile_interval
 from .fitting.splits import split as split
 from .fitting.uncertainty import Bootstrap as Bootstrap
+from .fitting.uncertainty import profile_interval as profile_interval
 from .laws import ChinchillaLaw as ChinchillaLaw
 from .laws import Conditions as Conditions
 from .laws import ExtrapolationError as ExtrapolationError

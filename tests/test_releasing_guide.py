@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hub import load_index, open_store
-from hub.release.published import PublishedRun
 from tests.guides import DOCS, ROOT, command_lines, run_python
 from training.configuration.reading import parse_command_line
+from training.published import PublishedRun
 from training.run.main import Run, main
 
 PAGE = DOCS / "releasing.md"
@@ -64,7 +64,7 @@ def test_commands_and_python_in_their_order(trained, capsys):
 
 def test_the_commands_for_the_papers_checkpoints_exist():
     lines = [line for line in COMMANDS if "published" in line]
-    assert [shlex.split(line)[3] for line in lines] == ["published", "pull-published"]
+    assert [shlex.split(line)[3] for line in lines] == ["list", "pull"]
     for line in lines:
         done = shell(" ".join(line.split()[:4]) + " --help")
         assert done.returncode == 0, done.stderr

@@ -1,65 +1,165 @@
-"""The authors' released checkpoints as folders for `from_pretrained`, with the run record of what is known of them.
+"""The paper authors' released checkpoints, as folders for `from_pretrained` with the run record of what is known.
 
-`python -m hub pull-published D E HEADS STEPS` fetches a file (`hub.release.published`) and calls `convert`, which is
-registered as an entry point. The recipe in the record is that of the authors' public training code; what it does not
-say (seed, losses, hardware, the revision of the data) is null.
+    python -m training.published list
+    python -m training.published pull 512 8 8 15258 --to d512-E8-2B     # d_model, experts, heads, optimizer steps
+
+Their repository has one file per run, `<d_model>/<experts>/<heads>/<steps>.pt`. The recipe in the record is that of
+their public training code; what it does not say (seed, losses, hardware, the revision of the data) is null.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from typing import Annotated
 
-from hub.plain import atomic
-from hub.plain.atomic import weights_sha256
-from hub.plain.errors import FilesError
+import typer
+
+from hub.plain import atomic, commands
+from hub.plain.atomic import sha256_of, weights_sha256
+from hub.plain.errors import FilesError, IntegrityError, NotFoundError
+from hub.plain.units import format_count
 from hub.record.names import formatted_tokens
 from hub.record.run_record import RunRecord
 from hub.release.cards import model_card
-from hub.release.published import PublishedFile
+from hub.store.transport import Transport
 from modeling_switch_moe import SwitchMoeConfig
-from modeling_switch_moe.convert import ConversionError
-from modeling_switch_moe.convert import convert as read_checkpoint
+from modeling_switch_moe.convert import ConversionError, convert
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp
 from training.configuration.arguments import OptimizerArguments
 from training.run.step import peak_learning_rate
 
+REPOSITORY = "maciek-pioro/joint-moe-scaling-laws"
 SWEEP = "joint-moe-scaling-laws"
+
+# Optimizer steps of a run -> nominal tokens: 128 sequences of 512 below step 7629, 256 below step 11444, then 512.
+STEP_TOKENS = {
+    steps: billions * 10**9 // 10
+    for steps, billions in (
+        *((7629, 5), (11443, 10), (15258, 20), (22888, 40), (38146, 80), (68664, 160), (129699, 320)),
+        *((190734, 480), (251769, 640), (312805, 800), (373840, 960), (434875, 1120), (495910, 1280)),
+    )
+}
 _RAMP = BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
+_NUMBER = "([1-9][0-9]{0,8})"
+_PATH = re.compile(rf"{_NUMBER}/{_NUMBER}/{_NUMBER}/{_NUMBER}\.pt")
+
+app = commands.App(name="published", help="List, fetch and convert the checkpoints that the paper's authors released.")
+Repository = Annotated[str, typer.Option(help="Where the checkpoints lie.")]
 
 
-def convert(file: PublishedFile, destination: Path) -> Path:
-    """Write config, code, weights (fp32), run.json and README.md into a new or empty folder, which appears whole.
+@dataclass(frozen=True, order=True)
+class PublishedRun:
+    """One of the authors' runs, by the numbers in its path: width, number of experts, heads, optimizer steps."""
+
+    d_model: int
+    experts: int
+    n_heads: int
+    steps: int
+
+    @property
+    def path(self) -> str:
+        """The file's path in the repository."""
+        return "/".join(map(str, astuple(self))) + ".pt"
+
+    @property
+    def tokens(self) -> int | None:
+        """Trained tokens by the authors' step table (nominal, e.g. 2_000_000_000); None for other steps."""
+        return STEP_TOKENS.get(self.steps)
+
+
+@app.command("list")
+def list_command(repository: Repository = REPOSITORY, revision: commands.Revision = None) -> None:
+    """List the checkpoints, as arguments of `pull`."""
+    _, there = _files(Transport(), repository, revision)
+    for run in sorted(there):
+        typer.echo(f"{run.d_model} {run.experts} {run.n_heads} {run.steps}  {format_count(run.tokens)} tokens")
+
+
+@app.command("pull")
+def pull_command(
+    d_model: Annotated[int, typer.Argument(metavar="D", help="Width d_model.")],
+    experts: Annotated[int, typer.Argument(metavar="E", help="Number of experts.")],
+    heads: Annotated[int, typer.Argument(metavar="HEADS", help="Attention heads.")],
+    steps: Annotated[int, typer.Argument(metavar="STEPS", help="Optimizer steps.")],
+    to: Annotated[Path, typer.Option("--to", help="New or empty folder.")],
+    repository: Repository = REPOSITORY,
+    revision: commands.Revision = None,
+) -> None:
+    """Fetch one checkpoint and convert it to a folder for from_pretrained, with its run record and card."""
+    commit = pull_published(PublishedRun(d_model, experts, heads, steps), to, repository, revision)
+    typer.echo(f"{to} {repository}@{commit}")
+
+
+def pull_published(
+    run: PublishedRun, destination: Path, repository: str = REPOSITORY, revision: str | None = None
+) -> str:
+    """Fetch a checkpoint at one commit, and write config, code, weights (fp32), run.json and README.md as one folder.
+
+    Returns:
+        The commit that the file was read at: that of `revision`, or the newest one.
 
     Raises:
-        FilesError: the file is no checkpoint of the runs, or is not the one that its path says; or the destination is
-            not empty.
+        FilesError: the destination is not new or empty; the file is no checkpoint of the runs, or not of this one.
+        NotFoundError: no such run; the message lists what there is for the size.
+        IntegrityError: the file that arrived is not the one that the repository has.
     """
+    from huggingface_hub import hf_hub_download
+
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise FilesError(f"{destination} exists and is not an empty folder; nothing was written")
-    run = file.run
+        raise FilesError(f"{destination} exists and is not an empty folder; nothing was fetched")
+    transport = Transport()
+    commit, there = _files(transport, repository, revision)
+    if run not in there:
+        raise NotFoundError(f"{repository} has no {run.path} at {commit}; {_nearest(run, sorted(there))}")
+    local = Path(transport.read(lambda: hf_hub_download(repository, run.path, revision=commit, **transport.access)))
+    expected = there[run]
+    if expected is not None and (found := sha256_of(local)) != expected:
+        raise IntegrityError(f"{run.path} was received with sha256 {found}, the Hub says {expected}")
     try:
-        model = read_checkpoint(file.path)
+        model = convert(local)
     except (ConversionError, OSError) as error:
         raise FilesError(f"{run.path}: {error}") from None
     config = model.config
-    found = (config.hidden_size, config.num_experts, config.num_attention_heads)
-    if found != (run.d_model, run.experts, run.n_heads):
-        raise FilesError(f"{run.path} holds a model of width, experts and heads {found}")
+    sizes = (config.hidden_size, config.num_experts, config.num_attention_heads)
+    if sizes != (run.d_model, run.experts, run.n_heads):
+        raise FilesError(f"{run.path} holds a model of width, experts and heads {sizes}")
     destination.parent.mkdir(parents=True, exist_ok=True)
     with atomic.atomic_folder(destination) as folder:
         model.save_pretrained(folder)
-        weights = weights_sha256(folder)
-        record = run_record(file, config.num_hidden_layers, config.vocab_size, weights)
+        origin = {"repository": repository, "commit": commit, "path": run.path}
+        record = run_record(run, config.num_hidden_layers, config.vocab_size, weights_sha256(folder), origin)
         record.save(folder)
-        (folder / "README.md").write_text(_card(record, file), encoding="utf-8")
-    return destination
+        (folder / "README.md").write_text(_card(record, **origin), encoding="utf-8")
+    return commit
 
 
-def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dict[str, str]) -> RunRecord:
+def _files(transport: Transport, repository: str, revision: str | None) -> tuple[str, dict[PublishedRun, str | None]]:
+    """The commit of a revision, and sha256 (hex, if the Hub has it) of each of its checkpoints."""
+    info = transport.read(lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True))
+    there = {
+        PublishedRun(*map(int, match.groups())): item.lfs.sha256 if item.lfs else None
+        for item in info.siblings or []
+        if (match := _PATH.fullmatch(item.rfilename))
+    }
+    return str(info.sha), there
+
+
+def _nearest(run: PublishedRun, there: list[PublishedRun]) -> str:
+    """What there is of the size, else at all."""
+    same = [other.path for other in there if (other.d_model, other.experts) == (run.d_model, run.experts)]
+    experts = [f"{other.d_model}/{other.experts}" for other in there if other.d_model == run.d_model]
+    sizes = [str(other.d_model) for other in there]
+    found = list(dict.fromkeys(same or experts or sizes))
+    return f"there are {', '.join(found[:30]) or 'no checkpoints'}"
+
+
+def run_record(
+    run: PublishedRun, n_blocks: int, vocab_size: int, weights: dict[str, str], origin: dict[str, str]
+) -> RunRecord:
     """What is known of one of the authors' runs. Steps that end no run of theirs make an intermediate checkpoint."""
-    run = file.run
     arch = Architecture(run.d_model, run.experts, n_blocks, run.n_heads, vocab_size)
     tokens = run.tokens or _RAMP.tokens(run.steps)
     config = SwitchMoeConfig()  # the defaults are the authors' recipe, as those of the optimizer
@@ -111,16 +211,20 @@ def run_record(file: PublishedFile, n_blocks: int, vocab_size: int, weights: dic
         wall_time_seconds=None,
         versions={},
         weights_sha256=weights,
-        published_as={"repository": file.repository, "commit": file.commit, "path": run.path},
+        published_as=origin,
     )
 
 
-def _card(record: RunRecord, file: PublishedFile) -> str:
+def _card(record: RunRecord, repository: str, commit: str, path: str) -> str:
     origin = (
-        f"Converted from `{file.run.path}` of "
-        f"[{file.repository}](https://huggingface.co/{file.repository}/tree/{file.commit}) at commit "
-        f"`{file.commit}`, the checkpoints that the authors of the paper released; see there for their licence and "
+        f"Converted from `{path}` of "
+        f"[{repository}](https://huggingface.co/{repository}/tree/{commit}) at commit "
+        f"`{commit}`, the checkpoints that the authors of the paper released; see there for their licence and "
         "how to cite them. The weights are theirs, in the layout of `modeling_switch_moe`. The recipe above is that "
         "of their public training code; what it does not say is left open."
     )
     return model_card(record, sections={"Where it comes from": origin}, license="other")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m training.published")

@@ -16,12 +16,11 @@ from typing import Any
 
 from hub.plain.errors import FilesError
 from hub.plain.markdown import block, block_of, escaped, read_card, replace_block, updated, with_metadata
-from hub.plain.units import format_count
+from hub.plain.tables import Table
+from hub.plain.units import format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import viewer_file
-from hub.release.card_tables import place_in_sweep, prediction_of, repo_table, run_table, runs_table
-from hub.release.licenses import checked_license
 
 PAPER = "[Joint MoE Scaling Laws](https://arxiv.org/abs/2502.05172) (Ludziejewski et al. 2025)"
 TAGS = ("scaling-laws", "mixture-of-experts", "switch-transformer", "joint-moe-scaling-laws")
@@ -30,11 +29,27 @@ _FROM_RECORDS = ("tags", "datasets", "model-index")  # metadata that follows fro
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
 _MAX_TABLE_ROWS = 400
+_NEIGHBOURS = 6  # runs shown on either side
+_PREDICTION = "Loss in nats/token that a scaling law predicts for this run:"
 _MAX_RESULTS = 100  # revisions whose results stand in the metadata of a repository's card
 
 # What earlier versions wrote outside of any block: a run's table, and that `main` has no weights.
 _UNMARKED_RUN = re.compile(r"(?<=^## The run\n\n)(?:\|.*\n)+", re.MULTILINE)
 _NO_WEIGHTS = "**The branch `main` has no weights.** Choose a revision:"
+
+# huggingface.co/docs/hub/repositories-licenses. Whoever releases weights says under which, or the card names none.
+_IDENTIFIERS = """
+apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
+afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5
+cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
+cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0
+cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0
+lgpl lgpl-2.1 lgpl-3.0 isc h-research intel-research lppl-1.3c ms-pl apple-ascl apple-amlr mpl-2.0 odc-by odbl
+openmdw-1.0 openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib pddl lgpl-lr deepfloyd-if-license
+fair-noncommercial-research-license llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 grok2-community gemma unknown
+other
+"""
+LICENSES = frozenset(_IDENTIFIERS.split())
 
 _LIMITS = """The model was trained to measure a scaling law. It is not tuned to follow instructions, not filtered for
 harmful content, and repeats the biases of its data. Its loss is comparable only to runs with the same tokenizer and
@@ -82,9 +97,9 @@ def model_card(
         "## How to load",
         block(LOADING, _loading_example(record)),
         "## The run",
-        block(RUN, run_table(record)),
+        block(RUN, _run_table(record)),
         *(_picture(name, caption) for name, caption in pictures.items()),
-        block(PLACE, place_in_sweep(record, siblings, predicted_loss)),
+        block(PLACE, _place_in_sweep(record, siblings, predicted_loss)),
         *(f"## {heading}\n\n{text}" for heading, text in (sections or {}).items()),
         "## Limits",
         _LIMITS,
@@ -116,7 +131,7 @@ def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
         with_prediction: the loss that a law predicts must be the same, too.
     """
     texts = [text.decode("utf-8", "replace") for text in (present, wanted)]
-    predictions = {prediction_of(block_of(text, PLACE) or "") for text in texts}
+    predictions = {_prediction_of(block_of(text, PLACE) or "") for text in texts}
     bare = {replace_block(text, PLACE, "") for text in texts}
     return len(bare) == 1 and (len(predictions) == 1 or not with_prediction)
 
@@ -157,7 +172,7 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
         f"{kind}, {format_count(like.n_active)} active of {format_count(like.n_total)} parameters, of the sweep "
         f"{escaped(like.sweep)}: one revision for each run, measured for a scaling law as in {PAPER}.",
         block(MAIN, what_main_is),
-        block(REVISIONS, repo_table(runs[:_MAX_TABLE_ROWS])),
+        block(REVISIONS, _revisions_table(runs[:_MAX_TABLE_ROWS])),
         "## How to load",
         block(LOADING, _loading_example(like)),
         f"All runs of the sweep, with their records: the dataset `{index_name(like.sweep)}`.",
@@ -301,3 +316,139 @@ def _picture(name: str, caption: str) -> str:
     if not _PICTURE.fullmatch(name):
         raise FilesError(f"picture {name!r}: allowed are file names that end in .png or .svg")
     return f"![{escaped(caption or name.rpartition('.')[0].replace('_', ' '))}]({name})"
+
+
+def checked_license(identifier: str) -> str:
+    """`identifier`, if the Hub knows such a licence; FilesError if not."""
+    if identifier not in LICENSES:
+        raise FilesError(
+            f"license {identifier[:60]!r}: allowed are the Hub's identifiers, such as apache-2.0, mit, cc-by-4.0, "
+            "cc0-1.0 or other"
+        )
+    return identifier
+
+
+# -- the tables; every cell is escaped by `Table.markdown`
+
+
+def runs_table(records: Iterable[RunRecord], title: str | None = None, *, marked: RunRecord | None = None) -> Table:
+    """One row per record; an arrow before the name of the `marked` one."""
+    header = ("Run", "Active", "Total", "E", "Tokens", "Held-out loss", "Training loss", "Status", "Revision")
+    rows = [
+        (
+            ("→ " if record is marked else "") + record.run_id,
+            format_count(record.n_active),
+            format_count(record.n_total),
+            record.experts,
+            *_results_of(record),
+            f"{record.repo or repo_name(record)}@{record.branch or branch_name(record)}",
+        )
+        for record in records
+    ]
+    return Table(header, rows, title=title)
+
+
+def _revisions_table(records: Iterable[RunRecord]) -> str:
+    """One row per revision of a repository."""
+    header = ("Revision", "Tokens", "Held-out loss", "Training loss", "Status")
+    rows = [(record.branch or branch_name(record), *_results_of(record)) for record in records]
+    return Table(header, rows).markdown()
+
+
+def _results_of(record: RunRecord) -> tuple[object, ...]:
+    losses = format_decimal(record.eval_loss), format_decimal(record.train_loss)
+    return format_count(record.tokens), *losses, record.status
+
+
+def _place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_loss: float | None) -> str:
+    """The loss that a law predicts, and the final runs nearest in size, experts and tokens; empty without either."""
+    key = (record.run_id, record.tokens)
+    others = [other for other in siblings if other.status == "final" and (other.run_id, other.tokens) != key]
+    parts = []
+    if predicted_loss is not None:
+        measured = record.eval_loss if record.eval_loss is not None else record.train_loss
+        off = f" (measured − predicted = {measured - predicted_loss:+.4f})" if measured is not None else ""
+        parts.append(f"{_PREDICTION} {predicted_loss:.4f}{off}.")
+    if others:
+        ordered = sorted([*others, record], key=lambda r: (r.n_active, r.experts, r.tokens, r.run_id))
+        at = next(position for position, other in enumerate(ordered) if other is record)
+        near = ordered[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS + 1]
+        parts.append(runs_table(near, marked=record).markdown())
+    return "\n\n".join(["## Its place in the sweep", *parts]) if parts else ""
+
+
+def _prediction_of(place: str) -> str:
+    """The paragraph with the predicted loss in what `_place_in_sweep` returned; empty without one."""
+    return next((line for line in place.splitlines() if line.startswith(_PREDICTION)), "")
+
+
+def _run_table(record: RunRecord) -> str:
+    """Size, experts, tokens, losses, recipe and cost of one run; rows with an empty value are left out."""
+    rows = (*_measured(record), *_recipe(record), *_cost(record))
+    return Table(("", "Value"), [row for row in rows if row[1] != ""]).markdown()
+
+
+def _measured(record: RunRecord) -> Sequence[tuple[str, object]]:
+    routed, parent = record.experts > 1, record.parent_run_id
+    window = f" over {format_count(record.train_loss_window_tokens)} tokens" if record.train_loss is not None else ""
+    return (
+        ("Run", f"{record.run_id} ({record.status})"),
+        ("Branched from", f"{parent} after {format_count(record.branch_point_tokens)} tokens" if parent else ""),
+        ("Experts E (one active per token)", record.experts),
+        ("Active parameters", f"{format_count(record.n_active)} ({record.n_active:,})"),
+        ("Total parameters", f"{format_count(record.n_total)} ({record.n_total:,})"),
+        ("Width, blocks, heads", f"{record.d_model}, {record.n_blocks}, {record.n_heads}"),
+        ("Vocabulary, sequence length", f"{record.vocab_size:,}, {record.sequence_length:,}"),
+        ("Training tokens D", f"{format_count(record.tokens)} ({record.tokens:,}), {record.steps:,} steps"),
+        ("Tokens per active parameter", f"{record.tokens / record.n_active:.4g}"),
+        ("Held-out loss (nats/token, dropless)", format_decimal(record.eval_loss)),
+        ("Training loss (nats/token)", f"{format_decimal(record.train_loss)}{window}"),
+        ("Tokens dropped by the router", format_decimal(record.drop_rate) if routed else ""),
+        ("Largest expert load over the mean", format_decimal(record.expert_load_max_over_mean, 3) if routed else ""),
+    )
+
+
+def _recipe(record: RunRecord) -> Sequence[tuple[str, object]]:
+    schedule, optimizer, capacity = record.schedule, record.optimizer, record.capacity_factor
+    lengths = (schedule.warmup_tokens, schedule.decay_tokens, schedule.horizon_tokens)
+    warmup, decay, horizon = map(format_count, lengths)
+    ramp = [f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in schedule.batch_ramp]
+    clip = "–" if optimizer.gradient_clip_norm is None else f"{optimizer.gradient_clip_norm:g}"
+    betas = f"beta {optimizer.beta1:g}/{optimizer.beta2:g}, epsilon {optimizer.epsilon:g}"
+    on = {None: "", "all": " on all parameters", "matrices": " on matrices"}[optimizer.weight_decay_on]
+    attention = "" if record.attention_precision is None else f", attention {record.attention_precision}"
+    revision, fingerprint = _known(record.dataset.revision), _known(record.dataset.fingerprint)
+    group, balance, z = record.capacity_group_tokens, record.balance_loss_coefficient, record.z_loss_coefficient
+    routing: tuple[tuple[str, object], ...] = ()
+    if record.experts > 1:  # a dense model does not route
+        routing = (
+            ("Expert capacity", "" if capacity is None else f"factor {capacity:g}" if capacity else "dropless"),
+            ("Capacity group (tokens)", "" if group is None else f"{group:,}"),
+            ("Auxiliary losses (coefficients)", "" if None in (balance, z) else f"balance {balance:g}, z {z:g}"),
+        )
+    return (
+        ("Peak learning rate", f"{schedule.peak_learning_rate:.4g} ({schedule.learning_rate_law})"),
+        ("Schedule (tokens)", f"warm-up {warmup}, decay {decay}, horizon {horizon}"),
+        ("Global batch (sequences)", " → ".join(ramp) or None),
+        ("Micro-batch (sequences)", record.micro_batch_sequences or ""),
+        *routing,
+        ("Optimizer", f"{optimizer.name}, {betas}, weight decay {optimizer.weight_decay:g}{on}, clip {clip}"),
+        ("Initialization", record.initialization or ""),
+        ("Norm before the head", {None: "", True: "yes", False: "no"}[record.final_norm]),
+        ("Precision, seed", f"{record.precision}{attention}, {_known(record.seed)}"),
+        ("Data", f"{record.dataset.id} (revision {revision}, fingerprint {fingerprint})"),
+        ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_known(record.tokenizer.fingerprint)})"),
+    )
+
+
+def _cost(record: RunRecord) -> Sequence[tuple[str, object]]:
+    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
+    hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
+    return (
+        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
+        ("Hardware, wall time", f"{_known(record.hardware)}, {hours}"),
+    )
+
+
+def _known(value: object) -> object:
+    return "–" if value is None else value

@@ -1,7 +1,7 @@
 """The index of a sweep, which makes its runs visible, and `main` of its repositories, which follows from it.
 
 The order matters: the index is what a fit reads, so a run is in it only after its checkpoint lies in the store and was
-read back.
+read back. The branches are the truth: an index that is lost or damaged is rebuilt from them (`repair_index`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
-from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
+from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
 from hub.plain.markdown import block_of, license_of, read_card, replace_block, updated
+from hub.plain.strict_json import MAX_RECORD_BYTES
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.record.table import JSONL_NAME, PARQUET_NAME, checked, split_rows, to_jsonl, to_parquet
+from hub.record.table import JSONL_NAME, PARQUET_NAME, UnreadableRow, checked, split_rows, to_jsonl, to_parquet
 from hub.release.cards import LAW, REVISIONS, refreshed, repo_card, shown_on_main, sweep_card
 from hub.store.base import CopyOf, Present, Publication, Store
 from hub.store.files import Content, check_allowed, check_secrets, content_of, is_allowed
@@ -23,13 +26,15 @@ from hub.store.files import Content, check_allowed, check_secrets, content_of, i
 logger = logging.getLogger(__name__)
 
 CARD_NAME = "README.md"
+MAX_LISTED = 2000  # branches of a sweep that are read one by one
+_LISTING_WORKERS = 4
 _MAX_REWRITES = 8  # of the repositories' cards, when other writers change the index meanwhile
 
 
 def push_index(store: Store, sweep: str, records: Iterable[RunRecord], *, license: str | None = None) -> Publication:
     """Add records to the index of a sweep, or replace those of the same run; other writers' rows are kept.
 
-    So are rows that this version cannot read, byte for byte (`hub.release.repair` rebuilds them); the parquet file and
+    So are rows that this version cannot read, byte for byte (`repair_index` replaces them); the parquet file and
     the card leave them out.
 
     Args:
@@ -225,3 +230,166 @@ def _main(
         card = refreshed(old, card)
     read_card(card)
     return {**files, CARD_NAME: card.encode()}
+
+
+# -- the branches of a sweep: what is listed where there is no index, and what an index is rebuilt from
+
+
+def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[str, str], RunRecord | str | None]:
+    """What each branch of these repositories holds, by (repository, branch).
+
+    The record of a run with its repository, branch and commit; why its `run.json` cannot be read; or None where there
+    is no run of this sweep, as on `main`.
+
+    Raises:
+        RecordError: more than `MAX_LISTED` branches.
+    """
+    heads = [(repo, *head) for repo in repos for head in store.branches("model", repo).items()]
+    if len(heads) > MAX_LISTED:
+        raise RecordError(f"the sweep {sweep!r} has {len(heads)} branches; without an index {MAX_LISTED} are read")
+
+    def read(head: tuple[str, str, str]) -> RunRecord | str | None:
+        repo, branch, commit = head
+        if branch == "main":
+            return None
+        try:
+            content = store.read("model", repo, "run.json", commit, max_bytes=MAX_RECORD_BYTES)
+            record = RunRecord.from_json(content, what=f"run.json of {repo}@{branch}")
+        except NotFoundError:
+            return None
+        except (RecordError, IntegrityError) as error:
+            return str(error)
+        return (
+            record.replaced(repo=store.repo_id(repo), branch=branch, commit=commit) if record.sweep == sweep else None
+        )
+
+    with ThreadPoolExecutor(_LISTING_WORKERS, thread_name_prefix="hub-list") as pool:
+        return {head[:2]: found for head, found in zip(heads, pool.map(read, heads), strict=True)}
+
+
+def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) -> list[RunRecord]:
+    """All records of a sweep that has no index, from the `run.json` of every branch of its model repositories.
+
+    The repositories are found by the tag of their cards. An index takes three requests in all, this one or more for
+    each run, so a warning says how many branches were read.
+
+    Raises:
+        RecordError: more than `MAX_LISTED` branches; broken records, unless a list of `problems` takes their reasons.
+    """
+    found = read_branches(store, sweep, store.repos("model", tag=f"sweep:{sweep}"))
+    branches = sum(branch != "main" for _, branch in found)
+    records = [item for item in found.values() if isinstance(item, RunRecord)]
+    broken = [item for item in found.values() if isinstance(item, str)]
+    if broken and problems is None:
+        raise RecordError("\n".join([f"{len(broken)} of {branches} run records are not valid", *broken[:20]]))
+    if problems is not None:
+        problems.extend(broken)
+    if branches:
+        logger.warning(
+            "%s has no index of the sweep %s; its %d runs were read from %d branches, one by one",
+            *(store.uri, sweep, len(records), branches),
+        )
+    return merge([], records)
+
+
+@dataclass
+class Repair:
+    """What a repair changes, one line for each row: added, replaced, removed; and which wrong rows stay, and why.
+
+    `rows` is the number of records afterwards; `publication` is None for a dry run.
+    """
+
+    changes: tuple[str, ...] = ()
+    stays: tuple[str, ...] = ()
+    rows: int = 0
+    publication: Publication | None = None
+
+
+def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missing: bool = False) -> Repair:
+    """Rebuild the index of a sweep from the `run.json` of its branches, at the commits that the branches are at.
+
+    Rows that cannot be checked stay and are listed: of repositories that this token cannot see, of another
+    organisation, of a later version of the schema. So do runs that were never released, and rows that another writer
+    adds meanwhile.
+
+    Args:
+        store: where the sweep lies.
+        sweep: its name.
+        dry_run: say what would be changed, and write nothing.
+        drop_missing: also remove the rows of repositories that are gone, or that this token does not see.
+
+    Raises:
+        NotFoundError: the store has neither an index nor a run of this sweep.
+        ConflictError: two runs have the same weights.
+    """
+    try:
+        before = store.read("dataset", index_name(sweep), JSONL_NAME)
+    except NotFoundError:
+        before = b""
+    rows, _ = split_rows(before)
+    repos = {*store.repos("model", tag=f"sweep:{sweep}"), *store.repos("model", f"{sweep}-d")}
+    repos |= {_repo(row) for row in rows if row.repo and row.repo == store.repo_id(row.repo)}
+    found = read_branches(store, sweep, sorted(repos))
+    fresh = {row_key(item): item for item in found.values() if isinstance(item, RunRecord)}
+    if not fresh and not before:
+        raise NotFoundError(f"{store.uri} has no index and no released run of the sweep {sweep!r}")
+    released = {row_key(row) for row in rows if row.repo and row.commit}
+    result = Repair()
+
+    def fate(row: RunRecord | UnreadableRow) -> tuple[str, str]:
+        """What becomes of a row ("replaced", "kept" or "removed"), and why; no reason if nothing is to be said."""
+        key = _key(row)
+        if isinstance(row, UnreadableRow):
+            return "replaced" if key in fresh else "kept" if row.newer else "removed", row.reason
+        if key in fresh:
+            old, new = row.to_dict(), fresh[key].to_dict()
+            return "replaced", ", ".join(name for name in new | old if old.get(name) != new.get(name))
+        if key not in released:  # never released, or another writer's of this minute
+            return "kept", ""
+        place = (_repo(row), row.branch or "")
+        if row.repo != store.repo_id(row.repo or ""):
+            return "kept", "it lies in another organisation"
+        if not any(repo == place[0] for repo, _ in found):
+            return "removed" if drop_missing else "kept", "the repository is gone, or not visible with this token"
+        if isinstance(reason := found.get(place), str):
+            return "kept", reason
+        return "removed", "the branch holds no such run" if place in found else "the branch is gone"
+
+    def rebuilt(content: bytes) -> tuple[list[RunRecord], list[bytes]]:
+        """The index's rows, and its unreadable lines that stay; what differs from `content` goes into `result`."""
+        rows, unreadable = split_rows(content)
+        fates = [(row, *fate(row)) for row in (*rows, *unreadable)]
+        lines = [f"{verb} {_shown(fresh.get(_key(row), row))}: {why}" for row, verb, why in fates if why]
+        added = fresh.keys() - {_key(row) for row, _, _ in fates}
+        lines += [f"added {_shown(record)}" for key, record in fresh.items() if key in added]
+        result.stays = tuple(line for line in lines if line.startswith("kept "))
+        result.changes = tuple(line for line in lines if not line.startswith("kept "))
+        kept = [row for row, verb, _ in fates if verb == "kept"]
+        merged = merge([row for row in kept if isinstance(row, RunRecord)], fresh.values())
+        result.rows = len(merged)
+        return merged, [row.line for row in kept if isinstance(row, UnreadableRow)]
+
+    def change(present: Present) -> dict[str, bytes | None]:
+        files = index_files(store, sweep, *rebuilt(present.get(JSONL_NAME, b"")), present)
+        return {} if files[JSONL_NAME] == present.get(JSONL_NAME) else files
+
+    if dry_run:
+        rebuilt(before)
+    else:
+        message = "Rebuild the index from the branches"
+        result.publication = store.update("dataset", index_name(sweep), (JSONL_NAME, CARD_NAME), change, message)
+    return result
+
+
+def _key(row: RunRecord | UnreadableRow) -> tuple[str, str]:
+    return row_key(row) if isinstance(row, RunRecord) else (row.run_id or "", row.branch or "")
+
+
+def _repo(row: RunRecord) -> str:
+    return (row.repo or "").rpartition("/")[2]
+
+
+def _shown(row: RunRecord | UnreadableRow) -> str:
+    if isinstance(row, RunRecord) and row.repo:
+        return f"{row.run_id} ({_repo(row)}@{row.branch})"
+    return row.run_id or "a row"

@@ -26,10 +26,10 @@ from hub.record.table import (
     checked,
     split_rows,
 )
-from hub.release.repair import list_runs
+from hub.release.index import list_runs
 from hub.store.base import Kind, Publication, Store
 from hub.store.files import Content, check_secrets, is_allowed, without_copies
-from hub.store.opening import open_store
+from hub.store.hub import open_store
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 

@@ -1,4 +1,4 @@
-"""Where releases lie: one interface, with a folder or the Hub behind it (`hub.store.opening.open_store`).
+"""Where releases lie: one interface, with a folder or the Hub behind it (`open_store`).
 
 A store has model repositories, one branch per run, each branch one atomic publication; and dataset repositories with
 one branch, `main`, that is read, changed and written back. A local folder has the layout of the Hub:
@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, UnavailableError
@@ -37,17 +36,11 @@ _NAME = re.compile(r"[A-Za-z0-9]+(?:(?:[.-]|_+)[A-Za-z0-9]+)*")
 
 @dataclass(frozen=True)
 class StoredFile:
-    """One file of a revision, with the hash by which its store knows it.
+    """One file of a revision, with the hash by which its store knows it."""
 
-    Attributes:
-        size: in bytes.
-        sha256: hex; None for a small file on the Hub, which has instead a
-        blob_id: git's id of the content (hex).
-    """
-
-    size: int
-    sha256: str | None
-    blob_id: str | None = None
+    size: int  # bytes
+    sha256: str | None  # hex; None for a small file on the Hub
+    blob_id: str | None = None  # which has git's id of the content instead (hex)
 
     def holds(self, content: Content, sha256: str | None = None) -> bool:
         """Whether this is `content`, whose sha256 need not be computed again where it is known."""
@@ -79,9 +72,7 @@ class CopyOf:
 class Present(dict[str, bytes]):
     """The files of `main` that were asked for, by name; `stored` describes all of its files."""
 
-    def __init__(self, contents: Mapping[str, bytes], stored: Mapping[str, StoredFile]) -> None:
-        super().__init__(contents)
-        self.stored = stored
+    stored: Mapping[str, StoredFile]
 
 
 # What becomes of a file in a commit: new content, a copy from another commit, or (None) its removal.
@@ -90,7 +81,6 @@ Change = Content | CopyOf | None
 Update = Callable[[Present], Mapping[str, "bytes | CopyOf | None"]]
 # File name -> whether the content that is there is as good as the one to be released. May raise ConflictError.
 Equivalent = Mapping[str, Callable[[bytes], bool]]
-_NOTHING: Mapping = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -157,21 +147,13 @@ class Store(ABC):
         files: Mapping[str, Content],
         weights: Mapping[str, str],
         message: str,
-        equivalent: Equivalent = _NOTHING,
+        equivalent: Equivalent | None = None,
     ) -> Publication:
         """Make `branch` of a model repository hold `files`, and check it afterwards.
 
         A new branch appears in one atomic step. On an existing one every file is compared: what differs is written,
-        what should not be there is removed (`written` is False if nothing had to be done). Files whose names no
-        release can have are left alone. The repository is made if needed.
-
-        Args:
-            repo: the repository's name.
-            branch: the branch's name.
-            files: name -> content.
-            weights: name of each weights file -> sha256 (hex).
-            message: the commit's message.
-            equivalent: what may differ without being written again.
+        unless it is `equivalent`, and what should not be there is removed. Files whose names no release can have are
+        left alone. The repository is made if needed. `weights`: name of each weights file -> sha256 (hex).
 
         Raises:
             ConflictError: the branch exists with other weights.
@@ -185,7 +167,7 @@ class Store(ABC):
                 return True
             if head.files[name].holds(files[name], weights.get(name)):
                 return False
-            return name not in equivalent or not equivalent[name](self._read_at(head, name))
+            return equivalent is None or name not in equivalent or not equivalent[name](self._read_at(head, name))
 
         def lacking(head: Head) -> Mapping[str, Change]:
             there = {name: file.sha256 for name, file in head.files.items() if name.endswith(".safetensors")}
@@ -208,17 +190,17 @@ class Store(ABC):
         """Read files of `main`, and write what `change` makes of them, without losing anyone else's change.
 
         `change` gets the present content of the files named in `reads` (missing ones are absent) and returns the files
-        to write, the one that readers trust last; if none differs, nothing is written. A file may be copied from
-        another commit (`CopyOf`) or removed (None). `change` may be called several times, when another writer was
-        faster.
+        to write, the one that readers trust last; if none differs, nothing is written. It is called again when another
+        writer was faster.
 
         Raises:
             ConflictError: other writers were faster too many times, or hold the lock too long.
         """
 
         def changed(head: Head) -> Mapping[str, Change]:
-            contents = {path: self._read_at(head, path) for path in reads if path in head.files}
-            changes = change(Present(contents, head.files))
+            present = Present({path: self._read_at(head, path) for path in reads if path in head.files})
+            present.stored = head.files
+            changes = change(present)
             for name in changes:
                 if Path(name).name != name:
                     raise FilesError(f"file name {name!r}: allowed is a name without a folder")
@@ -237,10 +219,10 @@ class Store(ABC):
         branch: str,
         wanted: Callable[[Head], Mapping[str, Change]],
         message: str,
-        sha256: Mapping[str, str] = _NOTHING,
+        sha256: Mapping[str, str] | None = None,
     ) -> Publication:
         """Commit what `wanted` makes of the head of a branch; `sha256` has what is known of the files' hashes."""
-        repo_id, sent, failures = self.repo_id(repo), False, 0
+        repo_id, known, sent, failures = self.repo_id(repo), sha256 or {}, False, 0
         for attempt in range(_MAX_CONFLICTS):
             with self._exclusive(kind, repo, branch):
                 head = self._head(kind, repo, branch, again=attempt > 0)
@@ -248,7 +230,7 @@ class Store(ABC):
                 if not changes:
                     return Publication(repo_id, branch, head.commit, written=sent)
                 try:
-                    commit = self._commit(head, changes, message, sha256)
+                    commit = self._commit(head, changes, message, known)
                 except (ConflictError, UnavailableError) as error:
                     # Another writer was faster, or the answer was lost: what is there now decides.
                     if isinstance(error, UnavailableError):
@@ -257,7 +239,7 @@ class Store(ABC):
                         raise
                     self._pause(attempt, error)
                     continue
-            self._check_commit(head, commit, changes, sha256)
+            self._check_commit(head, commit, changes, known)
             return Publication(repo_id, branch, commit, written=True)
         raise ConflictError(f"{repo_id}: other writers were faster {_MAX_CONFLICTS} times")
 
@@ -301,39 +283,30 @@ class Store(ABC):
         """Raise IntegrityError unless the files that were `found` after a commit on `head` have its changes."""
         copied = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
         sources = {commit: self.files(head.kind, head.repo, commit) for commit in copied}
-        wrong = []
-        for name, content in sorted(changes.items()):
+
+        def fault(name: str, content: Change) -> str:
             file = found.get(name)
             if content is None:
-                wrong += [f"{name} is still there"] if file else []
-            elif file is None:
-                wrong.append(f"{name} is missing")
-            elif isinstance(content, CopyOf):
-                wrong += [f"{name} has other content"] if file != sources[content.commit].get(name) else []
-            elif not file.holds(content, sha256.get(name)):
-                wrong.append(f"{name} has other content")
-        if wrong:
+                return f"{name} is still there" if file else ""
+            if file is None:
+                return f"{name} is missing"
+            if isinstance(content, CopyOf):
+                same = file == sources[content.commit].get(name)
+            else:
+                same = file.holds(content, sha256.get(name))
+            return "" if same else f"{name} has other content"
+
+        if wrong := [text for name, content in sorted(changes.items()) if (text := fault(name, content))]:
             raise IntegrityError(f"{self.repo_id(head.repo)} at {head.branch}: {', '.join(wrong[:10])}")
 
     def check_visibility(self, models: Iterable[str], index: str) -> None:  # noqa: B027 (a folder hides nothing)
-        """Refuse to write where private and public would mix: a private run into a public repository or index, or the
-        runs of private repositories into a public index.
-
-        Args:
-            models: names of the model repositories that are to be written or listed.
-            index: name of the dataset repository with their index.
-
-        Raises:
-            FilesError: names the repositories and what to do. Nothing was written.
+        """Raise FilesError where private and public would mix: a private run in a public repository or index, or the
+        runs of private repositories in a public index. `models` and `index` are names of repositories.
         """
 
 
 def checked_name(name: str, what: str, max_length: int = 96) -> str:
-    """`name`, if it can be a repository or branch: letters, digits and single `.`, `-`, `_` inside.
-
-    Raises:
-        FilesError: names what is allowed.
-    """
+    """`name`, if it can be a repository or branch: letters, digits and single `.`, `-`, `_` inside, or FilesError."""
     if len(name) > max_length or not _NAME.fullmatch(name):
         raise FilesError(
             f"{what} {name[:120]!r}: allowed are letters and digits joined by '.', '-' or '_', at most {max_length}"

@@ -1,22 +1,23 @@
 """A store on the Hugging Face Hub, or any server that speaks its protocol (`HF_ENDPOINT`).
 
-What is done here that `huggingface_hub` leaves to its caller:
+What is done here that `huggingface_hub` leaves to its caller (retries are in `hub.store.transport`):
 
 * A revision is one `create_commit` on a branch made from the repository's first commit, so that no file of `main` lies
   beside ours, with `parent_commit`, so that two writers of one branch cannot mix and none loses a change.
 * What a branch lacks is found by the hashes of one listing, sent, and compared in one listing again.
 * Reading resolves the revision once and uses the commit from there on; offline, the cache answers.
 
-Calls of the API per run: create branch, preupload, commit, listing; pushed again: one listing. Per repository: create
-it, and six for its `main`. `hub.store.pace` keeps a release of many runs below the limit of a free account,
-`hub.store.transport` has the retries.
+Calls of the API per run: create branch, preupload, commit, listing; pushed again: one listing. Per repository: seven.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFound
 from hub.store import transport
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
-from hub.store.pace import Pace
+from hub.store.folder import LocalStore
 from hub.store.transport import DEFAULT_TIMEOUT_SECONDS, Result, Transport
 
 logger = logging.getLogger(__name__)
 
+WINDOW_SECONDS = 300.0  # over which the Hub counts the calls of its API
+CALLS_PER_WINDOW = 950  # of the 1,000 of a free account; the rest is for whatever else the account does
 _OWN_FILES = frozenset({".gitattributes"})  # what the Hub itself puts into a new repository
 _FETCH_WORKERS = 8
 _ATTEMPTS_WITH_CACHE = 2  # a network that is down does not hold up whoever has the file already
@@ -46,16 +49,48 @@ class _Repository:
     first: str | None = None
 
 
+class Pace:
+    """Lets at most `calls` calls begin within any `seconds`, of all threads together.
+
+    The Hub refuses more, and a refused commit does not say how long to wait. `clock` and `sleep` are for simulations.
+    """
+
+    def __init__(
+        self,
+        calls: int = CALLS_PER_WINDOW,
+        seconds: float = WINDOW_SECONDS,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.calls, self.seconds = calls, seconds
+        self._clock, self._sleep = clock, sleep
+        self._begun: deque[float] = deque()  # when each call of the window begins, also of those that still wait
+        self._lock = threading.Lock()
+
+    def take(self, calls: int) -> None:
+        """Wait until so many calls may begin."""
+        with self._lock:
+            now = self._clock()
+            at = max(now, self._begun[-1] if self._begun else now)
+            for number in range(calls):
+                while self._begun and self._begun[0] <= at - self.seconds:
+                    self._begun.popleft()
+                if self._begun and len(self._begun) + number >= self.calls:
+                    at = self._begun.popleft() + self.seconds
+            self._begun.extend([at] * calls)  # they begin together
+        if at > now:
+            self._sleep(at - now)
+
+
 class HubStore(Store):
     """The repositories of one organisation or user on the Hub. Safe to use from several threads.
 
     Args:
         organisation: the namespace.
         private: repositories that are made are private.
-        endpoint: the server; default `HF_ENDPOINT`, else huggingface.co.
-        token: an access token; default: the one that `hf auth login` or `HF_TOKEN` left. It is never written or shown.
+        endpoint, token, timeout, attempts: as for `Transport`; the token is never written or shown.
         cache_dir: where downloads are kept; default: the Hub's cache.
-        timeout, attempts: as for `Transport`.
         pace: how many calls of the API may be made in five minutes; default: what a free account may make.
     """
 
@@ -266,29 +301,28 @@ class HubStore(Store):
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
         """What is known of the repository, which is made if it does not exist."""
+        repo_id, known = self.repo_id(repo), self._known
         with self._lock:
-            if (kind, repo) not in self._known:
-                self._known[(kind, repo)] = self._create_or_list(kind, repo)
-            return self._known[(kind, repo)]
+            if (kind, repo) not in known:
+                try:
+                    self._call(lambda: self._api.create_repo(repo_id, repo_type=kind, private=self.private or None))
+                    known[(kind, repo)] = _Repository({}, self._commit_of_new(repo) if kind == "model" else None)
+                except ConflictError:
+                    known[(kind, repo)] = _Repository(self.branches(kind, repo) if kind == "model" else {})
+            return known[(kind, repo)]
 
-    def _create_or_list(self, kind: Kind, repo: str) -> _Repository:
-        repo_id = self.repo_id(repo)
+    def _commit_of_new(self, repo: str) -> str | None:
+        """The first commit of a model repository that was just made, from the headers of its one file."""
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+        access = self.transport.access
+        url = hf_hub_url(self.repo_id(repo), ".gitattributes", revision="main", endpoint=access["endpoint"])
         try:
-            self._call(lambda: self._api.create_repo(repo_id, repo_type=kind, private=self.private or None))
-        except ConflictError:
-            return _Repository(self.branches(kind, repo) if kind == "model" else {})
-        if kind == "dataset":
-            return _Repository({})
-        try:  # in a repository that was just made, main is the first commit, as the headers of its one file say
-            from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-            access = self.transport.access
-            url = hf_hub_url(repo_id, ".gitattributes", repo_type=kind, revision="main", endpoint=access["endpoint"])
             first = self.transport.call(lambda: get_hf_file_metadata(url, token=access["token"])).commit_hash
         except NotFoundError:
-            return _Repository({})
-        self._trees[(kind, repo, first)] = {}
-        return _Repository({}, first)
+            return None
+        self._trees[("model", repo, first)] = {}
+        return first
 
     def _first_commit(self, repo: str) -> str:
         """The repository's first commit, which holds nothing of any run; every branch starts from it."""
@@ -336,6 +370,25 @@ class HubStore(Store):
 
     def _pause(self, attempt: int, error: Exception) -> None:
         transport._sleep(self.transport.wait(attempt, error))
+
+
+def open_store(uri: str | Path, *, private: bool = False) -> Store:
+    """The store at `uri`: a folder (`path` or `file:path`), or an organisation or user of the Hub (`hf://name`).
+
+    Args:
+        uri: where. Only an `hf://` URI ever leads to a network call.
+        private: repositories that are made on the Hub are private.
+
+    Raises:
+        FilesError: the URI has another form.
+    """
+    text = str(uri)
+    if text.startswith("hf://"):
+        return HubStore(text.removeprefix("hf://").strip("/"), private=private)
+    if isinstance(uri, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", uri) and not uri.startswith("file:"):
+        raise FilesError(f"store {uri!r}: allowed are a folder, file:FOLDER and hf://ORGANISATION")
+    path = text.removeprefix("file:")
+    return LocalStore(Path("/" + path.lstrip("/") if path.startswith("//") else path))
 
 
 def _stored(item: Any) -> StoredFile:

@@ -4,8 +4,9 @@
 for commits, whose caller must check what happened before sending again. Both turn the library's exceptions into
 those of `hub.plain.errors`, whose texts hold no token.
 
-There is one retry layer, this one: the library tries some requests six times itself, so a request that fails inside a
-call of ours is made to fail at once (`hub.store.client`). Anyone else in the process keeps the library's retries.
+There is one retry layer, this one. The library's own retries know no longest wait and would multiply with ours, so a
+request that fails inside a call of ours is made to fail at once (`_single_attempts`), in the HTTP client that
+`huggingface_hub` shares in a process. Anyone else in the process keeps the library's retries.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hub.plain.errors import (
@@ -29,14 +31,19 @@ from hub.plain.errors import (
     UnavailableError,
     redacted,
 )
-from hub.store import client
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Matched by name: huggingface_hub 1.x uses httpx and 2.x httpx2, with the same names.
+_NETWORK_ERRORS = frozenset({"TransportError", "OfflineModeIsEnabled", "TimeoutError", "ConnectionError"})
+_CONNECT_TIMEOUT_SECONDS = 10.0
+_OURS = "hub_single_attempts"  # marks a client whose `send` is ours
 _ATTEMPTS_TO_CONNECT = 3  # of reading: a machine without a network is told so within seconds
 _LONGEST_BACKOFF = 30.0  # seconds between two attempts, unless the Hub asks for more
 _REFUSED_SECONDS = 60.0  # a token that was refused is not sent again for so long
 _COMMIT_LIMIT_SECONDS = 3600.0  # the Hub counts commits by the hour
 _SENDING = re.compile(r"/api/((?:models|datasets|spaces)/[^/]+/[^/]+)/(?:commit|preupload)/")
+_client_lock = threading.Lock()
 _ADVICE = re.compile(
     r"For more information check: https://developer\.mozilla\.org/\S+|Please make sure you specified the correct "
     r"`repo_id`.*?(?=\(Request ID|$)"
@@ -47,9 +54,7 @@ Result = TypeVar("Result")
 
 
 class Transport:
-    """An `HfApi` and the manner of calling it. Safe to use from several threads.
-
-    When the Hub asks one of them to come back later, all of them wait: the limit is one for all.
+    """An `HfApi` and the manner of calling it, for several threads: when the Hub asks one to wait, all wait.
 
     Args:
         endpoint: the server; default `HF_ENDPOINT`, else huggingface.co.
@@ -68,7 +73,10 @@ class Transport:
         attempts: int = 6,
         longest_wait: float = 300.0,
     ) -> None:
-        self.api = _api_class()(endpoint=endpoint, token=token)
+        from huggingface_hub import HfApi
+
+        self.api: Any = HfApi(endpoint=endpoint, token=token)
+        self.api._validate_yaml = lambda *_, **__: None  # a request before each commit; cards are checked here
         self.attempts = attempts
         self.longest_wait = longest_wait
         self._timeout = timeout
@@ -77,7 +85,7 @@ class Transport:
         self._asking = threading.Lock()  # held by the thread that asks whether the Hub is back
         self._gave_up: tuple[float, UnavailableError] | None = None  # when one last did, and over what
         self._refused: dict[Any, tuple[float, HubError]] = {}  # token or repository -> until when, and what was said
-        client.prepare(timeout)
+        _prepare(timeout)
 
     @property
     def access(self) -> dict[str, Any]:
@@ -98,15 +106,7 @@ class Transport:
     def call(
         self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int | None = None
     ) -> Result:
-        """The result of `function`, tried again after transient failures.
-
-        Of several threads that fail at the same time, one asks whether the Hub is back; the others wait for what it
-        finds, so that a lasting failure costs hardly more requests than it does with one thread.
-
-        Args:
-            function: what calls the library.
-            attempts: how often it is tried in all; default: the transport's.
-            to_connect: the same where no connection could be opened, if that is less.
+        """The result of `function`, tried `attempts` times in all, or `to_connect` times without a connection.
 
         Raises:
             HubError: the kind says what happened; UnavailableError after the last attempt.
@@ -115,8 +115,11 @@ class Transport:
 
         allowed = attempts or self.attempts
 
+        def error_of(state: tenacity.RetryCallState) -> BaseException | None:
+            return state.outcome.exception() if state.outcome else None
+
         def last(state: tenacity.RetryCallState) -> bool:
-            error = state.outcome and state.outcome.exception()
+            error = error_of(state)
             connected = not isinstance(error, UnavailableError) or error.connected
             return state.attempt_number >= (allowed if connected else min(allowed, to_connect or allowed))
 
@@ -124,9 +127,7 @@ class Transport:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(UnavailableError),
                 stop=last,
-                wait=lambda state: self.wait(
-                    state.attempt_number - 1, state.outcome.exception() if state.outcome else None
-                ),
+                wait=lambda state: self.wait(state.attempt_number - 1, error_of(state)),
                 sleep=pause,
                 reraise=True,
             )
@@ -134,7 +135,11 @@ class Transport:
 
     @contextmanager
     def _turn(self) -> Iterator[Callable[[float], None]]:
-        """Gives the waiting before a new attempt, which also waits for its turn to ask a Hub that fails."""
+        """The waiting before a new attempt.
+
+        Of several threads that fail at the same time, one asks whether the Hub is back; the others wait for what it
+        finds, so that a lasting failure costs hardly more requests than it does with one thread.
+        """
         mine = False
 
         def pause(seconds: float) -> None:
@@ -158,13 +163,13 @@ class Transport:
 
     def call_once(self, function: Callable[[], Result]) -> Result:
         """The result of `function`, with the library's exceptions turned into those of `hub.plain.errors`."""
-        client.prepare(self._timeout)
+        _prepare(self._timeout)
         if (remaining := self._resume_at - time.monotonic()) > 0:
             _sleep(remaining + random.uniform(0.0, 0.25))
         # What the caller is dealing with already is the context of whatever is raised here, and not its cause.
         handled = sys.exc_info()[1]
         try:
-            with client.single_attempts(self._check):
+            with _single_attempts(self._check):
                 return function()
         except HubError:
             raise
@@ -202,33 +207,17 @@ class Transport:
         asked = getattr(error, "retry_after", None)
         if asked is not None and asked > self.longest_wait:
             raise UnavailableError(f"{error}; the Hub asks to come back in {asked:.0f} s")
-        if asked is not None:
-            with self._pause_lock:
-                self._resume_at = max(self._resume_at, time.monotonic() + asked)
         base = 0.1 if isinstance(error, ConflictError) else 0.5
         backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), _LONGEST_BACKOFF)
-        return float(max(backoff, asked + random.uniform(0.0, 0.25) if asked is not None else 0.0))
+        if asked is None:
+            return backoff
+        with self._pause_lock:
+            self._resume_at = max(self._resume_at, time.monotonic() + asked)
+        return max(backoff, float(asked) + random.uniform(0.0, 0.25))
 
 
 def _sleep(seconds: float) -> None:
     time.sleep(seconds)
-
-
-@lru_cache(maxsize=1)
-def _api_class() -> Any:
-    from huggingface_hub import HfApi
-
-    class Api(HfApi):
-        """`HfApi` without the extra request that has a card's metadata checked before each commit.
-
-        Cards are checked here before they are sent, and by the Hub when they are committed. Should the library rename
-        this method, the cost is one request per commit.
-        """
-
-        def _validate_yaml(self, content: str, **_: Any) -> None:
-            return None
-
-    return Api
 
 
 def _chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
@@ -252,20 +241,20 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
     if ours is not None:  # raised inside the library by what `call` had asked it to do
         return ours
     response = _response(chain)
-    names = {name for link in chain for name in client.kinds(link)}
+    names = {name for link in chain for name in _kinds(link)}
     text = _said(chain[0])
     if _NO_XET.search(text):
         return FilesError(f"the server has no Xet storage; set HF_HUB_DISABLE_XET=1 and start again: {text}")
     if "UnsupportedProtocol" in names or "InvalidURL" in names:
         return FilesError(f"HF_ENDPOINT is not the address of a Hub, allowed is https://HOST: {text}")
     if response is None:
-        if names & client.NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
+        if names & _NETWORK_ERRORS or "LocalEntryNotFoundError" in names:
             return _unreachable(chain, names)
         if "NotASafetensorsRepoError" in names or "RepositoryNotFoundError" in names or "EntryNotFoundError" in names:
             return NotFoundError(text)
         return FilesError(text) if "HFValidationError" in names else None
     status = int(response.status_code)
-    if status in client.TRANSIENT:
+    if status in _TRANSIENT:
         return _unavailable(response, text)
     if status == 404 or names & {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}:
         return NotFoundError(f"not found, or not visible with this token: {text}")
@@ -287,7 +276,7 @@ def _said(error: BaseException) -> str:
 
 def _unreachable(chain: Sequence[BaseException], names: set[str]) -> UnavailableError:
     """No answer came, or none was asked for."""
-    ours = next((link for link in chain if "UnreachedError" in client.kinds(link)), None)
+    ours = next((link for link in chain if hasattr(link, "unreached")), None)
     shown = ours or chain[0]
     text = _said(shown) or type(shown).__name__
     error = UnavailableError(f"the Hub cannot be reached: {text}")
@@ -323,3 +312,109 @@ def _retry_after(response: Any) -> float | None:
         return float(value)
     limit = parse_ratelimit_headers(response.headers)
     return float(limit.reset_in_seconds) if limit and limit.remaining == 0 else None
+
+
+# -- the client
+
+
+@dataclass
+class _Attempt:
+    """What checks each request, the failure after which none is sent, and where this attempt uploads to."""
+
+    check: Callable[[Any], object]
+    failure: Exception | None = None
+    addresses: set[str] = field(default_factory=set)
+
+
+_attempt: ContextVar[_Attempt | None] = ContextVar("hub_attempt", default=None)
+_uploads: dict[str, _Attempt] = {}  # address -> attempt: the library uploads several files in threads of its own
+
+
+@contextmanager
+def _single_attempts(check: Callable[[Any], object]) -> Iterator[None]:
+    """Requests of this thread, and of uploads that it starts, fail at once; `check` sees each first and may raise."""
+    attempt = _Attempt(check)
+    token = _attempt.set(attempt)
+    try:
+        yield
+    finally:
+        _attempt.reset(token)
+        for address in attempt.addresses:
+            _uploads.pop(address, None)
+
+
+def _prepare(seconds: float) -> None:
+    """Give the process's client a timeout, unless whoever set the client up chose one, and the single attempts."""
+    from huggingface_hub import get_session, set_client_factory
+
+    with _client_lock:  # a new factory closes the client that is there
+        session = get_session()
+        if session.timeout.read is None:
+            kind, hooks = type(session), session.event_hooks
+            connect = min(_CONNECT_TIMEOUT_SECONDS, seconds)
+            timeout = (connect, seconds, seconds, seconds)
+            set_client_factory(
+                lambda: _with_single_attempts(kind(event_hooks=hooks, follow_redirects=True, timeout=timeout))
+            )
+        else:
+            _with_single_attempts(session)
+
+
+def _kinds(error: BaseException) -> set[str]:
+    """The names of an exception's classes."""
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def _with_single_attempts(session: Any) -> Any:
+    if hasattr(session, _OURS):
+        return session
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    plain = session.send
+
+    def send(request: Any, **options: Any) -> Any:
+        attempt = _attempt.get() or _uploads.get(str(request.url))
+        if attempt is None:
+            return plain(request, **options)
+        if attempt.failure is not None:
+            raise attempt.failure
+        attempt.check(request)
+        try:
+            response = _answered(plain(request, **options))
+        except Exception as error:
+            if _kinds(error) & _NETWORK_ERRORS and "OfflineModeIsEnabled" not in _kinds(error):
+                # The library takes it as it takes being offline: no new attempt, and the cache if it can.
+                unreached: Any = OfflineModeIsEnabled(str(error) or type(error).__name__)
+                unreached.unreached = True
+                attempt.failure = unreached
+                raise unreached from error
+            if "HTTPError" in _kinds(error):
+                attempt.failure = error
+            raise
+        if request.url.path.endswith("/info/lfs/objects/batch"):
+            attempt.addresses |= {str(type(request.url)(address)) for address in _addresses(response.json())}
+            _uploads.update(dict.fromkeys(attempt.addresses, attempt))
+        return response
+
+    session.send = send
+    setattr(session, _OURS, True)
+    return session
+
+
+def _answered(response: Any) -> Any:
+    """The response, unless it says that the server cannot for now."""
+    if response.status_code in _TRANSIENT:
+        from huggingface_hub.utils import hf_raise_for_status
+
+        response.read()
+        response.close()
+        hf_raise_for_status(response)
+    return response
+
+
+def _addresses(batch: Any) -> Iterator[str]:
+    """Where large files are sent, in one piece or in parts, by the answer to a batch request of Git LFS."""
+    for item in batch.get("objects", ()) if isinstance(batch, dict) else ():
+        for action in (item.get("actions") or {}).values():
+            yield action["href"]
+            yield from (part for part in (action.get("header") or {}).values() if str(part).startswith("http"))

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hub.store.hub import HubStore
-from hub.store.opening import open_store
+from hub.store.hub import HubStore, open_store
 from tests.hub.loopback import TOKEN, LoopbackHub
 from tests.hub.samples import make_record, write_safetensors
 

@@ -1,11 +1,8 @@
-"""`hub pull-published`: a file in the authors' layout on the loopback Hub becomes a model with its record and card."""
+"""`python -m training.published`: a file in the authors' layout on the loopback Hub becomes a released model."""
 
 # ruff: noqa: F811 (fixtures are imported)
 import io
 import pickle
-import re
-from importlib import import_module
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -14,14 +11,14 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 from hub import RunRecord, load_index, open_store, push_index, push_run
-from hub.release import published as hub_published
-from hub.release.published import CONVERTERS, REPOSITORY, STEP_TOKENS
-from tests.hub.conftest import command, loopback, online, the_hub  # noqa: F401
+from tests.hub.conftest import loopback, online, the_hub  # noqa: F401
+from tests.hub.loopback import Fault
 from tests.modeling_switch_moe.test_convert import theirs
 from training import published
+from training.published import REPOSITORY, STEP_TOKENS
 
-ROOT = Path(__file__).parent.parent.parent
 ARGUMENTS = ["48", "4", "3", "15258"]
+PATH = "48/4/3/15258.pt"
 
 
 def checkpoint(**changes) -> bytes:
@@ -31,18 +28,31 @@ def checkpoint(**changes) -> bytes:
 
 
 @pytest.fixture
-def server(the_hub, monkeypatch):
-    """The authors' repository on the loopback Hub, and the installed entry point."""
-    point = EntryPoint("switch_moe", "training.published:convert", CONVERTERS)
-    monkeypatch.setattr(hub_published, "entry_points", lambda group: [point] if group == CONVERTERS else [])
-    files = {"48/4/3/15258.pt": checkpoint(), "48/4/3/9000.pt": checkpoint(), "48/8/3/15258.pt": checkpoint()}
+def server(the_hub):
+    """The authors' repository on the loopback Hub."""
+    others = dict.fromkeys(("README.md", "notes/1/2/3.pt", "../../9.pt", "1/2/3/0x1.pt"), b"")
+    files = {PATH: checkpoint(), "48/4/3/9000.pt": checkpoint(), "48/8/3/15258.pt": checkpoint(), **others}
     the_hub.state.put("model", REPOSITORY, "main", files)
     return the_hub
 
 
+@pytest.fixture
+def command(capsys):
+    """Runs the command; gives its exit status, standard output and standard error."""
+
+    def run(*words):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            published.app(list(map(str, words)), prog_name="published")
+        shown = capsys.readouterr()
+        return int(stopped.value.code or 0), shown.out, shown.err
+
+    return run
+
+
 def test_the_command_writes_a_model_a_record_and_a_card(server, command, tmp_path):
     commit = server.state.repository("model", REPOSITORY).branches["main"]
-    code, out, err = command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")
+    code, out, err = command("pull", *ARGUMENTS, "--to", tmp_path / "out")
     assert code == 0, err
     assert f"{REPOSITORY}@{commit}" in out
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", use_safetensors=True)
@@ -73,7 +83,7 @@ def test_the_command_writes_a_model_a_record_and_a_card(server, command, tmp_pat
 
 
 def test_a_converted_run_can_be_released_like_any_other(server, command, tmp_path):
-    command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")
+    command("pull", *ARGUMENTS, "--to", tmp_path / "out")
     store = open_store(tmp_path / "store")
     pushed = push_run(store, tmp_path / "out", RunRecord.load(tmp_path / "out"))
     push_index(store, pushed.sweep, [pushed])
@@ -82,7 +92,7 @@ def test_a_converted_run_can_be_released_like_any_other(server, command, tmp_pat
 
 
 def test_steps_that_end_no_run_make_an_intermediate_checkpoint(server, command, tmp_path):
-    assert command("pull-published", 48, 4, 3, 9000, "--to", tmp_path / "out")[0] == 0
+    assert command("pull", 48, 4, 3, 9000, "--to", tmp_path / "out")[0] == 0
     record = RunRecord.load(tmp_path / "out")
     assert (record.status, record.schedule.decay_tokens) == ("intermediate", 0)
     assert record.tokens == 512 * (128 * 7629 + 256 * (9000 - 7629))
@@ -96,13 +106,12 @@ def test_the_ramp_agrees_with_the_table_of_steps():
 
 
 def test_the_list(server, command):
-    code, out, _ = command("published")
+    code, out, _ = command("list")
     assert code == 0
-    assert "48 4 3 15258  2B tokens" in out
-    assert "48 4 3 9000  – tokens" in out
+    assert out.splitlines() == ["48 4 3 9000  – tokens", "48 4 3 15258  2B tokens", "48 8 3 15258  2B tokens"]
 
 
-def test_errors_are_one_line_and_leave_nothing(server, command, tmp_path, monkeypatch):
+def test_errors_are_one_line_and_leave_nothing(server, command, tmp_path):
     server.state.put("model", REPOSITORY, "main", {"64/4/1/7629.pt": b"no tensors", "64/8/1/7629.pt": checkpoint()})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("")
@@ -110,18 +119,16 @@ def test_errors_are_one_line_and_leave_nothing(server, command, tmp_path, monkey
         (["48", "8", "3", "15258", "--to", tmp_path / "out"], "holds a model of width, experts and heads (48, 4, 3)"),
         (["64", "4", "1", "7629", "--to", tmp_path / "out"], "cannot be read as a checkpoint"),
         (["48", "4", "3", "1", "--to", tmp_path / "out"], "there are 48/4/3/9000.pt, 48/4/3/15258.pt"),
+        (["48", "2", "3", "1", "--to", tmp_path / "out"], "there are 48/4, 48/8"),
+        (["99", "1", "1", "1", "--to", tmp_path / "out"], "there are 48, 64"),
+        ([*ARGUMENTS, "--to", tmp_path / "out", "--repository", "org/none"], "not found"),
         ([*ARGUMENTS, "--to", tmp_path / "full"], "not an empty folder; nothing was fetched"),
     ):
-        code, _, err = command("pull-published", *words)
+        code, _, err = command("pull", *words)
         assert code == 2
         assert err.startswith("error: ")
         assert reason in err
         assert "Traceback" not in err
-    monkeypatch.setattr(hub_published, "entry_points", lambda group: [])
-    before = len(server.requests)
-    code, _, err = command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")
-    assert "no installed package converts these checkpoints" in err
-    assert len(server.requests) == before
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["full"]
 
 
@@ -131,15 +138,31 @@ def test_nothing_in_a_file_is_executed(server, command, tmp_path):
             return (Path.touch, (tmp_path / "ran",))
 
     server.state.put("model", REPOSITORY, "main", {"48/4/3/15258.pt": pickle.dumps({"model": Evil()})})
-    assert command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")[0] == 2
+    assert command("pull", *ARGUMENTS, "--to", tmp_path / "out")[0] == 2
     server.state.put("model", REPOSITORY, "main", {"48/4/3/15258.pt": checkpoint(logger=Evil())})
-    assert command("pull-published", *ARGUMENTS, "--to", tmp_path / "out")[0] == 2
+    assert command("pull", *ARGUMENTS, "--to", tmp_path / "out")[0] == 2
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "out").exists()
 
 
-def test_the_declared_entry_point_is_there():
-    text = (ROOT / "pyproject.toml").read_text()
-    (value,) = re.findall(rf'entry-points\."{CONVERTERS}"\]\nswitch_moe = "([\w.]+:\w+)"', text)
-    module, _, name = value.partition(":")
-    assert getattr(import_module(module), name) is published.convert
+def test_a_checkpoint_is_fetched_at_one_commit_in_spite_of_faults(server, command, tmp_path):
+    head = server.state.repository("model", REPOSITORY).branches["main"]
+    server.state.put("model", REPOSITORY, "main", {PATH: b"replaced"})
+    server.faults.append(Fault(lambda request: request.api == "revision", "status", 503))
+    server.faults.append(Fault(lambda request: "/resolve/" in request.path, "drop"))
+    server.faults.append(Fault(lambda request: request.origin == "storage", "cut"))
+    assert command("pull", *ARGUMENTS, "--to", tmp_path / "out", "--revision", head)[0] == 0
+    assert [fault.times for fault in server.faults] == [0, 0, 0]
+    resolved = [request.path for request in server.requests if "/resolve/" in request.path]
+    assert resolved
+    assert all(f"/resolve/{head}/" in path for path in resolved)
+
+
+def test_a_damaged_download_is_not_converted(server, command, tmp_path):
+    entry = server.state.repository("model", REPOSITORY).resolve("main").tree[PATH]
+    content = server.state.content(entry)
+    server.state.large[entry.lfs] = content[:-1] + bytes([content[-1] ^ 1])
+    code, _, err = command("pull", *ARGUMENTS, "--to", tmp_path / "out")
+    assert code != 0
+    assert "was received with sha256" in err
+    assert not (tmp_path / "out").exists()

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from hub import BackgroundPusher, HubError, RunRecord, Store, open_store
+from hub import HubError, RunRecord, Store, open_store, push_run
 from hub.plain.atomic import write_bytes
-from hub.plain.errors import redacted
-from hub.release import background
+from hub.plain.errors import AccessError, PushErrors, UnavailableError, redacted
 from hub.release.cards import model_card
+from hub.release.push import check_places, push_listing
 from scaling_law.figures.run_pictures import CAPTIONS, run_pictures
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 
@@ -65,40 +66,79 @@ def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
 
 
 class Releaser:
-    """Pushes finished branches in the background (`hub.BackgroundPusher`); `close` waits for them and raises nothing.
+    """Pushes finished branches one after the other in a thread, and the index of the sweep once, in `close`.
 
-    Called on the main process only. It may be called again for a branch that was pushed before: nothing is sent then.
+    Called on the main process only. A branch that was pushed before may be pushed again: nothing is sent then. A
+    process that is killed leaves checkpoints that no index lists; the next push of the run adds them.
     """
 
     def __init__(self, store: Store, sweep: str, license: str | None = None) -> None:
         from huggingface_hub.utils import disable_progress_bars
 
         self.exit_status = 0
-        self._pusher = BackgroundPusher(store, sweep, license=license)
-        background.logger.setLevel(logging.INFO)
+        self._store, self._sweep, self._license = store, sweep, license
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hub-push")
+        self._pushes: list[tuple[RunRecord, Callable[[], RunRecord], Future[RunRecord]]] = []
+        self._refused = False  # whether it was said that the store lets nobody in
         if os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS") is None:
             disable_progress_bars()  # those of uploads would break that of the training
 
-    def __call__(self, model_folder: Path, record: RunRecord) -> None:
-        """Queue the push of a complete model folder and return at once."""
-        self._pusher.submit(model_folder, record)
+    def __call__(self, model_folder: Path, record: RunRecord) -> Future[RunRecord]:
+        """Queue the push of a model folder, which must stay as it is until the future is done, and return at once."""
+        siblings = [*(other for other, _, _ in self._pushes), record]
+
+        def push() -> RunRecord:
+            check_places(self._store, [record])
+            return push_run(self._store, model_folder, record, siblings=siblings, license=self._license)
+
+        try:
+            future = self._pool.submit(push)
+        except RuntimeError as error:  # a thread that cannot be started
+            future = Future()
+            future.set_exception(error)
+        future.add_done_callback(lambda ended: self._report(record, ended))
+        self._pushes.append((record, push, future))
+        return future
+
+    def _report(self, record: RunRecord, future: Future[RunRecord]) -> None:
+        """Log what became of a push; a missing or refused token once."""
+        error = future.exception()
+        if error is None:
+            logger.info("pushed %s@%s", future.result().repo, future.result().branch)
+        elif not (self._refused and isinstance(error, AccessError)):
+            self._refused = self._refused or isinstance(error, AccessError)
+            logger.warning("pushing %s failed, training goes on: %s", record.run_id, redacted(str(error)))
 
     def close(self) -> None:
-        """Wait for what is being pushed; afterwards `exit_status` is 0, or `RELEASE_INCOMPLETE`."""
-        place = self._pusher.store.uri
-        if waiting := self._pusher.pending():
-            logger.info("waiting for %d pushes to %s", waiting, place)
+        """Wait for all pushes and write the index; afterwards `exit_status` is 0, or `RELEASE_INCOMPLETE`.
+
+        What failed because the store could not be reached is tried once more, as that may be hours ago.
+        """
+        if waiting := sum(not future.done() for _, _, future in self._pushes):
+            logger.info("waiting for %d pushes to %s", waiting, self._store.uri)
+        self._pool.shutdown(wait=True)
+        pushed: list[RunRecord] = []
+        failures: list[tuple[str, BaseException]] = []
+        for record, push, future in self._pushes:
+            try:
+                pushed.append(push() if isinstance(future.exception(), UnavailableError) else future.result())
+            except Exception as error:
+                failures.append((record.run_id, error))
         try:
-            if pushed := self._pusher.close():
-                logger.info("%d runs are released in %s", len(pushed), place)
+            if pushed:
+                push_listing(self._store, self._sweep, pushed, license=self._license)
         except Exception as error:
+            failures.append(("the index", error))
+        if failures:
             self.exit_status = RELEASE_INCOMPLETE
             logger.error(
                 "the release in %s is not complete: %s. The models are saved; `python -m hub push` with the output "
                 "folder and this store completes it.",
-                place,
-                redacted(str(error)),
+                self._store.uri,
+                PushErrors(failures, pushed),
             )
+        elif pushed:
+            logger.info("%d runs are released in %s", len(pushed), self._store.uri)
 
 
 def exit_status(trained: int, finishers: Sequence[object]) -> int:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hub import list_published, load_index, pull_run, push_index, push_run, push_runs
+from hub import load_index, pull_run, push_index, push_run, push_runs
 from hub.plain.commands import status_of
 from hub.plain.errors import AccessError, FilesError, PushErrors, UnavailableError
 from hub.record.run_record import RunRecord
-from hub.release.repair import read_branches
+from hub.release.index import read_branches
 from hub.store.hub import HubStore
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store
@@ -33,17 +33,16 @@ CALLS: dict[str, Callable[[HubStore, RunRecord, Path], object]] = {
     "pull_run": lambda store, run, folder: pull_run(store, run),
     "pull_run into a folder": lambda store, run, folder: pull_run(store, run, folder / "got"),
     "repos": lambda store, run, folder: store.repos("model"),
-    "published": lambda store, run, folder: list_published("org/demo-d64-E4", endpoint=store.transport.api.endpoint),
 }
 FAST = [
     ("load_index", "headers and downloads"),
     ("pull_run", "storage"),
     ("push_run", "batch"),
     ("push_index", "commit"),
-    ("published", "everything"),
+    ("repos", "everything"),
 ]
 SLOW = [
-    *((call, "everything") for call in CALLS if call != "published"),
+    *((call, "everything") for call in CALLS if call != "repos"),
     ("load_index", "downloads"),
     ("pull_run", "headers and downloads"),
     *(("pull_run into a folder", where) for where in ("headers and downloads", "storage")),
@@ -103,7 +102,7 @@ def test_a_hub_without_a_connection_is_given_up_within_seconds(online, monkeypat
     waited: list[float] = []
     monkeypatch.setattr("hub.store.transport._sleep", waited.append)
     with pytest.raises(UnavailableError, match="cannot be reached"):
-        list_published("org/model", endpoint="http://127.0.0.1:9")
+        HubStore("org", endpoint="http://127.0.0.1:9").repos("model")
     assert len(waited) == 2
     assert sum(waited) < 2.0
 
@@ -213,8 +212,6 @@ def test_a_server_without_xet_gets_the_hint(online):
         (["runs", "hf://org", "none"], 2),
         (["runs", "hf://org", "demo", "--revision", "v9"], 2),
         (["pull", "hf://org", "demo", "--to", "/proc/none"], 2),
-        (["published", "--repository", "org/none"], 2),
-        (["pull-published", "64", "4", "1", "7", "--to", "new", "--repository", "org/none"], 2),
     ],
 )
 def test_errors_of_the_commands_are_one_line_with_a_status(
@@ -232,7 +229,7 @@ def test_errors_of_the_commands_are_one_line_with_a_status(
 
 def test_a_hub_that_is_down_ends_a_command_with_one_line(the_hub, command):
     the_hub.faults.append(Fault(lambda request: True, "status", 503, times=10**6))
-    for arguments in (["runs", "hf://org"], ["runs", "hf://org", "demo"], ["published"]):
+    for arguments in (["runs", "hf://org"], ["runs", "hf://org", "demo"]):
         status, _, error = command(*arguments)
         assert (status, error.count("\n")) == (1, 1)
         assert error.startswith("error: the Hub answered 503")

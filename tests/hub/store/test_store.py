@@ -11,7 +11,7 @@ from hub import load_index, pull_run, pull_runs, push_index, push_run, select
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
 from hub.record.run_record import RunRecord
 from hub.store.base import checked_name
-from hub.store.opening import open_store
+from hub.store.hub import open_store
 from tests.hub.samples import make_record
 
 RELEASED = {"README.md", "config.json", "model.safetensors", "modeling_switch_moe.py", "run.json", "tokenizer.json"}

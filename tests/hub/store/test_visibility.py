@@ -2,9 +2,9 @@
 
 import pytest
 
-from hub import BackgroundPusher, PushErrors, push_index, push_run, push_runs
+from hub import push_index, push_run, push_runs
 from hub.plain.errors import FilesError
-from hub.release.discovery import collect
+from hub.release.push import collect
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 
@@ -53,15 +53,6 @@ def test_private_models_get_no_public_index(loopback, checkpoint, record):
     push_index(hub_store(loopback, private=True), "demo", [pushed])
     push_index(hub_store(loopback), "demo", [pushed])  # into the private index, which is no harm
     assert all(repo.private for repo in loopback.state.repositories.values())
-
-
-def test_a_background_push_finds_out_before_it_sends(loopback, checkpoint, record):
-    loopback.state.create("dataset", "org/demo-runs", private=False)
-    pusher = BackgroundPusher(hub_store(loopback, private=True), "demo")
-    pusher.submit(checkpoint(), record)
-    with pytest.raises(PushErrors, match="is public"):
-        pusher.close()
-    assert set(loopback.state.repositories) == {("dataset", "org/demo-runs")}
 
 
 def test_a_public_collection_takes_nothing_private(loopback, record):

@@ -10,7 +10,7 @@ import pytest
 
 from hub import push_index
 from hub.plain.errors import FilesError, NotFoundError
-from hub.release.discovery import tag_index
+from hub.release.push import tag_index
 from hub.store.base import Store
 from scaling_law import Architecture, ChinchillaLaw, Conditions, fit, load_runs
 from scaling_law.law_files import law_card
