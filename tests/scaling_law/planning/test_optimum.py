@@ -317,14 +317,11 @@ def test_draws_without_an_optimum_leave_an_interval(published):
     assert np.all(low < high)
 
 
-def test_a_law_that_does_not_fall_has_no_optimum_and_says_what_it_can_answer(published):
+def test_a_law_that_does_not_fall_has_no_optimum_and_says_why(published):
     law = published.replace(beta=0.3)
     for ask in (law.optimal, law.compute_optimal, lambda flops: cheapest_budget(law, 2.3)):
-        with pytest.raises(
-            ValueError, match=r"no compute optimum for any of these experts: E = 1: .* fall with D"
-        ) as e:
+        with pytest.raises(ValueError, match=r"no compute optimum for any of these experts: E = 1: .* fall with D"):
             ask(1e20)
-        assert "`loss` of models inside its runs: N_act 78.7M to 2.72B, D 500M to 80B, E = 1, 2, 4" in str(e.value)
 
 
 def test_an_optimum_below_the_smallest_width_is_said_to_be(published):
