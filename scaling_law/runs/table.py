@@ -211,12 +211,9 @@ def load_runs(
     clusters, trunk_source = trunks_of(rows, trunks, origin)
     vocabularies = {size for i in good for size in _whole(rows[i], "vocab_size") or ()}
     n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in columns)
+    trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
     return Runs(
-        n,
-        d,
-        e,
-        losses,
-        trunk=np.unique([clusters[i] for i in good], return_inverse=True)[1],
+        *(n, d, e, losses, trunk),
         run_id=tuple(_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
@@ -243,15 +240,16 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
         except (RecordError, FilesError) as error:
             hint = '\non_invalid="skip" leaves them out' if "\n" in str(error) else ""
             raise RunsError(f"{error}{hint}") from None
-        return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
-    if revision is not None:
+    elif revision is not None:
         raise RunsError(f"revision={revision!r} is allowed with a dataset on the Hub only")
-    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+    elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = [{str(k): None if _is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
-        return hub.LoadedRows(rows, "DataFrame")
-    if isinstance(source, Iterable):
-        return hub.LoadedRows([_mapping(i, row) for i, row in enumerate(source)], "rows")
-    raise TypeError(f"runs cannot be read from a {type(source).__name__}")
+        table = hub.LoadedRows(rows, "DataFrame")
+    elif isinstance(source, Iterable):
+        table = hub.LoadedRows(list(source), "rows")
+    else:
+        raise TypeError(f"runs cannot be read from a {type(source).__name__}")
+    return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
 
 
 def _mapping(i: int, row: Any) -> Row:
@@ -266,8 +264,8 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
     """Why a table gives no runs, and what it has instead."""
     if not rows:
         return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
-    counts = Counter(str(row.get("status") or "final") for row in rows)
-    there = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    counts = sorted(Counter(str(row.get("status") or "final") for row in rows).items())
+    there = ", ".join(f"{count} {name}" for name, count in counts)
     return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
 
 
