@@ -91,8 +91,8 @@ class Runs:
     ) -> Runs:
         """Runs from arrays; scalars broadcast. RunsError for bad values.
 
-        `trunk` is one id per run; "auto" (or None) takes runs of equal n_active and experts for one trunk, "run" makes
-        each run its own.
+        `trunk` is one id per run; with "auto" (or None) runs of equal n_active and experts are one trunk, with "run"
+        each is its own.
         """
         given = (np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
         n, d, e, losses = np.broadcast_arrays(*given)
@@ -167,21 +167,17 @@ def load_runs(
     """Read a table of runs and check it.
 
     Args:
-        source: a pandas DataFrame; a list of mappings or run records; a .jsonl or .parquet file; a folder that holds
-            runs.jsonl or runs.parquet; a release folder (datasets/<sweep>-runs/main); "org/sweep-runs",
-            "hf://org/sweep-runs" or "hf://datasets/org/sweep-runs" on the Hub.
+        source: a pandas DataFrame; a list of mappings or run records; a .jsonl, .parquet or .csv file; a folder that
+            holds runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or "hf://org/sweep-runs" on the Hub.
         loss: the column to fit, in nats per token ("eval_loss", "train_loss", or another). None: eval_loss, or where
             there is none the only column whose name ends in "loss".
         status: keep only rows whose `status` is this (rows without a status are final); None keeps all.
-        on_invalid: "raise" a RunsError that lists every unusable row, or "skip" them and keep the reasons in
-            `.skipped`.
-        revision: branch, tag or commit of a dataset on the Hub, as in "org/sweep-runs@v1"; once read, it is read from
-            the cache without a network.
+        on_invalid: "raise" an error that lists every unusable row, or "skip" them and keep the reasons in `.skipped`.
+        revision: branch, tag or commit on the Hub, as in "org/sweep-runs@v1"; once read, it needs no network.
         trunks: which runs share a trunk. "auto": what a column `trunk` or `parent_run_id` says; without these columns
             runs of one size, E, seed and setting (`SETTINGS`) count as one trunk. "run": each run is its own. Or the
             name of a column.
-        where: keep only rows that fulfil this filter, such as "E in {1, 8}, D <= 2B"; see `hub.parse_filter`. Its
-            fields are the columns of the table.
+        where: keep only rows that fulfil this filter on the table's columns (`hub.parse_filter`): "E in {1, 8}".
 
     A row needs `experts`, `tokens`, the loss and its size: `n_active`, or `d_model` and `n_blocks`, from which
     n_active is computed (with GPT-2's vocabulary of 50,257 where `vocab_size` is not given).
@@ -230,9 +226,7 @@ def load_runs(
 def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
     """The rows, as mappings, of any source that `load_runs` takes; given a list, `problems` gets those left out.
 
-    Raises:
-        RunsError: there is no such source, or rows that cannot be read.
-        HubError: the Hub does not have it, or cannot be reached.
+    RunsError for a source that is not there or cannot be read, HubError for what the Hub does not have.
     """
     if isinstance(source, (str, Path)):
         try:
