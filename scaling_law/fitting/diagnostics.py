@@ -14,7 +14,7 @@ distant one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.laws import LAWS
-from scaling_law.laws.terms import BY_EXPERTS, CONSTANT, INTERACTION, SIZE, SLOPE, TRANSFORM, roles
+from scaling_law.laws.terms import BY_EXPERTS, CONSTANT, INTERACTION, SIZE, SLOPE, roles
 
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -75,24 +75,12 @@ def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArra
     return scale, np.concatenate([singular, np.zeros(len(scale) - len(singular))]), rotation
 
 
-def describe_error(name: str, error: float, positive: Collection[str]) -> str:
-    """A standard error in words: ×÷ for what is fitted as a logarithm (those `positive`, and Ê's), ± for the rest."""
-    if not np.isfinite(error):
-        return "not determined at all"
-    if name in positive or name in TRANSFORM:
-        what = {"e_start": " of e_start − 1", "e_max": " of e_max − e_start"}.get(name, "")
-        factor = f"×÷ {np.exp(error):.3g}" if error < np.log(1e6) else "more than ×÷ 1e6"
-        return f"{factor}{what}"
-    return f"± {error:.2g}"
-
-
 def design_problems(law: str, columns: Mapping[str, FloatArray], free: set[str]) -> list[str]:
     """Why the design of the runs cannot determine all the free coefficients of `law`; empty if it can."""
     found = []
-    if len(columns["loss"]) < len(free):
-        found.append(
-            f"{len(columns['loss'])} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})"
-        )
+    count = len(columns["loss"])
+    if count < len(free):
+        found.append(f"{count} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
     terms = LAWS[law].terms
     role = roles(terms)
     about_experts = sorted(name for name in free if role.get(name, BY_EXPERTS) in (BY_EXPERTS, INTERACTION))
@@ -107,7 +95,7 @@ def design_problems(law: str, columns: Mapping[str, FloatArray], free: set[str])
     ratio = np.log(columns["tokens"] / columns["n_active"])
     powers = [term for term in terms if term.variable in ("n_active", "tokens")]
     both = sorted(name for term in powers for name in free & {*term.coefficients} if role[name] in (SIZE, SLOPE))
-    if len({term.variable for term in powers}) == 2 and len(ratio) > 1 and np.ptp(ratio) < 0.02 and both:
+    if len({term.variable for term in powers}) == 2 and count > 1 and np.ptp(ratio) < 0.02 and both:
         value = np.exp(ratio.mean())
         found.append(f"all runs have tokens/n_active={value:.3g}: {', '.join(both)} cannot be told apart")
     return found
@@ -115,9 +103,9 @@ def design_problems(law: str, columns: Mapping[str, FloatArray], free: set[str])
 
 @dataclass(frozen=True)
 class Outliers:
-    """Which runs [n] are suspicious and how far off [n] they lie: ln L of the run minus that of the fit without it.
+    """Which runs [n] are suspicious, and how far off [n]: ln L of the run minus that of the fit without it.
 
-    `theta` [p] is the fit to the other runs. `too_many` says that more than `MOST` of the runs used are suspicious.
+    `theta` [p] is the fit to the others. `too_many`: more than `MOST` of the runs used are suspicious.
     """
 
     suspicious: Mask

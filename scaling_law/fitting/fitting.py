@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table
-from scaling_law.fitting.diagnostics import MOST, describe_error, design_problems, examine, find_outliers
+from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions, shown
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.laws import Law
 from scaling_law.laws.conditions import Conditions
+from scaling_law.laws.terms import TRANSFORM
 from scaling_law.runs.table import Runs, load_runs
 
 if TYPE_CHECKING:
@@ -100,7 +101,13 @@ class FitStatus:
 
     def error_in_words(self, name: str) -> str:
         """The standard error of a coefficient: ×÷ for what is fitted as a logarithm, ± for the rest."""
-        return describe_error(name, self.standard_errors[name], self.logarithmic)
+        error = self.standard_errors[name]
+        if not np.isfinite(error):
+            return "not determined at all"
+        if name not in self.logarithmic and name not in TRANSFORM:
+            return f"± {error:.2g}"
+        what = {"e_start": " of e_start − 1", "e_max": " of e_max − e_start"}.get(name, "")
+        return f"×÷ {np.exp(error):.3g}{what}" if error < np.log(1e6) else f"more than ×÷ 1e6{what}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values (infinite numbers as None)."""
@@ -279,19 +286,17 @@ def fit(
             proportional to 1 / loss (lowest loss: weight 1); None for equal weights.
         l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper states
             1e-5, which moves the answer far along its flat directions; 0 is the default.
-        fixed: coefficients fixed at given values, such as {"e_max": 256.0}.
-        bounds: closed intervals for coefficients, such as {"c": (1.0, 1.8), "e_max": (64, None)}; None leaves an end
-            as it is without bounds: 0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the
-            rest far outside anything sensible. Where E_max is bounded, E_start stays below its lower end.
+        fixed, bounds: values of coefficients, such as {"e_max": 256.0}, and closed intervals, such as
+            {"c": (1.0, 1.8), "e_max": (64, None)}; None leaves an end as it is without bounds: 0 < c ≤ the lowest
+            loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the rest far outside anything sensible. Where E_max
+            is bounded, E_start stays below its lower end.
         starts: "scaled" (a few hundred, laid around the data), "paper" (its full grid), or laws to start from.
         release: how many of the best starts go on to the second stage, where E_start and E_max move (None: 256 of
             the paper's grid, 64 of the scaled one).
         outliers: runs that lie far from the law the others follow (`fitting.diagnostics`) are named in the status.
             "keep" fits them too; "set_aside" fits without them and records that in the law's conditions. If more than
             30 % of the runs are outliers, the law or the table is wrong: all are kept, with a warning.
-        loss: the column of losses, as in `load_runs`.
-        trunks: which runs share a trunk: "auto", "run" or the name of a column, as in `load_runs`.
-        progress: show a progress bar.
+        loss, trunks: the column of losses, and which runs share a trunk, as in `load_runs`.
         allow_unidentifiable: fit although the design cannot determine all coefficients (the status then names them).
 
     Raises ValueError for settings that are out of range and for runs that cannot determine the law, RunsError (a

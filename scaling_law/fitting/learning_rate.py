@@ -123,8 +123,7 @@ class LearningRateLaw:
 
     def at(self, counted_parameters: ArrayLike, experts: ArrayLike) -> Any:
         """Peak LR for N as counted by this reading (broadcasts)."""
-        log_n, log_e = np.log(np.asarray(counted_parameters, float)), np.log(np.asarray(experts, float))
-        return np.exp(self.intercept + self.slope_n * log_n + self.slope_e * log_e)
+        return np.exp(self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts))
 
     def counted(self, architecture: Architecture) -> float:
         """The N that this law's reading counts, for an architecture."""
@@ -150,7 +149,7 @@ class LearningRateLaw:
         return any(excess.beyond for excess in self._excesses(self.counted(architecture), architecture.experts))
 
     def _excesses(self, counted_parameters: float, experts: float) -> list[Excess]:
-        limits = {name: ends for name, ends in (("N", self.n_range), ("E", self.experts_range)) if ends is not None}
+        limits = {name: ends for name, ends in (("N", self.n_range), ("E", self.experts_range)) if ends}
         return list(excesses({"N": counted_parameters, "E": experts}, limits, experts, slack=1e-3))
 
 
@@ -168,8 +167,8 @@ def fit_learning_rate(
 ) -> LearningRateLaw:
     """Least squares of ln LR on ln N and (`with_experts`) ln E, as the paper fits the best rates of its grid.
 
-    The three columns hold one row per model: N as `reading` counts it, E, and the best learning rate found.
-    ValueError for non-positive entries or columns that do not determine the coefficients (say, a single size).
+    The columns hold a row per model: N as `reading` counts it, E, and the best learning rate found. ValueError for
+    entries that are not positive, and for columns that do not determine the coefficients (say, a single size).
     """
     n, e, rates = (np.asarray(column, float) for column in (counted_parameters, experts, learning_rates))
     for name, values in (("counted_parameters", n), ("experts", e), ("learning_rates", rates)):
@@ -195,24 +194,17 @@ def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
     rates, values = np.asarray(learning_rates, float), np.asarray(losses, float)
     if not np.isfinite(values).any() or np.any(rates <= 0):
         raise ValueError("learning_rates must be positive and at least one loss finite")
-    rates, values = rates[np.isfinite(values)], values[np.isfinite(values)]
-    order = np.argsort(rates)
+    order = [i for i in np.argsort(rates) if np.isfinite(values[i])]
     x, y = np.log(rates[order]), values[order]
     best = int(np.argmin(y))
-    if not 0 < best < len(x) - 1:
-        return float(np.exp(x[best]))
-    a, b, _ = np.polyfit(x[best - 1 : best + 2] - x[best], y[best - 1 : best + 2], 2)
+    near = slice(best - 1, best + 2)
+    a, b = np.polyfit(x[near] - x[best], y[near], 2)[:2] if 0 < best < len(x) - 1 else (0.0, 0.0)
     return float(np.exp(x[best] - b / (2 * a))) if a > 0 else float(np.exp(x[best]))
 
 
 @dataclass(frozen=True)
 class ModelGrid:
-    """The runs of one architecture and token count that differ in their peak learning rate.
-
-    Attributes:
-        tokens: training tokens of each run.
-        learning_rates, losses: a peak learning rate and a loss (nats per token) for each run, by ascending rate.
-    """
+    """The runs of one architecture and token count: peak learning rates, ascending, and losses, nats per token."""
 
     architecture: Architecture
     tokens: int
@@ -307,21 +299,14 @@ class LearningRateGrid:
 
     def to_dicts(self, law: LearningRateLaw) -> list[dict[str, Any]]:
         """A plain row for each model: its sizes, its grid, the best rate and the law's."""
-        return [
-            {
-                "d_model": model.architecture.d_model,
-                "n_blocks": model.architecture.blocks,
-                "experts": model.architecture.experts,
-                "n_active": model.architecture.n_active,
-                "tokens": model.tokens,
-                "learning_rates": model.learning_rates,
-                "losses": model.losses,
-                "best_learning_rate": model.best,
-                "at_edge": model.at_edge,
-                "law_learning_rate": law.learning_rate(model.architecture),
-            }
-            for model in self.models
-        ]
+        rows = []
+        for model in self.models:
+            a = model.architecture
+            row = {"d_model": a.d_model, "n_blocks": a.blocks, "experts": a.experts, "n_active": a.n_active}
+            row |= {name: getattr(model, name) for name in ("tokens", "learning_rates", "losses")}
+            rows.append(row | {"best_learning_rate": model.best, "at_edge": model.at_edge})
+            rows[-1]["law_learning_rate"] = law.learning_rate(a)
+        return rows
 
     def table(self, law: LearningRateLaw) -> Table:
         """Best rate of each model, beside the law's and the loss that the law's rate costs."""

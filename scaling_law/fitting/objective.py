@@ -42,14 +42,9 @@ class Evaluation(NamedTuple):
 class Objective:
     """Q(θ) for one set of runs. θ is the concatenation of the terms' parameters, then (u, v) where the law has Ê.
 
-    Args:
-        law: the name of a registered law, such as "joint".
-        columns: "n_active", "tokens", "experts", "loss" and "weight", each [n].
-        huber_delta: threshold of the Huber loss on ln L.
-        l2: factor of |θ|²/2 in the law's own (uncentred) coordinates, as the paper's weight decay; 0 for none.
-        centred: names of the terms' first coefficients (a, b, c) whose term is centred.
-        e_max: E_max if it is fixed; then v is idle.
-        e_max_alone: v is ln(E_max − 1), not ln(E_max − E_start).
+    `columns` are "n_active", "tokens", "experts", "loss" and "weight", each [n]; `l2` acts in the law's own
+    (uncentred) coordinates, as the paper's weight decay. The terms whose first coefficient (a, b, c) is in `centred`
+    are centred. `e_max` is E_max if it is fixed, and v idle; with `e_max_alone`, v is ln(E_max − 1).
     """
 
     def __init__(
@@ -129,8 +124,7 @@ class Objective:
 
     def residuals(self, theta: FloatArray) -> FloatArray:
         """ln L̂ − ln L, [S, n], for θ [S, p]."""
-        designs = self._designs(self._log_experts(theta))
-        return self._log_prediction(theta, designs)[0]
+        return self._log_prediction(theta, self._designs(self._log_experts(theta)))[0]
 
     def linearised(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         """ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
@@ -148,8 +142,7 @@ class Objective:
     ) -> Evaluation:
         """Q, gradient and Gauss-Newton matrix at θ [S, p], with row weights [n] or [S, n] (default: the runs' own).
 
-        `hold_transform` says that all θ share (u, v), which stay fixed: the sums over runs are then a few matrix
-        products for all θ together, which makes a large grid of starts cheap.
+        Where all θ share (u, v), `hold_transform` fixes them and sums over runs by a few matrix products for all θ.
         """
         weight = self.weight if weight is None else weight
         e = self._log_experts(theta[:1] if hold_transform else theta)

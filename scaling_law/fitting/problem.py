@@ -70,10 +70,10 @@ class FitSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a law stores them."""
-        named = {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
-        bounds = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
-        objective = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
-        return objective | named | {"bounds": bounds}
+        found: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
+        found |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
+        found["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
+        return found
 
 
 @dataclass(frozen=True)

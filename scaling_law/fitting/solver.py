@@ -67,20 +67,22 @@ def minimise(
     """
     theta = np.clip(theta, lower, upper)
     active = np.arange(len(theta))
-    result = Solutions(
-        theta.copy(), np.full(len(theta), np.inf), np.zeros(len(theta), bool), np.zeros(len(theta), int)
-    )
-    now = _State.start(evaluate(theta, active), theta)
+    count = len(theta)
+    result = Solutions(theta.copy(), np.full(count, np.inf), np.zeros(count, bool), np.zeros(count, int))
+    damping, growth, calm = np.full(count, 1e-1), np.full(count, 2.0), np.zeros(count, int)
+    now = _State(theta.copy(), *evaluate(theta, active), damping, growth, calm)
     for iteration in range(1, max_iterations + 1):
         step = now.step(lower, upper)
-        promised = now.promised(step)
+        bend = np.einsum("si,sij,sj->s", step, now.curvature, step)
+        promised = np.maximum(-np.einsum("si,si->s", now.gradient, step) - 0.5 * bend, 0.0)  # by the quadratic model
         trial_theta = now.theta + step
         trial = evaluate(trial_theta, active)
         gain = now.cost - trial.cost
         accepted = np.isfinite(trial.cost) & (gain >= -ROUNDING * (now.cost + floor))
         small = promised <= tolerance * (now.cost + floor)
-        now.calm = np.where(small & (now.damping < 1e-2), now.calm + 1, 0)
-        stuck = ~accepted & ((small & (now.damping < 1e-2)) | (now.damping > 1e12))
+        calm = small & (now.damping < 1e-2)
+        now.calm = np.where(calm, now.calm + 1, 0)
+        stuck = ~accepted & (calm | (now.damping > 1e12))
         now.accept(accepted, trial_theta, trial, np.clip(gain, -promised, 2 * promised) / np.maximum(promised, 1e-300))
         done = (now.calm >= patience) | stuck
         result.converged[active] = done
@@ -106,11 +108,6 @@ class _State:
     damping: FloatArray
     growth: FloatArray
     calm: NDArray[np.int64]
-
-    @classmethod
-    def start(cls, at: Evaluation, theta: FloatArray) -> _State:
-        count = len(theta)
-        return cls(theta.copy(), *at, np.full(count, 1e-1), np.full(count, 2.0), np.zeros(count, int))
 
     def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
         """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box.
@@ -147,11 +144,6 @@ class _State:
         root = 1.0 / np.sqrt(np.einsum("sii->si", curvature))
         scaled = curvature * root[:, :, None] * root[:, None, :]
         return np.asarray(np.linalg.solve(scaled, -(gradient * root)[..., None])[..., 0] * root)
-
-    def promised(self, step: FloatArray) -> FloatArray:
-        """Decrease of the local quadratic model along `step`."""
-        bend = np.einsum("si,sij,sj->s", step, self.curvature, step)
-        return np.maximum(-np.einsum("si,si->s", self.gradient, step) - 0.5 * bend, 0.0)
 
     def accept(self, accepted: NDArray[np.bool_], theta: FloatArray, at: Evaluation, ratio: FloatArray) -> None:
         self.theta[accepted], self.cost[accepted] = theta[accepted], at.cost[accepted]

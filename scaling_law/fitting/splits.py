@@ -89,9 +89,13 @@ class Comparison(ResultTable):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        counts = {name: len(runs) for name, runs in self.split.parts.items()}
-        errors = {"rmse": self.rmse, "largest": self.largest}
-        return {"by": self.split.by, "runs": counts, **errors, "left_out": list(self.left_out)}
+        return {
+            "by": self.split.by,
+            "runs": {name: len(runs) for name, runs in self.split.parts.items()},
+            "rmse": self.rmse,
+            "largest": self.largest,
+            "left_out": list(self.left_out),
+        }
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row for each law and part: RMSE and the largest error, nats per token."""
@@ -102,11 +106,11 @@ class Comparison(ResultTable):
         ]
 
     def summary(self) -> Table:
+        rows = {"joint": ["joint law"], "separate": ["Chinchilla for each E"]}
+        for row in self.to_rows():
+            rows[row["law"]].append(f"{row['rmse']:.4f} ({row['largest']:.3f})")
         header = ["", *(f"{part} ({len(self.split.parts[part])} runs)" for part in self.rmse["joint"])]
-        rows = []
-        for name, label in (("joint", "joint law"), ("separate", "Chinchilla for each E")):
-            rows.append([label, *(f"{rmse:.4f} ({self.largest[name][p]:.3f})" for p, rmse in self.rmse[name].items())])
-        return Table(header, rows, title=f"RMSE (largest error) in nats; held out by {self.split.by}")
+        return Table(header, list(rows.values()), title=f"RMSE (largest error) in nats; held out by {self.split.by}")
 
 
 def compare(
@@ -128,14 +132,12 @@ def compare(
         raise ValueError(f"select={select!r} must be 'objective' or 'rmse'")
     separate, left_out = {}, []
     for e in np.unique(np.concatenate([runs.experts for runs in parts.parts.values()])):
+        own_runs = parts.train.subset(parts.train.experts == e)
         try:
-            separate[float(e)] = fit(
-                parts.train.subset(parts.train.experts == e), "chinchilla", starts=starts, **options
-            )
+            separate[float(e)] = fit(own_runs, "chinchilla", starts=starts, **options)
         except ValueError:
             left_out.append(float(e))
-    rmse: dict[str, dict[str, float]] = {"joint": {}, "separate": {}}
-    largest: dict[str, dict[str, float]] = {"joint": {}, "separate": {}}
+    rmse, largest = ({name: dict[str, float]() for name in ("joint", "separate")} for _ in range(2))
     for name, runs in parts.parts.items():
         if not len(runs):
             continue

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -85,11 +86,9 @@ class Bootstrap(ResultTable):
 
     def to_rows(self, level: float = 0.95) -> list[dict[str, Any]]:
         """One row per coefficient: value and the ends of its percentile interval."""
-        ends = {name: self.interval(name, level) for name in self.law.coefficients}
-        return [
-            {"coefficient": name, "value": value, "low": ends[name][0], "high": ends[name][1]}
-            for name, value in self.law.coefficients.items()
-        ]
+        names = ("coefficient", "value", "low", "high")
+        rows = [(name, value, *self.interval(name, level)) for name, value in self.law.coefficients.items()]
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def summary(self) -> Table:
         trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
@@ -109,17 +108,16 @@ def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progres
     fitted = result.runs.subset(used)
     counts = np.zeros((n_resamples, len(used)))
     counts[:, used] = cluster_counts(fitted, n_resamples, seed)
-    thetas, converged = [], []
+    refits = []
     for first in shown(range(0, n_resamples, CHUNK), "bootstrap", progress):
         weight = counts[first : first + CHUNK] * problem.objective.weight
         start = np.tile(result.theta, (len(weight), 1))
-        found = problem.solve(start, weight, max_iterations=200, tolerance=1e-9)
-        thetas.append(found.theta)
-        converged.append(found.converged)
-    draws = problem.objective.coefficients(np.concatenate(thetas))
+        refits.append(problem.solve(start, weight, max_iterations=200, tolerance=1e-9))
+    draws = problem.objective.coefficients(np.concatenate([part.theta for part in refits]))
+    converged = np.concatenate([part.converged for part in refits])
     log_residuals = problem.objective.residuals(result.theta[None])[0][used]
     law = result.law.replace(draws=draws)
-    return Bootstrap(law, np.concatenate(converged), fitted.n_trunks, log_residuals, seed, fitted.trunk_source)
+    return Bootstrap(law, converged, fitted.n_trunks, log_residuals, seed, fitted.trunk_source)
 
 
 def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
@@ -235,15 +233,14 @@ def _end(result: FitResult, coefficient: str, side: float, limit: float) -> floa
     def at(distance: float) -> float:
         return floor + (best - floor) * float(np.exp(side * distance)) if logarithmic else best + side * distance
 
-    known = {0.0: min(result.objective - limit, 0.0)}
-
+    @cache
     def excess(distance: float) -> float:
         nonlocal near
-        if distance not in known:
-            objective, coefficients = refit_with(result, coefficient, at(distance), near)
-            near = coefficients if objective <= limit else near
-            known[distance] = min(objective - limit, limit + 1e-300)  # finite, for the root search
-        return known[distance]
+        if distance == 0.0:
+            return min(result.objective - limit, 0.0)
+        objective, coefficients = refit_with(result, coefficient, at(distance), near)
+        near = coefficients if objective <= limit else near
+        return min(objective - limit, limit + 1e-300)  # finite, for the root search
 
     error = result.status.standard_errors.get(coefficient, np.inf)
     inside, outside = 0.0, 0.5 * (float(np.clip(error, 1e-6, 1.0)) if np.isfinite(error) else 0.1)

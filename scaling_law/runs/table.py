@@ -91,8 +91,8 @@ class Runs:
     ) -> Runs:
         """Runs from arrays; scalars broadcast. RunsError for bad values.
 
-        `trunk` is one id per run; "auto" (or None) takes runs of equal n_active and experts for one trunk, "run" makes
-        each run its own.
+        `trunk` is one id per run; with "auto" (or None) runs of equal n_active and experts are one trunk, with "run"
+        each is its own.
         """
         given = (np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
         n, d, e, losses = np.broadcast_arrays(*given)
@@ -167,21 +167,17 @@ def load_runs(
     """Read a table of runs and check it.
 
     Args:
-        source: a pandas DataFrame; a list of mappings or run records; a .jsonl or .parquet file; a folder that holds
-            runs.jsonl or runs.parquet; a release folder (datasets/<sweep>-runs/main); "org/sweep-runs",
-            "hf://org/sweep-runs" or "hf://datasets/org/sweep-runs" on the Hub.
+        source: a pandas DataFrame; a list of mappings or run records; a .jsonl, .parquet or .csv file; a folder that
+            holds runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or "hf://org/sweep-runs" on the Hub.
         loss: the column to fit, in nats per token ("eval_loss", "train_loss", or another). None: eval_loss, or where
             there is none the only column whose name ends in "loss".
         status: keep only rows whose `status` is this (rows without a status are final); None keeps all.
-        on_invalid: "raise" a RunsError that lists every unusable row, or "skip" them and keep the reasons in
-            `.skipped`.
-        revision: branch, tag or commit of a dataset on the Hub, as in "org/sweep-runs@v1"; once read, it is read from
-            the cache without a network.
+        on_invalid: "raise" an error that lists every unusable row, or "skip" them and keep the reasons in `.skipped`.
+        revision: branch, tag or commit on the Hub, as in "org/sweep-runs@v1"; once read, it needs no network.
         trunks: which runs share a trunk. "auto": what a column `trunk` or `parent_run_id` says; without these columns
             runs of one size, E, seed and setting (`SETTINGS`) count as one trunk. "run": each run is its own. Or the
             name of a column.
-        where: keep only rows that fulfil this filter, such as "E in {1, 8}, D <= 2B"; see `hub.parse_filter`. Its
-            fields are the columns of the table.
+        where: keep only rows that fulfil this filter on the table's columns (`hub.parse_filter`): "E in {1, 8}".
 
     A row needs `experts`, `tokens`, the loss and its size: `n_active`, or `d_model` and `n_blocks`, from which
     n_active is computed (with GPT-2's vocabulary of 50,257 where `vocab_size` is not given).
@@ -212,12 +208,9 @@ def load_runs(
     told = [rows[i] for i in good if not _is_missing(rows[i].get("vocab_size"))]
     vocabularies = {(_whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
     n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in columns)
+    trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
     return Runs(
-        n,
-        d,
-        e,
-        losses,
-        trunk=np.unique([clusters[i] for i in good], return_inverse=True)[1],
+        *(n, d, e, losses, trunk),
         run_id=tuple(_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
@@ -234,9 +227,7 @@ def load_runs(
 def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
     """The rows, as mappings, of any source that `load_runs` takes; given a list, `problems` gets those left out.
 
-    Raises:
-        RunsError: there is no such source, or rows that cannot be read.
-        HubError: the Hub does not have it, or cannot be reached.
+    RunsError for a source that is not there or cannot be read, HubError for what the Hub does not have.
     """
     if isinstance(source, (str, Path)):
         try:
@@ -244,15 +235,16 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
         except (RecordError, FilesError) as error:
             hint = '\non_invalid="skip" leaves them out' if "\n" in str(error) else ""
             raise RunsError(f"{error}{hint}") from None
-        return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
-    if revision is not None:
+    elif revision is not None:
         raise RunsError(f"revision={revision!r} is allowed with a dataset on the Hub only")
-    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+    elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = [{str(k): None if _is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
-        return hub.LoadedRows(rows, "DataFrame")
-    if isinstance(source, Iterable):
-        return hub.LoadedRows([_mapping(i, row) for i, row in enumerate(source)], "rows")
-    raise TypeError(f"runs cannot be read from a {type(source).__name__}")
+        table = hub.LoadedRows(rows, "DataFrame")
+    elif isinstance(source, Iterable):
+        table = hub.LoadedRows(list(source), "rows")
+    else:
+        raise TypeError(f"runs cannot be read from a {type(source).__name__}")
+    return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
 
 
 def _mapping(i: int, row: Any) -> Row:
@@ -267,8 +259,8 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
     """Why a table gives no runs, and what it has instead."""
     if not rows:
         return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
-    counts = Counter(str(row.get("status") or "final") for row in rows)
-    there = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    counts = sorted(Counter(str(row.get("status") or "final") for row in rows).items())
+    there = ", ".join(f"{count} {name}" for name, count in counts)
     return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
 
 

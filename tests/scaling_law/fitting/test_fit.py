@@ -1,13 +1,13 @@
 """The fit: its objective, its derivatives, that it reaches the optimum, and that its status tells the truth."""
 
-import io
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from hub.plain.tables import as_text
 from scaling_law import JointLaw, RoutedLaw, Runs, fit
 from scaling_law.fitting.problem import make_problem
+from tests.scaling_law.clark import clark_runs
 from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
 
 
@@ -280,13 +280,30 @@ def test_bad_settings_are_named(paper_runs, options, field):
 
 
 def test_summary_and_export(paper_fit):
-    from rich.console import Console
-
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(paper_fit.summary())
-    text = console.export_text()
+    text = as_text(paper_fit)
     assert "RMSE 0.0059" in text
     assert "converged" in text
     data = paper_fit.to_dict()
     assert data["runs"] == 270
     assert data["status"]["n_agree"] == 64
+
+
+@pytest.mark.parametrize(
+    ("router", "count", "log10_form", "transform", "error"),
+    [
+        ("S-Base", 58, (-0.0830, -0.1180, 0.00992, 1.1136), (2.0746, 238.7), 1.042e-5),
+        ("RL-R", 59, (-0.0827, -0.1234, 0.01123, 1.1070), (1.7219, 470.05), 1.043e-5),
+        ("Hash", 56, (-0.0874, -0.1384, 0.01264, 1.1595), (4.2688, 427.3), 8.89e-6),
+    ],
+)
+def test_known_optima_are_reached(router, count, log10_form, transform, error):
+    """The routed law on the public runs of Clark et al. 2022: the optima that two other optimisers found."""
+    runs = clark_runs(router)
+    result = fit(runs, "routed", huber_delta=10.0)  # a threshold this wide is least squares
+    law = result.law
+    assert len(runs) == count
+    assert result.status.converged
+    assert 2 * result.objective / count / np.log(10) ** 2 <= error * (1 + 4e-4)
+    found = (law.alpha, law.delta, law.gamma * np.log(10), np.log10(law.a))
+    assert found == pytest.approx(log10_form, abs=6e-5)
+    assert (law.e_start, law.e_max) == pytest.approx(transform, rel=3e-4)

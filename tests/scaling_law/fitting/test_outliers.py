@@ -1,11 +1,9 @@
 """Bad runs: named always, set aside only when asked, at any part of the runs up to the breakdown."""
 
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
 
+from hub.plain.tables import as_text
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting.uncertainty import profile_interval
 from scaling_law.law_files import law_card
@@ -66,9 +64,7 @@ def test_by_default_bad_runs_are_named_and_fitted(paper_runs, paper_fit):
 def test_what_is_set_aside_is_written_down(paper_runs, tmp_path):
     runs, hit = corrupted(paper_runs, 0.05)
     result = fit(runs, outliers="set_aside", starts=[LAW])
-    console = Console(width=150, record=True, file=io.StringIO())
-    console.print(result.summary())
-    text = console.export_text()
+    text = as_text(result)
     assert "256 runs of 51 trunks (given), 14 set aside" in text
     assert "set aside): row-" in text
     result.law.save_pretrained(tmp_path)

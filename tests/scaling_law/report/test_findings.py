@@ -8,7 +8,7 @@ from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.planning.matched import drawn_gain
 from scaling_law.report import results as findings
 from scaling_law.report.results import Finding
-from tests.scaling_law.fitting.test_learning_rate_grid import rows as learning_rate_rows
+from tests.scaling_law.fitting.test_learning_rate import rows as learning_rate_rows
 
 PAPER = JointLaw.published()
 

@@ -13,7 +13,7 @@ from scaling_law.planning.matched import plan_matched
 from scaling_law.report import results
 from scaling_law.report.page import BLOCKS, block_text, write_report
 from scaling_law.report.results import Results, all_findings
-from tests.scaling_law.fitting.test_learning_rate_grid import rows as learning_rate_rows
+from tests.scaling_law.fitting.test_learning_rate import rows as learning_rate_rows
 from tests.scaling_law.synthetic import TINY_LAW
 
 DOCS = Path(__file__).parents[3] / "docs"
