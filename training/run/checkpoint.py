@@ -152,14 +152,10 @@ def load(path: Path, session) -> Progress:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a session. Every process has one and calls it at the same steps.
+    """Writes the checkpoints of a session, one at a time. Every process has one and calls it at the same steps.
 
-    One checkpoint is written at a time: the next `save` waits for it. What goes wrong in the thread is raised by the
-    next `save` or `wait`, on every process.
-
-    Args:
-        session: has `accelerator`, and the prepared `model` and `optimizer`.
-        asynchronous: False writes before `save` returns.
+    What goes wrong in the thread is raised by the next `save` or `wait`, on every process. `asynchronous=False` writes
+    before `save` returns.
     """
 
     def __init__(self, session, asynchronous: bool = True):

@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ def make_accelerator(run: RunArguments):
 def _fsdp_plugin():
     """The launcher's FSDP settings, with what keeps losses and router in fp32.
 
-    Autocast alone decides the precision. FSDP's own mixed precision would round what passes between the blocks, the
-    returned losses (steps of 0.008) and the router's weights to bf16; gradients are summed in fp32 as well.
+    Autocast alone decides the precision. FSDP's own would round what passes between the blocks, the returned losses
+    (steps of 0.008) and the router's weights to bf16; gradients are summed in fp32 as well.
     """
     from accelerate.utils import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -130,7 +131,11 @@ class StopSignal:
     number: int | None = None
 
     def __init__(self) -> None:
-        self._launcher = _launcher()
+        parent, words = os.getppid(), []
+        with suppress(psutil.Error):
+            words = psutil.Process(parent).cmdline()
+        is_launcher = any(Path(word).name in _LAUNCHERS for word in words[:2]) or _LAUNCHER_MODULES & {*words[:3]}
+        self._launcher = parent if is_launcher else None  # a shell may end before what it started
 
     def install(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -149,17 +154,6 @@ class StopSignal:
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number
-
-
-def _launcher() -> int | None:
-    """The parent process if it is a launcher; None for a shell, which may end before what it started."""
-    parent = os.getppid()
-    try:
-        words = psutil.Process(parent).cmdline()
-    except psutil.Error:
-        return None
-    is_launcher = any(Path(word).name in _LAUNCHERS for word in words[:2]) or _LAUNCHER_MODULES & {*words[:3]}
-    return parent if is_launcher else None
 
 
 def describe(device: torch.device, world_size: int) -> str:

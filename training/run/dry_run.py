@@ -39,16 +39,13 @@ _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Stands in for `TrainingData`: ids drawn uniformly."""
+    """Ids drawn uniformly, in the place of `TrainingData`."""
 
     vocab_size: int
     sequence_length: int
     micro_batch_sequences: int
 
-    def micro_batches(
-        self, position: int, sequences: int, rank: int, world_size: int, device: torch.device
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """As `TrainingData.micro_batches`."""
+    def micro_batches(self, position, sequences, rank, world_size, device) -> Iterator[tuple[torch.Tensor, ...]]:
         shape = (self.micro_batch_sequences, self.sequence_length)
         for _ in range(rank, sequences // self.micro_batch_sequences, world_size):
             ids = torch.randint(self.vocab_size, shape, device=device)
@@ -182,8 +179,7 @@ def explained(session: Session, error: RuntimeError) -> RuntimeError:
 
 
 def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]:
-    """Micro-batches below the run's, descending, with which it may be resumed: each holds whole capacity groups, and
-    the processes can share every stage of the batch ramp in such pieces."""
+    """Micro-batches that hold whole capacity groups and that the processes can share at every stage; descending."""
     sequences = math.gcd(*(stage.sequences for stage in arguments.schedule.stages()))
     smaller = range(arguments.run.micro_batch_sequences - 1, 0, -1)
     return [micro for micro in smaller if sequences % (micro * world) == 0 and arguments.holds_whole_groups(micro)]

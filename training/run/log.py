@@ -1,8 +1,7 @@
 """What a run writes while it trains: a progress bar, a line of JSON every few steps, Accelerate's trackers, a trace.
 
-A branch begins at a step that the trunk has passed. In a tracker run that they shared its steps would go backwards,
-and wandb drops such steps. So trunk and branches each have a tracker run of their own, in the project named after the
-sweep and in a group named after the size and seed, over the axis of tokens.
+In a tracker run shared with the trunk a branch's steps would go backwards, and wandb drops such steps. So trunk and
+branches each have a tracker run of their own, in the sweep's project and a group of size and seed, over tokens.
 
     <output_dir>/<trunk or branch>/log.jsonl       one JSON object per line: step, tokens, loss and the rest
                  <trunk or branch>/tracker.json    the id by which a resumed run continues its tracker run
@@ -39,11 +38,7 @@ _EVENTS = ("skipped_batch", "loss_spike", "eval_loss")  # their lines stay in a 
 
 
 def balance(tokens_per_expert: list[list[float]]) -> float:
-    """Load of the fullest expert over the mean load, averaged over layers; 1 is perfect balance, E is collapse.
-
-    Args:
-        tokens_per_expert: (layers, experts), counted before dropping.
-    """
+    """Load of the fullest expert over the mean load, mean over layers (layers, experts); from 1 (balance) to E."""
     loads = [max(row) * len(row) / max(sum(row), 1) for row in tokens_per_expert]
     return sum(loads) / len(loads)
 
@@ -97,30 +92,27 @@ class StepLog:
             line["loss_spike"] = True
             before = median(progress.recent_losses[:-1])
             logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
-        self._show(line)
+        utilisation = f", MFU {line['mfu']:.1%}" if line["mfu"] else ""
+        self._bar.set_postfix_str(f"loss {result.loss:.3f}{utilisation}", refresh=False)
         self._write(line)
 
     def evaluation(self, progress: Progress, measured: HeldOutLoss) -> None:
         """Record a held-out loss (nats per token, dropless) with its standard error."""
         loss, error = measured.loss, measured.standard_error
-        line = {"step": progress.step, "tokens": self.ramp.tokens(progress.step), "eval_loss": _finite(loss)}
-        line["eval_perplexity"] = _finite(math.exp(min(loss, 700.0)))
+        line = {"step": progress.step, "tokens": self.ramp.tokens(progress.step), "eval_loss": loss}
+        line["eval_perplexity"] = math.exp(min(loss, 700.0))
         if error is not None:
-            line["eval_loss_standard_error"] = _finite(error)
+            line["eval_loss_standard_error"] = error
         logger.info("step %d: held-out loss %.4f%s", progress.step, loss, "" if error is None else f" ± {error:.4f}")
         self._write(line)
 
     def _write(self, line: dict) -> None:
+        not_finite = {name for name, value in line.items() if isinstance(value, float) and not math.isfinite(value)}
+        line |= dict.fromkeys(not_finite)  # JSON has no NaN
         if self._file is not None:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
         self.trackers.log(line)
-
-    def _show(self, line: dict) -> None:
-        parts = [f"loss {line['loss']:.3f}" if line["loss"] is not None else "loss not finite"]
-        parts += [f"{line['tokens_per_second']:,.0f} tok/s"] if line["tokens_per_second"] else []
-        parts += [f"MFU {line['mfu']:.1%}"] if line["mfu"] else []
-        self._bar.set_postfix_str(", ".join(parts), refresh=False)
 
     def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
         total, peak = self.session.total, self.session.peak_flops
@@ -133,12 +125,12 @@ class StepLog:
         line = {
             "step": step,
             "tokens": tokens,
-            "loss": _finite(result.loss),
+            "loss": result.loss,
             "learning_rate": rate,
             "batch_sequences": self.ramp.sequences(step - 1),
-            "gradient_norm": _finite(result.gradient_norm),
-            "balance_loss": _finite(balance_loss),
-            "z_loss": _finite(z_loss),
+            "gradient_norm": result.gradient_norm,
+            "balance_loss": balance_loss,
+            "z_loss": z_loss,
             "tokens_per_second": speed,
             "mfu": speed * utilisation_flops(self.session.architecture) / peak if speed and peak else None,
             "data_wait_seconds": waited - since_waited,
@@ -149,7 +141,7 @@ class StepLog:
             routed, dropped = total(result.tokens_per_expert), total(result.dropped_tokens)
             line["drop_rate"] = (dropped.sum() / routed.sum()).item()
             line["expert_load_max_over_mean"] = balance(routed.tolist())
-            line["router_entropy"] = _finite(total(result.router_entropy).mean().item())
+            line["router_entropy"] = total(result.router_entropy).mean().item()
             line["tokens_per_expert"] = [[int(n) for n in row] for row in routed.tolist()]
         return line
 
@@ -163,10 +155,6 @@ class StepLog:
             self._file.close()
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no NaN
-
-
 # -- trackers
 
 
@@ -177,23 +165,16 @@ def check_trackers(names: list[str]) -> None:
         ConfigurationError: a name is unknown, or its package is not installed.
     """
     from accelerate.tracking import get_available_trackers
-    from accelerate.utils import LoggerType
 
-    known, installed = LoggerType.list(), [str(tracker) for tracker in get_available_trackers()]
+    installed = [str(tracker) for tracker in get_available_trackers()]
     for name in names:
-        if name not in known:
-            raise ConfigurationError(f"run.trackers: {name!r}; allowed are {', '.join(known)}")
         if name not in installed and (name != "all" or not installed):
-            missing, others = "no tracker is" if name == "all" else f"{name!r} is not", ", ".join(installed) or "none"
-            raise ConfigurationError(f"run.trackers: {missing} installed; allowed are {others}")
+            allowed = ", ".join(installed) or "none"
+            raise ConfigurationError(f"run.trackers: {name!r}; allowed are those that are installed: {allowed}")
 
 
 class Trackers:
-    """The tracker runs of the trunk or of one branch; on the main process alone, the others log nothing.
-
-    Args:
-        folder: of the trunk or branch; its name names the tracker run.
-        start_tokens: tokens that are trained already.
+    """The tracker runs of the trunk or branch of a folder; on the main process alone, the others log nothing.
 
     Raises:
         ConfigurationError: a tracker cannot be started, say because its service refuses the login; on all processes.
@@ -265,9 +246,9 @@ def _run_id(path: Path, name: str) -> tuple[str, bool]:
 
 
 class StepTrace:
-    """A profiler's trace of the steps `first` to `last - 1` of one process, for chrome://tracing or perfetto.
+    """A profiler's trace of the steps [first, last) of one process, for chrome://tracing or perfetto; () for none.
 
-    Call it before every step, and `close` at the end. Without steps it does nothing.
+    Call it before every step, and `close` at the end.
     """
 
     def __init__(self, path: Path, steps: list[int]):
@@ -294,11 +275,7 @@ class StepTrace:
 
 
 def write_log(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path) -> None:
-    """Write the run's log beside its model; none if there are no lines.
-
-    A log that cannot be read, or that holds an access token, is left out with a warning: a run of weeks is not lost
-    for it.
-    """
+    """Write the run's log beside its model; one that cannot be read, or that holds an access token, is left out."""
     try:
         content = run_log(record, trunk_log, branch_log)
     except OSError as error:

@@ -75,10 +75,9 @@ class Run:
     """A trunk and its branches, in one process (of possibly many).
 
     Args:
-        arguments: the configuration.
         finishers: called on the main process with every complete model folder and its record, final, diverged or
-            intermediate, and again for those that are there when the run is resumed: a process may have been killed in
-            between, so they must not mind. One that has a `close` is closed when the run ends, however.
+            intermediate, and again on resuming, since a process may have been killed in between. One that has a
+            `close` is closed when the run ends, however.
     """
 
     def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
@@ -157,18 +156,14 @@ class Run:
 
     def _begin(self) -> None:
         """On the main process: check and write down what the folder holds, and remove what a kill left there."""
-        path = self.folder / "data.json"
-        identity = {
-            "dataset": self.data.tokens.cache.dataset,
-            "tokenizer": results.tokenizer_identity(self.session),
-        }
-        if path.exists():
-            before = {name: json.loads(path.read_text()).get(name) for name in identity}
-            if before != identity:
-                raise ConfigurationError(
-                    f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
-                    "choose another run.output_dir"
-                )
+        path, dataset = self.folder / "data.json", self.data.tokens.cache.dataset
+        identity = {"dataset": dataset, "tokenizer": results.tokenizer_identity(self.session)}
+        found = json.loads(path.read_text()) if path.exists() else identity
+        if (before := {name: found.get(name) for name in identity}) != identity:
+            raise ConfigurationError(
+                f"data.dataset: the run in {self.folder} was trained on other tokens ({before}, now {identity}); "
+                "choose another run.output_dir"
+            )
         self.arguments.save(self.folder / "config.yaml")
         atomic.write_json(path, {**identity, "pins": [vars(pin) for pin in self.pins]})
         for folder in [*self.folder.iterdir(), *self.intermediate.glob("*")]:
@@ -272,7 +267,10 @@ class Run:
 
                 log(progress, result, rate)
                 if branch is None and progress.step in self.release_steps:
-                    self._save_intermediate(progress)
+                    name = final_branch_name(self.schedule.ramp.tokens(progress.step), run.seed)
+                    intermediate = self.intermediate / f"step{progress.step:07d}-{name}"
+                    if not on_main(self.accelerator, (intermediate / "model").exists):
+                        self._save_model(intermediate, self.branches[-1], progress, "intermediate")
                 if progress.step in self.evaluation_steps:
                     log.evaluation(progress, self._evaluate())
                 if progress.skipped_in_a_row >= run.max_skipped_steps:
@@ -307,12 +305,6 @@ class Run:
         place = (accelerator.device, accelerator.process_index, accelerator.num_processes)
         with accelerator.autocast():
             return evaluate(self.session.model, self.held_out.wait(), sequences, *place, reduce=self.session.total)
-
-    def _save_intermediate(self, progress: Progress) -> None:
-        base = final_branch_name(self.schedule.ramp.tokens(progress.step), self.arguments.run.seed)
-        folder = self.intermediate / f"step{progress.step:07d}-{base}"
-        if not on_main(self.accelerator, (folder / "model").exists):
-            self._save_model(folder, self.branches[-1], progress, "intermediate")
 
     def _save_model(self, folder: Path, branch: Branch, progress: Progress, status: str) -> None:
         """Write <folder>/model with its record, whole or not at all; then the folder's checkpoints go. Collective.

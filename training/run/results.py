@@ -38,10 +38,7 @@ def run_record(
     measured: tuple[HeldOut, HeldOutLoss] | None,
     weights_sha256: dict[str, str] | None,
 ) -> RunRecord:
-    """The record of a branch, final or diverged, or of an intermediate checkpoint of its trunk.
-
-    The training loss of an intermediate one is the mean over its last steps (`Progress.recent_losses`).
-    """
+    """The record of a branch, or of an intermediate model, whose training loss is the mean over its last steps."""
     a, arch, ramp, accelerator = session.arguments, session.architecture, session.schedule.ramp, session.accelerator
     tokens = ramp.tokens(progress.step)
     speed = tokens / progress.wall_seconds
@@ -146,11 +143,7 @@ def code_commit() -> str | None:
 
 
 def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, str]:
-    """Write config, safetensors, remote code and tokenizer; returns the weight files' sha256. Main process only.
-
-    Args:
-        state_dict: the whole weights by the names of the bare model.
-    """
+    """Write config, whole weights (safetensors), remote code and tokenizer; returns the weight files' sha256."""
     with torch.device("meta"):  # only for the configuration: however the trained model is wrapped does not matter
         shell = SwitchMoeForCausalLM(config)
     shell.save_pretrained(folder, state_dict=state_dict)

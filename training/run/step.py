@@ -146,10 +146,7 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
 
 @dataclass
 class StepResult:
-    """Sums of one step over its micro-batches, on the device; shapes as in the model's `routing`.
-
-    Only `loss` and `gradient_norm` are read from the device at every step, in one go.
-    """
+    """Sums of one step over its micro-batches; only `loss` and `gradient_norm` leave the device at every step."""
 
     lm_loss: torch.Tensor  # this process's part of the loss
     balance_loss: torch.Tensor  # unscaled, summed over layers, mean over capacity groups
@@ -220,27 +217,17 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
 
 @dataclass
 class Progress:
-    """Where training stands; with the tensors of a checkpoint, all that is needed to resume.
+    """Where training stands; with the tensors of a checkpoint, all that is needed to resume."""
 
-    Attributes:
-        step: updates made (the schedule turns it into tokens, batch size and learning rate).
-        wall_seconds: time spent training, over all resumes.
-        window_*: sums over the last share of a branch's tokens, from which its final training loss and routing are
-            reported.
-        skipped_steps: steps whose update was skipped because loss or gradient was not finite.
-        recent_losses: of the last finite steps, with which a spike is compared.
-        spikes: steps whose loss was far above those before them.
-    """
-
-    step: int = 0
-    wall_seconds: float = 0.0
-    window_steps: int = 0
+    step: int = 0  # updates made; the schedule turns it into tokens, batch size and learning rate
+    wall_seconds: float = 0.0  # spent training, over all resumes
+    window_steps: int = 0  # sums over the last share of a branch, for its final training loss and routing
     window_loss: float = 0.0
     window_routed: list[list[float]] | None = None
     window_dropped: float = 0.0
-    skipped_steps: list[int] = field(default_factory=list)
+    skipped_steps: list[int] = field(default_factory=list)  # whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    recent_losses: list[float] = field(default_factory=list)
+    recent_losses: list[float] = field(default_factory=list)  # of finite steps; a spike lies far above them
     spikes: list[int] = field(default_factory=list)
 
 
