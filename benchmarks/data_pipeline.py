@@ -2,7 +2,7 @@
 
     python -m benchmarks.data_pipeline --dataset FOLDER --tokenizer FOLDER
 
-build: wall time from the files to ids on disk with a thread or process for each core: `data.builder.build` against
+build: wall time from the files to ids on disk with a thread or process for each core: `data.cache.build` against
     `datasets.map(batched=True, num_proc=...)` and packing with numpy. Start-up is in both. Bound: reading the text,
     encoding it and writing the ids, in one process, shared perfectly.
 read: tokens/s of batches of 32 shuffled sequences, in turns: the cache, a plain loop over one memory map, and torch's
@@ -34,8 +34,7 @@ from training.configuration.reading import from_dict
 from training.corpus import build as build_corpus
 from training.data import cache as tokens
 from training.data.batches import SequenceOrder
-from training.data.builder import build, encoder, lock_of
-from training.data.cache import TokenCache, open_cache
+from training.data.cache import TokenCache, build, encoder, lock_of, open_cache
 from training.data.text import TextSource
 from training.data.tokenizer import description, load_tokenizer, train_tokenizer
 from training.run.main import Run
@@ -56,7 +55,7 @@ def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
 
 def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int) -> None:
     """The usual way: a dataset of lists of ids, then one array."""
-    name, options = source._loader()
+    name, options = source.loading_options()
     rows = datasets.load_dataset(name, split=source.split, cache_dir=str(path.parent / "peer"), **options)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:

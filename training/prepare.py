@@ -9,6 +9,7 @@ shard and compares its checksum; `--status` builds nothing.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +22,7 @@ from hub.plain.commands import App, Version
 from hub.plain.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
-from training.data.builder import build, lock_of
-from training.data.cache import TokenCache, open_cache
+from training.data.cache import TokenCache, build, lock_of, open_cache
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
@@ -50,29 +50,17 @@ class Part:
         return f"enough for the run ({self.until_tokens:,})" if enough else "less than the run reads"
 
     def fill(self, progress: bool) -> None:
-        """Build the cache as far as it is needed, or wait while another process does.
-
-        Raises:
-            ValueError: the source cannot be read, or holds no document.
-            OSError: the disk is full, the network is gone.
-        """
+        """Build the cache as far as it is needed, or wait while another process does. Raises as `cache.build`."""
         title, total = f"{self.name} tokens", self.until_tokens
         with tqdm(desc=title, total=total, unit="tok", unit_scale=True, disable=not progress) as bar:
             while self.cache.refresh() or not self.cache.has(self.until_tokens):
                 bar.update(len(self.cache) - bar.n)
-                try:
-                    with lock_of(self.cache.folder, timeout=0.5):
-                        build(self.source, self.cache.folder, self.until_tokens, bar.update)
-                except Timeout:
-                    continue  # another process builds this cache: watch it
+                with suppress(Timeout), lock_of(self.cache.folder, timeout=0.5):  # else another process builds: watch
+                    build(self.source, self.cache.folder, self.until_tokens, bar.update)
 
 
-def parts(arguments: TrainingArguments, everything: bool = False) -> list[Part]:
-    """The training and the held-out cache of a run, as they are now.
-
-    Raises:
-        ConfigurationError: the dataset or tokenizer cannot be read.
-    """
+def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
+    """The training and the held-out cache of a run, as they are now."""
     arguments, _ = pinned(arguments, Path(arguments.run.output_dir))
     d = arguments.data
     tokenizer = load_tokenizer(d.tokenizer, d.tokenizer_revision)
@@ -84,19 +72,16 @@ def parts(arguments: TrainingArguments, everything: bool = False) -> list[Part]:
 
 
 def report(found: list[Part]) -> Table:
-    """What is there."""
-    caches = [part.cache for part in found]
-    sizes = [sum((cache.folder / shard["file"]).stat().st_size for shard in cache.shards) for cache in caches]
-    rows = [
-        ("documents", *(f"{sum(shard['documents'] for shard in cache.shards):,}" for cache in caches)),
-        ("tokens", *(f"{len(cache):,}" for cache in caches)),
-        ("shards", *(f"{len(cache.shards):,}" for cache in caches)),
-        ("bytes", *(f"{size:,}" for size in sizes)),
-        ("holds", *(part.state for part in found)),
-        ("fingerprint", *(cache.fingerprint if cache.shards else "" for cache in caches)),
-        ("folder", *(str(cache.folder) for cache in caches)),
-    ]
-    return Table(("", *(part.name for part in found)), rows, title="token caches")
+    """What is there, a column for each part."""
+    columns = [("", "documents", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")]
+    for part in found:
+        cache, shards = part.cache, part.cache.shards
+        documents, size = sum(s["documents"] for s in shards), sum(s["tokens"] for s in shards) * cache.dtype.itemsize
+        numbers = [f"{number:,}" for number in (documents, len(cache), len(shards), size)]
+        fingerprint = cache.fingerprint if shards else ""
+        columns.append((part.name, *numbers, part.state, fingerprint, str(cache.folder)))
+    header, *rows = zip(*columns, strict=True)
+    return Table(header, rows, title="token caches")
 
 
 @app.command(context_settings=_FLAGS_OF_TRAIN)

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from training.data.builder import build, lock_of
-from training.data.cache import TokenCache, open_cache
+from training.data.cache import TokenCache, build, lock_of, open_cache
 from training.data.text import TextSource
 
 

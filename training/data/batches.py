@@ -1,17 +1,13 @@
 """Token cache to global batches: which sequences, in which order, and the share of each process in them.
 
 The order is a pure function of (seed, position): independent of world size, of micro-batches and of where a run was
-resumed, and the same for every model of a sweep. Sequences are shuffled within consecutive *windows* of the data. Its
-length may be unknown, because it may still be being tokenised while training reads it: a full window is permuted in
-the same way however much comes after it. Only the last window of an epoch may be shorter; its order, like everything
-in later epochs, is asked for once the end is known.
+resumed, and the same for every model of a sweep. Sequences are shuffled within consecutive *windows* of the data, each
+a pseudo-random permutation computed for just the positions asked for. The length of the data may be unknown, because
+it may still be being tokenised: a full window is permuted in the same way however much comes after it. Only the last
+window of an epoch may be shorter; its order is asked for once the end is known.
 
-Each window of each epoch is a pseudo-random permutation, computed for just the positions asked for (a Feistel network
-over the index bits with cycle walking), so that going to any position costs the same and nothing is stored.
-
-What windows cost: a batch mixes documents of one window only, so the order in which text is read shows at scales above
-a window. With the default of 65,536 sequences of 512 tokens, a batch of 512 sequences is drawn from about 30,000
-documents of FineWeb-Edu. Above a window, `parts` mixes. Data that fits into one window is shuffled as a whole.
+A batch mixes documents of one window only: with the default of 65,536 sequences of 512 tokens, 512 sequences are drawn
+from about 30,000 documents of FineWeb-Edu. Above a window, `text` mixes.
 """
 
 from __future__ import annotations
@@ -33,12 +29,7 @@ _ROUNDS = 4  # Luby and Rackoff: four rounds with independent keys make a strong
 
 
 class SequenceOrder:
-    """Position in training -> index of a sequence in the token cache.
-
-    Args:
-        seed: another seed, another order.
-        window: sequences that are shuffled together, at least 1.
-    """
+    """Position in training -> index of a sequence in the token cache; `window` sequences are shuffled together."""
 
     def __init__(self, seed: int, window: int):
         self.seed = seed
@@ -105,9 +96,6 @@ class TrainingData:
     size. A micro-batch holds whole capacity groups, so which tokens compete for an expert's places depends neither on
     its size nor on how many processes there are.
 
-    Reading takes a hundredth of a training step, and a GPU works on one micro-batch while the next is read; so nothing
-    is read ahead.
-
     Args:
         tokens: the token cache; what is missing in it is waited for.
         order: of the sequences.
@@ -128,8 +116,7 @@ class TrainingData:
         micro_batch_sequences: int,
         max_sequences: int | None = None,
     ):
-        self.tokens = tokens
-        self.sequence_length = sequence_length
+        self.tokens, self.sequence_length = tokens, sequence_length
         self.micro_batch_sequences = micro_batch_sequences
         self.wait_seconds = 0.0
         self._order, self._max_sequences = order, max_sequences
@@ -180,12 +167,9 @@ class TrainingData:
 
 
 def inputs_and_targets(sequences: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences of length L + 1 as inputs and the targets one token on, (n, L) each, on the device.
-
-    A GPU is sent them from pinned memory, so that this does not wait for what it is still computing.
-    """
+    """Sequences of length L + 1 as inputs and the targets one token on, (n, L) each, on the device."""
     tokens = torch.from_numpy(sequences)
     if device.type == "cuda":
-        tokens = tokens.pin_memory()
+        tokens = tokens.pin_memory()  # so that sending them does not wait for what the GPU is still computing
     tokens = tokens.to(device, non_blocking=True)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

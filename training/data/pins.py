@@ -1,10 +1,9 @@
 """The commits of a Hub dataset and tokenizer that a run is pinned to, from its first start on.
 
-Upstream a commit can come at any time, if only to a README. So the newest commit is looked up once, when a run starts
-for the first time, and kept in the run's folder (`data.json`): every later start reads the same text, also offline.
-The members of a sweep are pinned together (`pins.json` in the sweep's folder), whichever of them starts first. The
-folder of the token caches remembers the commits as well (`commits.json`), so that a cache made on a machine with a
-network is found on a node without one.
+The newest commit is looked up once, when a run starts for the first time, and kept in the run's folder (`data.json`):
+every later start reads the same text, also offline. The members of a sweep are pinned together (`pins.json` in its
+folder). The folder of the token caches remembers the commits too (`commits.json`), so that a cache made on a machine
+with a network is found on a node without one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -46,11 +45,14 @@ class Pin:
     commit: str
 
 
-def pinned(arguments: TrainingArguments, folder: Path) -> tuple[TrainingArguments, list[Pin]]:
+def pinned(
+    arguments: TrainingArguments, folder: Path, shared: Iterable[Pin] = ()
+) -> tuple[TrainingArguments, list[Pin]]:
     """The arguments with revisions resolved to commits, and the pins of what is on the Hub.
 
     Args:
         folder: of the run, whose pins hold if it was started before.
+        shared: pins of the run's sweep, which hold if it was not.
 
     Raises:
         ConfigurationError: the run is pinned to another commit than the one asked for, there is no such dataset or
@@ -64,34 +66,25 @@ def pinned(arguments: TrainingArguments, folder: Path) -> tuple[TrainingArgument
                 f"data.{FIELDS[kind]}: {asked!r}, but the run in {folder} is pinned to {pin.commit}; leave it out, or "
                 "choose another run.output_dir"
             )
-        pins.append(pin or _resolved(kind, name, asked, Path(arguments.data.cache_dir)))
-    return _with(arguments, pins), [pin for pin in pins if pin is not None]
+        pin = pin or next((pin for pin in shared if (pin.kind, pin.id, pin.asked) == (kind, name, asked)), None)
+        if pin := pin or _resolved(kind, name, asked, Path(arguments.data.cache_dir)):
+            pins.append(pin)
+    return arguments.replaced(data={FIELDS[pin.kind]: pin.commit for pin in pins}), pins
 
 
 def pinned_with_sweep(arguments: TrainingArguments, folder: Path) -> TrainingArguments:
-    """The arguments of a member of a sweep, pinned as the other members are, whichever asks first. Raises as `pinned`.
-
-    Args:
-        folder: of the member; the sweep's is its parent.
-    """
-    wanted, sweep, pins = [*_on_the_hub(arguments)], folder.parent, []
-    if not wanted:
+    """The arguments of the member of a sweep in `folder`, pinned as the others are. Raises as `pinned`."""
+    if not any(_on_the_hub(arguments)):
         return arguments
+    sweep = folder.parent
     sweep.mkdir(parents=True, exist_ok=True)
     path = sweep / "pins.json"
     with FileLock(sweep / ".pins.lock"):
         shared = [Pin(**pin) for pin in json.loads(path.read_text())] if path.exists() else []
-        for kind, name, asked in wanted:
-            same = next((pin for pin in shared if (pin.kind, pin.id, pin.asked) == (kind, name, asked)), None)
-            # A sweep that an earlier version began has no pins, but its runs may have.
-            of_members = (pin for run in sorted(sweep.glob("*/")) for pin in _of_run(run))
-            pin = _first(_of_run(folder), kind, name, asked) or same or _first(of_members, kind, name, asked)
-            pin = pin or _resolved(kind, name, asked, Path(arguments.data.cache_dir))
-            if pin and not same:
-                shared.append(replace(pin, asked=asked))
-                atomic.write_json(path, [vars(pin) for pin in shared])
-            pins.append(pin)
-    return _with(arguments, pins)
+        arguments, pins = pinned(arguments, folder, shared)
+        if new := [pin for pin in pins if pin not in shared]:
+            atomic.write_json(path, [vars(pin) for pin in shared + new])
+    return arguments
 
 
 def _on_the_hub(arguments: TrainingArguments) -> Iterator[tuple[str, str, str | None]]:
@@ -113,15 +106,6 @@ def _of_run(folder: Path) -> list[Pin]:
     return [Pin("dataset", dataset["id"], None, dataset["revision"])] if _is_commit(dataset["revision"]) else []
 
 
-def _first(pins: Iterable[Pin], kind: str, name: str, asked: str | None) -> Pin | None:
-    matching = (pin for pin in pins if (pin.kind, pin.id) == (kind, name))
-    return next((pin for pin in matching if asked in (None, pin.asked, pin.commit)), None)
-
-
-def _with(arguments: TrainingArguments, pins: Iterable[Pin | None]) -> TrainingArguments:
-    return arguments.replaced(data={FIELDS[pin.kind]: pin.commit for pin in pins if pin is not None})
-
-
 def _is_commit(revision: str | None) -> bool:
     return re.fullmatch("[0-9a-f]{40}", revision or "") is not None
 
@@ -136,7 +120,7 @@ def _resolved(kind: str, name: str, asked: str | None, cache_dir: Path) -> Pin |
     """
     path = cache_dir / "commits.json"  # "kind name" -> revision -> commit; "" is what None stands for
     known = json.loads(path.read_text()) if path.exists() else {}
-    of_name, commit = known.setdefault(f"{kind} {name}", {}), asked
+    of_name, commit = known.get(f"{kind} {name}", {}), asked
     if not _is_commit(asked):
         try:
             commit = _ask(kind, name, asked)
@@ -147,14 +131,12 @@ def _resolved(kind: str, name: str, asked: str | None, cache_dir: Path) -> Pin |
                     f"data.revision: {asked!r}, but the Hub cannot be asked for the commit of {name!r} ({error}) and "
                     f"no cache in {cache_dir} was made of it; give a commit"
                 ) from None
-            if commit is not None:
-                logger.warning("the Hub cannot be reached: using the last known commit of %s, %s", name, commit)
+            logger.warning("the Hub cannot be reached: using the last known commit of %s, %s", name, commit)
     if commit is None:
         return None
-    if of_name.get(asked or "") != commit or "" not in of_name:
-        of_name[asked or ""] = commit
-        of_name.setdefault("", commit)
-        atomic.write_json(path, known)
+    now = {"": commit, **of_name, asked or "": commit}
+    if now != of_name:
+        atomic.write_json(path, known | {f"{kind} {name}": now})
     return Pin(kind, name, asked, commit)
 
 

@@ -1,30 +1,52 @@
-"""Where training text comes from: a Hugging Face dataset by name, or local parquet or jsonl files.
+"""Where training text comes from, and the order in which it is read.
 
-`datasets` finds the files of a split, which are streamed: nothing is downloaded that is not needed, and a local folder
-is read the same way. They are read in the order of `parts`, or as they are stored. Only the text column must be there;
-a document's `id` decides whether it is held out.
+A source is a Hugging Face dataset by name, or local parquet or jsonl files. `datasets` finds the files of a split,
+which are streamed: nothing is downloaded that is not needed. Only the text column must be there; a document's `id`
+decides whether it is held out.
+
+Files are often sorted, FineWeb-Edu's by crawl. Read as stored, a short run sees other text than a long one, and the
+number of tokens D is confounded with the crawl. So every prefix of the text is made a sample of all of it:
+
+    split -> parts     a parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part
+          -> order     the parts of all files, sorted by a hash of (seed, file name, number): nothing has to be opened
+                       for it, so a dataset of 2,000 files starts as fast as one of two
+          -> groups    16 parts at a time are read together, in proportion to their rows, so that they end together
+          -> rows      row k of a part of n rows comes at time (k + 1/2) / n
+
+So documents of up to 16 files alternate at any time. Within a part the stored order remains; the shuffle of sequences
+(`batches`) mixes it. A single jsonl file is read from front to back. On the Hub a part costs about three requests.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from pyarrow.parquet import read_schema
+from fsspec.core import url_to_fs
+from pyarrow.parquet import ParquetFile
 
 from hub.plain.atomic import sha256_of, write_bytes
-from training.data.parts import ShuffledRows, is_parquet, open_file
 
-_DATA_SUFFIXES = {".parquet", ".json", ".jsonl"}
+PART_BYTES = 8 << 20  # of a file, compressed: some 2.5M tokens of FineWeb-Edu
+GROUP = 16  # parts that are read together
+# In a cache's recipe: another way to order the text makes another cache.
+ORDER_RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
 HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
+_DATA_SUFFIXES = {".parquet", ".json", ".jsonl"}
+_ROWS_AT_A_TIME = 64  # decoded of one part: their texts lie in memory for each part of a group
+_BUFFER_BYTES = 1 << 20  # of a column's pages: a row group of 100 MB need not lie in memory whole
 
 
 class Place(NamedTuple):
@@ -47,7 +69,7 @@ class Place(NamedTuple):
     def after(self, texts: list[str], count: int) -> Place:
         """The place after the first `count` of the texts that follow this one."""
         return self._replace(
-            documents=self.documents + count, last=digest(texts[count - 1]), after_state=self.after_state + count
+            documents=self.documents + count, last=_digest(texts[count - 1]), after_state=self.after_state + count
         )
 
 
@@ -63,7 +85,7 @@ class TextSource:
         text_column: the column with the text.
         held_out_buckets: documents with hash bucket below this (of 1000) are the held-out part of this split.
         held_out: whether this source is that held-out part or the rest.
-        file_seed: seed of the order in which the files are read (`parts`); None reads them as stored.
+        file_seed: seed of the order in which the files are read; None reads them as stored.
     """
 
     dataset: str
@@ -76,12 +98,10 @@ class TextSource:
     file_seed: int | None = None
 
     def identify(self, checksums: Path | None = None) -> dict[str, str | None]:
-        """`dataset` and `revision` as a record states them: for local files the folder's name and a hash of them all,
-        for a Hub dataset its name and `revision`, a commit (`training.data.pins`).
+        """`dataset` and `revision` as a record states them; for local files the folder's name and a hash of them all.
 
         Args:
-            checksums: a file that remembers the checksums of files that have not changed since (by size and time), so
-                that a large local dataset is not read through at every start.
+            checksums: a file that remembers the checksums of files that have not changed since (by size and time).
 
         Raises as `check_dataset_exists`.
         """
@@ -91,7 +111,7 @@ class TextSource:
         root = Path(self.dataset)
         paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.suffix in _DATA_SUFFIXES)
         listing = "\n".join(f"{name} {sha256}" for name, sha256 in _checksums(paths, checksums))
-        return {"dataset": root.resolve().name, "revision": "sha256:" + hashlib.sha256(listing.encode()).hexdigest()}
+        return {"dataset": root.resolve().name, "revision": "sha256:" + _digest(listing)}
 
     def documents(self) -> Iterator[str]:
         """The texts in their order. Raises as `batches`."""
@@ -100,8 +120,7 @@ class TextSource:
     def batches(self, size: int, start: Place | None = None) -> Iterator[tuple[list[str], Place]]:
         """Up to `size` texts at a time from a place on, each batch with the place that it begins at.
 
-        Of what lies before the place, only the group of parts (or, as stored, the file) that it lies in is read again,
-        without processing its rows.
+        Of what lies before the place, only its group of parts (or, as stored, its file) is read again.
 
         Raises:
             FileNotFoundError: a local path that does not exist or holds no data files.
@@ -110,32 +129,33 @@ class TextSource:
         """
         rows, start = self._open(), start or Place()
         version = rows.version if isinstance(rows, ShuffledRows) else package_version("datasets")
+        # The state of another version of the reader may mean something else: count from the beginning instead.
         resumed = start.state is not None and start.datasets == version
         if resumed:
             rows.load_state_dict(start.state)
-        # Else another version of the reader noted the place, and it is found by counting from the beginning.
         documents = self._selected(iter(rows))
         skipped = start.after_state if resumed else start.documents
         if start.documents:
             before = next(itertools.islice(documents, skipped - 1, None), "")
-            if digest(before) != start.last:
+            if _digest(before) != start.last:
                 raise ValueError(f"data.dataset: {self.dataset!r} has changed since its token cache was begun")
         place, state = start, rows.state_dict()
         while batch := list(itertools.islice(documents, size)):
             yield batch, place
             # The state before this batch, not after it, so that there is always a document to check on resuming.
-            place = Place(place.documents + len(batch), digest(batch[-1]), state, len(batch), version)
+            place = Place(place.documents + len(batch), _digest(batch[-1]), state, len(batch), version)
             state = rows.state_dict()
 
     def _selected(self, rows: Iterator[dict]) -> Iterator[str]:
         try:
             for row in rows:
-                if not isinstance(text := row[self.text_column], str):
+                text = row[self.text_column]
+                if not isinstance(text, str):
                     raise ValueError(
                         f"data.text_column: {self.text_column!r} holds {text!r} in a row of {self.dataset!r}"
                     )
                 if self.held_out_buckets:
-                    # Datasets without ids are split by their text instead; both are stable against reordering.
+                    # Datasets without ids are split by their text; both are stable against reordering.
                     key = str(row["id"]) if row.get("id") is not None else text
                     bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % HELD_OUT_BUCKETS
                     if (bucket < self.held_out_buckets) != self.held_out:
@@ -144,52 +164,157 @@ class TextSource:
         except pa.ArrowException as error:  # a damaged or empty file; `datasets` logs which
             raise ValueError(f"data.dataset: {self.dataset!r} cannot be read: {error}") from error
 
+    def loading_options(self) -> tuple[str, dict]:
+        """Name and options of the dataset for `datasets.load_dataset`."""
+        path = Path(self.dataset)
+        if path.is_file():
+            return "parquet" if path.suffix == ".parquet" else "json", {"data_files": {self.split: str(path)}}
+        return self.dataset, {} if path.exists() else {"name": self.config, "revision": self.revision}
+
     def _open(self):
         """The rows of the split: an IterableDataset as they are stored, or `ShuffledRows`; both keep their state."""
         import datasets
         import huggingface_hub
 
         check_dataset_exists(self.dataset)
-        name, options = self.dataset, {"name": self.config, "revision": self.revision}
-        if (path := Path(self.dataset)).is_file():
-            name = "parquet" if path.suffix == ".parquet" else "json"
-            options = {"data_files": {self.split: str(path)}}
-        elif is_local_path(self.dataset):
-            options = {}
+        name, options = self.loading_options()
         # The listing that huggingface_hub 2.4 caches after resolving one glob lacks the folders that the glob did not
         # touch, and a second load in the same process then finds no data files.
         huggingface_hub.HfFileSystem.clear_instance_cache()
         try:
             builder = datasets.load_dataset_builder(name, **options)
-            files = (builder.config.data_files or {}).get(self.split)
-            if self.file_seed is not None and files and all(map(is_parquet, files)):
-                with open_file(files[0]) as stream:
-                    return ShuffledRows(files, self.file_seed, self._columns(read_schema(stream).names))
             splits = builder.as_streaming_dataset(split=None)
             if self.split not in splits:
                 raise ValueError(f"no such split; there are {list(splits)}")
             rows = splits[self.split]
-            rows = rows.select_columns(self._columns(rows.column_names or list(next(iter(rows), {}))))
+            found = rows.column_names or list(next(iter(rows), {}))
         except ValueError as error:
-            if str(error).startswith("data."):
-                raise
             raise ValueError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
+        if self.text_column not in found:
+            raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {found}")
+        columns = [column for column in ("id", self.text_column) if column in found]
+        rows = rows.select_columns(columns)
         if self.file_seed is None:
             return rows
-        if files is None or rows.num_shards != len(files):
+        files = (builder.config.data_files or {}).get(self.split)
+        if files is None or (rows.num_shards != len(files) and not all(map(_is_parquet, files))):
             raise ValueError(
                 f"data.order: 'shuffled', but {self.dataset!r} is not read file by file; it must be 'stored'"
             )
-        return ShuffledRows(files, self.file_seed, [], lambda i: iter(rows.shard(num_shards=len(files), index=i)))
-
-    def _columns(self, found: list[str]) -> list[str]:
-        if self.text_column not in found:
-            raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {found}")
-        return [name for name in ("id", self.text_column) if name in found]
+        return ShuffledRows(files, self.file_seed, columns, lambda i: iter(rows.shard(num_shards=len(files), index=i)))
 
 
-def digest(text: str) -> str:
-    """sha256 (hex) of a text."""
+class Part(NamedTuple):
+    """Part `number` of the `count` that a file is cut into."""
+
+    file: int
+    number: int
+    count: int
+
+
+class ShuffledRows:
+    """Rows of a split in the order above. Iterating continues from the state, and moves it.
+
+    Args:
+        files: URLs or paths of the files of the split.
+        seed: of the order.
+        columns: wanted of parquet files; those that a file lacks are left out.
+        rows_of_file: the rows of one file of another format.
+    """
+
+    version = "parts-1"  # of the state
+
+    def __init__(self, files: list[str], seed: int, columns: list[str], rows_of_file: Callable[[int], Iterator[dict]]):
+        self._files, self._columns, self._rows_of_file = files, columns, rows_of_file
+        self._sizes = [_size(file) for file in files]
+        self._parts = _ordered_parts(files, self._sizes, seed)
+        self._row_groups: dict[int, int] = {}  # of the files opened so far
+        self._group, self._taken = 0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the next row is: the first part of its group, and rows of the group before it."""
+        return {"part": self._group, "rows": self._taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from here."""
+        self._group, self._taken = state["part"], state["rows"]
+
+    def __iter__(self) -> Iterator[dict]:
+        while self._group < len(self._parts):
+            with ExitStack() as opened:
+                lanes, following = self._open_group(opened)
+                times = (_timed(number, *lane) for number, lane in enumerate(lanes))
+                merged = enumerate(heapq.merge(*times, key=itemgetter(0, 1)), start=1)
+                for taken, (_, _, row) in itertools.islice(merged, self._taken, None):
+                    self._taken = taken
+                    yield row
+            self._group, self._taken = following, 0
+
+    def _open_group(self, opened: ExitStack) -> tuple[list[tuple[float, Iterator[dict]]], int]:
+        """(weight, rows) of the next parts that hold rows, and the number of the part after them.
+
+        A part can be empty: row groups are not cut, so one of 300 MB lies in one part and leaves others without any.
+        """
+        lanes, at = [], self._group
+        with ThreadPoolExecutor(GROUP) as threads:  # on the Hub, opening is waiting
+            while at < len(self._parts) and len(lanes) < GROUP:
+                some = self._parts[at : at + GROUP - len(lanes)]
+                at += len(some)
+                lanes += filter(None, threads.map(lambda part: self._open(part, opened), some))
+        return lanes, at
+
+    def _open(self, part: Part, opened: ExitStack) -> tuple[float, Iterator[dict]] | None:
+        from datasets.utils.file_utils import xopen  # with retries, and the Hub's token
+
+        if not _is_parquet(self._files[part.file]):
+            return self._sizes[part.file], self._rows_of_file(part.file)
+        if not self._row_groups_of(part):
+            return None
+        file = ParquetFile(opened.enter_context(xopen(self._files[part.file], "rb")), buffer_size=_BUFFER_BYTES)
+        self._row_groups[part.file] = file.num_row_groups
+        groups = self._row_groups_of(part)
+        n_rows = sum(file.metadata.row_group(i).num_rows for i in groups)
+        columns = [name for name in self._columns if name in file.schema_arrow.names]
+        batches = file.iter_batches(_ROWS_AT_A_TIME, list(groups), columns, use_threads=False)
+        return (n_rows, (row for batch in batches for row in batch.to_pylist())) if n_rows else None
+
+    def _row_groups_of(self, part: Part) -> range:
+        """The row groups of a part; before its file is opened, a guess that is not empty."""
+        n = self._row_groups.get(part.file, part.count)
+        return range(part.number * n // part.count, (part.number + 1) * n // part.count)
+
+
+def _is_parquet(file: str) -> bool:
+    return file.partition("?")[0].endswith(".parquet")
+
+
+def _ordered_parts(files: list[str], sizes: list[int], seed: int) -> list[Part]:
+    """The parts of all files, sorted by a hash of the seed and of what tells them apart, wherever their folder is."""
+    common = len(os.path.commonprefix(files)) if len(files) > 1 else 0  # noqa: RUF071 (of strings: may be URLs)
+    names = [file[common:] for file in files] if len(files) > 1 else [os.path.basename(files[0])]
+    parts = []
+    for i, (file, size) in enumerate(zip(files, sizes, strict=True)):
+        count = max(1, round(size / PART_BYTES)) if _is_parquet(file) else 1
+        parts += [Part(i, number, count) for number in range(count)]
+    return sorted(parts, key=lambda part: hashlib.sha256(f"{seed}:{names[part.file]}:{part.number}".encode()).digest())
+
+
+def _timed(number: int, weight: float, rows: Iterator[dict]) -> Iterator[tuple[float, int, dict]]:
+    """(time, number of the lane, row): each lane's rows in proportion to its weight."""
+    for k, row in enumerate(rows):
+        yield (k + 0.5) / weight, number, row
+
+
+def _size(file: str) -> int:
+    """Bytes of a file, on the Hub from the cached listing; 1 where they are unknown."""
+    system, path = url_to_fs(file)
+    try:
+        return system.info(path).get("size") or 1
+    except (OSError, NotImplementedError):
+        return 1
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

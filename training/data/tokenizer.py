@@ -13,10 +13,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Path, progress: bool = True):
-    """Train a byte-level BPE of `vocab_size` tokens, the end-of-text token included, and save it as a fast tokenizer.
-
-    Returns:
-        the tokenizer, a PreTrainedTokenizerFast; `AutoTokenizer.from_pretrained(folder)` loads it again.
+    """Train a byte-level BPE of `vocab_size` tokens, end-of-text included; save and return it as a fast tokenizer.
 
     Raises:
         ValueError: `vocab_size` cannot hold the 256 bytes and the end-of-text token, or the text is too little for it.

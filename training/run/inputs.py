@@ -9,11 +9,10 @@ from pathlib import Path
 import yaml
 
 from training.configuration.arguments import ConfigurationError, TrainingArguments
-from training.data import parts
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache
 from training.data.cache import open_cache
-from training.data.text import TextSource, check_dataset_exists
+from training.data.text import GROUP, PART_BYTES, TextSource, check_dataset_exists
 from training.run.evaluation import HeldOut
 from training.run.log import check_trackers
 
@@ -96,9 +95,9 @@ def data_order(arguments: TrainingArguments) -> str:
     """How training text is ordered and shuffled, as a run record states it."""
     d = arguments.data
     if d.order == "shuffled":
-        size = parts.PART_BYTES >> 20
+        size = PART_BYTES >> 20
         drawn = (
-            f"drawn across all files, {parts.GROUP} parts of {size} MB of parquet (whole files of other formats) at a "
+            f"drawn across all files, {GROUP} parts of {size} MB of parquet (whole files of other formats) at a "
             f"time, in the order of seed {d.order_seed}"
         )
     else:

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import contents, flip_a_bit, prepare
-from training.data import builder, parts
+from training.data import builder
 from training.data import cache as tokens
-from training.data.builder import GrowingCache, encoder
-from training.data.cache import CorruptCacheError, TokenCache, open_cache
+from training.data import text as text_module
+from training.data.builder import GrowingCache
+from training.data.cache import CorruptCacheError, TokenCache, encoder, open_cache
 from training.data.text import TextSource
 from training.data.tokenizer import END_OF_TEXT, description, load_tokenizer, train_tokenizer
 from training.run.inputs import held_out, held_out_tokens, text_sources, training_data
@@ -60,7 +61,7 @@ def test_the_cache_is_every_document_followed_by_end_of_text(corpus, tokenizer, 
 def test_a_cache_in_pieces_is_byte_for_byte_the_one_in_one_go(
     many_files, tokenizer, tmp_path, small_shards, monkeypatch, file_seed, held_out, part_bytes
 ):
-    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(text_module, "PART_BYTES", part_bytes)
     source = TextSource(str(many_files), held_out_buckets=300, held_out=held_out, file_seed=file_seed)
     whole = prepare(source, tokenizer, tmp_path / "whole")
     assert len(whole.shards) > 5
@@ -89,7 +90,7 @@ def test_the_recipe_of_the_stored_order_is_that_of_earlier_versions(corpus, toke
         *("dataset", "config", "revision", "split", "text_column", "held_out_buckets", "held_out", "file_seed")
     }
     assert shuffled.folder != stored.folder
-    assert shuffled.recipe["order"] == parts.RECIPE
+    assert shuffled.recipe["order"] == text_module.ORDER_RECIPE
 
 
 def test_a_crash_at_any_write_leaves_a_cache_that_is_continued(corpus, tokenizer, tmp_path, small_shards):
@@ -166,7 +167,7 @@ TEXTS = [
 def test_any_text_gets_the_ids_that_the_tokenizer_gives(tokenizer, texts):
     texts = [*TEXTS, *texts]
     encode = encoder(description(tokenizer), tokenizer.eos_token_id, "<u4")
-    with patch.object(builder, "_CHARACTERS", 50):
+    with patch.object(tokens, "_CHARACTERS", 50):
         assert encode(texts) == [encode([text])[0] for text in texts]
     for text, data in zip(texts, encode(texts), strict=True):
         expected = tokenizer(text, add_special_tokens=False)["input_ids"]

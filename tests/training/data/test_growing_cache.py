@@ -18,8 +18,8 @@ from tests.training.token_caches import contents, prepare
 from training.configuration.arguments import ConfigurationError
 from training.data import builder as token_builder
 from training.data.batches import SequenceOrder, TrainingData
-from training.data.builder import GrowingCache, TokenBuildError, lock_of
-from training.data.cache import TokenCache, open_cache
+from training.data.builder import GrowingCache, TokenBuildError
+from training.data.cache import TokenCache, lock_of, open_cache
 from training.data.text import TextSource
 from training.run.inputs import held_out, training_data
 
@@ -74,7 +74,7 @@ def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, expe
     assert 1500 <= len(short.cache) < 1500 + 2 * 700
     assert not short.cache.complete
     builder = short._builder
-    assert builder is None or builder.process.wait(10) == 0
+    assert builder is None or builder.wait(10) == 0
     longer = growing(until=4000)  # a second, longer run goes on from there
     longer.wait_for(4000)
     assert len(longer.cache) < 4000 + 2 * 700
@@ -86,7 +86,7 @@ def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, expe
 
 def test_what_is_there_needs_no_builder(growing, monkeypatch):
     growing().wait_for(None)
-    monkeypatch.setattr(token_builder, "_Builder", None)
+    monkeypatch.setattr(GrowingCache, "_start_builder", None)
     again = growing()
     again.start()
     again.wait_for(None)
@@ -98,22 +98,22 @@ def test_a_killed_builder_is_started_again(growing, expected):
         one.start()
         while one._builder is None:
             one.start()
-        os.kill(one._builder.process.pid, signal.SIGKILL)
-        one._builder.process.wait()
-        one._next_look = 0
+        os.kill(one._builder.pid, signal.SIGKILL)
+        one._builder.wait()
+        one._next_attempt = 0
     one.wait_for(None)
     assert checksums(one.cache) == expected
 
 
 def test_a_builder_that_is_always_killed_is_an_error_at_last(growing, monkeypatch):
     monkeypatch.setattr(token_builder, "_LOCK_SECONDS", 0)
-    start = token_builder._Builder.__init__
+    start = GrowingCache._start_builder
 
-    def started_and_killed(self, *arguments):
-        start(self, *arguments)
-        os.kill(self.process.pid, signal.SIGKILL)
+    def started_and_killed(self):
+        start(self)
+        os.kill(self._builder.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(token_builder._Builder, "__init__", started_and_killed)
+    monkeypatch.setattr(GrowingCache, "_start_builder", started_and_killed)
     with pytest.raises(TokenBuildError, match="was killed by signal 9"):
         growing().wait_for(None)
 
@@ -126,7 +126,7 @@ from training.data.text import TextSource
 from pathlib import Path
 cache = GrowingCache(TokenCache(Path(sys.argv[1])), TextSource(sys.argv[2]), None)
 cache.start()
-print(cache._builder.process.pid, flush=True)
+print(cache._builder.pid, flush=True)
 time.sleep(1000)
 """
 
@@ -264,7 +264,7 @@ def test_too_little_data_is_a_configuration_error(tiny, tokenizer, tmp_path):
 
 def test_an_error_in_the_held_out_text_is_raised_while_training(tiny, tokenizer):
     pending = held_out(tiny(data__validation_split="absent"), tokenizer)
-    pending.tokens._builder.process.wait(60)
+    pending.tokens._builder.wait(60)
     with pytest.raises(ConfigurationError, match="absent"):
         pending.tokens.check()
 

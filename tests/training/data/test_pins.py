@@ -110,10 +110,11 @@ def test_the_members_of_a_sweep_are_pinned_together_even_when_all_start_at_once(
     assert start(99) == pin["commit"]
 
 
-def test_a_sweep_that_was_begun_without_pins_takes_its_members_commit(upstream, on_the_hub, tmp_path):
+def test_a_member_of_a_sweep_keeps_its_own_commit_and_may_ask_for_another(upstream, on_the_hub, tmp_path):
     started(tmp_path / "runs" / "first", on_the_hub())
     before = upstream.commit
     upstream.push()
+    assert pinned_with_sweep(on_the_hub(), tmp_path / "runs" / "first").data.revision == before
     assert pinned_with_sweep(on_the_hub(), tmp_path / "runs" / "second").data.revision == before
     other = on_the_hub(data__revision="c" * 40)
     assert pinned_with_sweep(other, tmp_path / "runs" / "third").data.revision == "c" * 40

@@ -42,7 +42,7 @@ def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folde
     before = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert prepare("--config", config).exit_code == 0
     assert {path: path.read_bytes() for path in before} == before
-    monkeypatch.setattr("training.data.builder._Builder", None)  # nothing is left to build
+    monkeypatch.setattr("training.data.builder.GrowingCache._start_builder", None)  # nothing is left to build
     tokenizer = load_tokenizer(str(tokenizer_folder))
     training_data(tiny(data__cache_dir=str(tmp_path / "cache")), tokenizer).tokens.close()
 

@@ -13,7 +13,6 @@ import yaml
 
 from tests.conftest import make_documents, write_dataset
 from training.configuration.arguments import ConfigurationError
-from training.data import parts
 from training.data import text as text_module
 from training.data.text import Place, TextSource
 from training.run.inputs import check_inputs, data_order, held_out, text_sources
@@ -41,8 +40,8 @@ def crawls(tmp_path_factory):
 @pytest.fixture(params=[1 << 23, 700], ids=["files", "row groups"])
 def part_bytes(request, monkeypatch):
     """Whole files are parts, or a few row groups are."""
-    monkeypatch.setattr(parts, "PART_BYTES", request.param)
-    monkeypatch.setattr(parts, "GROUP", 5)
+    monkeypatch.setattr(text_module, "PART_BYTES", request.param)
+    monkeypatch.setattr(text_module, "GROUP", 5)
 
 
 def crawl_of(text):
@@ -52,8 +51,8 @@ def crawl_of(text):
 def test_a_prefix_is_a_sample_of_all_files_and_nothing_is_lost(crawls, part_bytes, monkeypatch):
     documents = list(TextSource(str(crawls), file_seed=0).documents())
     assert sorted(documents) == sorted(TextSource(str(crawls)).documents())
-    if parts.PART_BYTES > 700:
-        monkeypatch.setattr(parts, "GROUP", 16)
+    if text_module.PART_BYTES > 700:
+        monkeypatch.setattr(text_module, "GROUP", 16)
         documents = list(TextSource(str(crawls), file_seed=0).documents())
         for n in (CRAWLS, 10 * CRAWLS, 50 * CRAWLS):  # every file at the same rate, from the first documents on
             counts = [sum(crawl_of(text) == crawl for text in documents[:n]) for crawl in range(CRAWLS)]
@@ -89,13 +88,15 @@ def test_reading_resumes_at_any_place_and_notices_other_documents(crawls, part_b
 
 
 def test_what_lies_before_the_group_of_a_place_is_not_opened_again(crawls, monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 700)
+    monkeypatch.setattr(text_module, "PART_BYTES", 700)
     source = TextSource(str(crawls), file_seed=0)
     *_, (_, place) = source.batches(16)
-    opened, open_part = [], parts.ShuffledRows._open
-    monkeypatch.setattr(parts.ShuffledRows, "_open", lambda self, *part: opened.append(part) or open_part(self, *part))
+    opened, open_part = [], text_module.ShuffledRows._open
+    monkeypatch.setattr(
+        text_module.ShuffledRows, "_open", lambda self, *part: opened.append(part) or open_part(self, *part)
+    )
     assert sum(len(texts) for texts, _ in source.batches(16, place)) == CRAWLS * ROWS - place.documents
-    assert len(opened) <= 2 * parts.GROUP
+    assert len(opened) <= 2 * text_module.GROUP
 
 
 def test_whole_files_before_a_place_are_not_read_again(crawls, monkeypatch):
@@ -113,7 +114,7 @@ def test_whole_files_before_a_place_are_not_read_again(crawls, monkeypatch):
 def test_row_groups_larger_than_a_part_are_read_beside_each_other(tmp_path, monkeypatch):
     """Most parts of such files are empty: a row group is not cut."""
     folder = write_crawls(tmp_path / "large", row_group_size=ROWS)
-    monkeypatch.setattr(parts, "PART_BYTES", 100)
+    monkeypatch.setattr(text_module, "PART_BYTES", 100)
     documents = list(TextSource(str(folder), file_seed=0).documents())
     assert len(documents) == CRAWLS * ROWS
     assert len({crawl_of(text) for text in documents[:CRAWLS]}) == CRAWLS
@@ -134,7 +135,7 @@ def test_files_of_other_formats_alternate_in_proportion_to_their_size(tmp_path):
 
 
 def test_one_file_is_drawn_by_its_row_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 300)
+    monkeypatch.setattr(text_module, "PART_BYTES", 300)
     pq.write_table(pa.table({"text": [f"date {i // 100} {i}" for i in range(1000)]}), tmp_path / "all.parquet", 20)
     documents = list(TextSource(str(tmp_path / "all.parquet"), file_seed=0).documents())
     assert sorted(documents) == sorted(f"date {i // 100} {i}" for i in range(1000))
