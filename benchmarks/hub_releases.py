@@ -45,7 +45,7 @@ RUNS_PER_REPOSITORY = 7
 JSON_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 CODE_FILES = (
     *("modeling_switch_moe.py", "configuration_switch_moe.py"),
-    *("experts.py", "losses.py", "outputs.py", "routing.py"),
+    *("experts.py", "losses.py", "routing.py"),
 )
 
 

@@ -12,8 +12,14 @@ A saved model carries these files with it, so that `trust_remote_code=True` load
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from .configuration_switch_moe import SwitchMoeConfig
-from .modeling_switch_moe import SwitchMoeForCausalLM, SwitchMoeModel, SwitchMoePreTrainedModel
-from .outputs import RoutingStatistics, SwitchMoeCausalLMOutputWithPast, SwitchMoeModelOutputWithPast
+from .modeling_switch_moe import (
+    RoutingStatistics,
+    SwitchMoeCausalLMOutputWithPast,
+    SwitchMoeForCausalLM,
+    SwitchMoeModel,
+    SwitchMoeModelOutputWithPast,
+    SwitchMoePreTrainedModel,
+)
 
 AutoConfig.register(SwitchMoeConfig.model_type, SwitchMoeConfig, exist_ok=True)
 AutoModel.register(SwitchMoeConfig, SwitchMoeModel, exist_ok=True)

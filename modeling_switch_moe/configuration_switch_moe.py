@@ -1,12 +1,8 @@
 """Configuration of the Switch-MoE decoder of Ludziejewski et al. 2025 (arXiv 2502.05172).
 
-The defaults are the architecture of the paper's runs: pre-norm LayerNorm with bias, no final norm, rotary positions
-with base 10000, SwiGLU with an inner width of three times the hidden size, an untied head, and a top-1 router in each
-block. `num_experts=1` is the dense baseline of the paper: the feed-forward is then an ordinary SwiGLU and there is no
-router at all.
-
-Names are transformers' (`hidden_size`, `num_hidden_layers`, ...); the paper calls them d_model, n_blocks, n_heads, E.
-This file travels with released checkpoints as remote code, so it imports nothing but transformers and huggingface_hub.
+The defaults are the paper's runs: pre-norm LayerNorm with bias, no final norm, rotary positions with base 10000, a
+SwiGLU three times as wide as the model, an untied head, and a top-1 router in each block. Names are transformers'.
+This file travels with released checkpoints, so it imports nothing but transformers and huggingface_hub.
 """
 
 import difflib
@@ -17,20 +13,13 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_experts")
+COEFFICIENTS = ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range")
 # Fields, whether a value is allowed, and what is.
 RANGES = (
     ((*SIZES, "max_position_embeddings"), lambda v: v >= 1, "an integer of at least 1"),
+    (("capacity_group_tokens",), lambda v: v is None or v >= 1, "an integer of at least 1, or None"),
     (("capacity_factor",), lambda v: v is None or 0 < v < math.inf, "a finite number above 0, or None (dropless)"),
-    (
-        ("capacity_group_tokens",),
-        lambda v: v is None or v >= 1,
-        "an integer of at least 1, or None (all tokens of a call)",
-    ),
-    (
-        ("router_aux_loss_coef", "router_z_loss_coef", "initializer_range"),
-        lambda v: 0 <= v < math.inf,
-        "a finite number of at least 0",
-    ),
+    (COEFFICIENTS, lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
     (("norm_eps", "initializer_scale"), lambda v: 0 < v < math.inf, "a finite number above 0"),
     (("attention_dropout",), lambda v: 0 <= v < 1, "at least 0 and below 1"),
 )
@@ -40,43 +29,38 @@ RANGES = (
 class SwitchMoeConfig(PreTrainedConfig):
     r"""Configuration of [`SwitchMoeModel`] and [`SwitchMoeForCausalLM`].
 
-    Every field is keyword-only and type-checked; a wrong type or a value outside its range raises one
-    `huggingface_hub.errors.StrictDataclassError` that names the field, the value and what is allowed, and a field name
-    that looks like a misspelt one raises a `ValueError`.
+    Every field is keyword-only and type-checked. A wrong type or a value outside its range raises a
+    `huggingface_hub.errors.StrictDataclassError` with field, value and what is allowed; a misspelt name a ValueError.
 
     Args:
-        vocab_size: rows of the embedding and of the (untied) head. 50257 is the GPT-2 vocabulary of the paper.
-        hidden_size: width of the residual stream, d_model.
+        vocab_size: rows of the embedding and of the head. 50257 is the GPT-2 vocabulary of the paper.
+        hidden_size: width of the residual stream, the paper's d_model.
         num_hidden_layers: number of blocks, n_blocks.
-        num_attention_heads: heads of the multi-head attention; must divide `hidden_size` into heads of even width.
+        num_attention_heads: heads of the attention, n_heads; `hidden_size / num_attention_heads` must be even.
         intermediate_size: inner width of each expert's SwiGLU; `None` means `3 * hidden_size`.
-        num_experts: experts per block, E. 1 is a dense block without a router.
-        max_position_embeddings: sequence length of training, in tokens. Rotary positions have no table, so longer
-            inputs run (with one warning), but the model has not seen them.
+        num_experts: experts per block, E. 1 is a dense block, an ordinary SwiGLU without a router.
+        max_position_embeddings: sequence length of training, in tokens. Longer inputs run with one warning.
         capacity_factor: in training an expert takes at most `floor(capacity_factor * G / E)` of the G tokens of a
             capacity group, first come first kept; the others pass by the residual only. `None` trains dropless.
             Evaluation and generation are dropless always.
         capacity_group_tokens: tokens of a capacity group, G: consecutive tokens of a forward call (row after row) that
-            compete for an expert's places and that the balance loss is counted over. `None` means all tokens of a
-            call. With a size, calls that hold whole groups drop the same tokens however many groups each of them
-            holds; a group that a call does not fill counts the tokens it has.
-        router_aux_loss_coef: weight of the load-balancing loss in the training loss (0.01 in the paper).
-        router_z_loss_coef: weight of the router z-loss in the training loss (0.001 in the paper).
-        norm_type: "layer_norm" (weight and bias, the paper's runs) or "rms_norm" (weight only).
+            compete for an expert's places and that the balance loss is counted over; `None`: all tokens of a call.
+            Calls that hold whole groups drop the same tokens however many groups each of them holds.
+        router_aux_loss_coef: weight of the load-balancing loss in the training loss.
+        router_z_loss_coef: weight of the router z-loss in the training loss.
+        norm_type: "layer_norm" (weight and bias) or "rms_norm" (weight only).
         norm_eps: epsilon of every norm.
-        final_norm: whether a norm stands between the last block and the head (the paper's runs have none).
+        final_norm: whether a norm stands between the last block and the head.
         attention_precision: "float32" computes rotation, scores, softmax and weighted values in fp32 under autocast
-            and under 16-bit weights, as the paper's text says; "compute" runs attention in the activations' precision
-            (only the rotation in fp32), as the paper's runs in fact did, and is the fast path on GPUs. The
-            flash-attention kernels have no fp32 and always use "compute".
+            and under 16-bit weights, as the paper's text says; "compute" only the rotation, as the paper's runs in
+            fact did, and is the fast path on GPUs. Flash attention has no fp32 and always uses "compute".
         initialization: "paper" is a truncated normal of std `sqrt(initializer_scale / fan_in)` cut at +-0.2, with
             fan_in 1 for the embedding, `num_experts * intermediate_size` for the down projections and `hidden_size`
             for the rest; "normal" is a normal of std `initializer_range` for all weights.
-        initializer_scale: scale of the "paper" initialisation.
-        initializer_range: standard deviation of the "normal" initialisation.
-        attention_dropout: dropout on the attention probabilities in training (0 in the paper).
+        initializer_scale, initializer_range: of the two initialisations.
+        attention_dropout: dropout on the attention probabilities in training.
         rope_parameters: rotary parameters in transformers' form; `None` is `rope_theta` 10000, type "default".
-        tie_word_embeddings: share one matrix between embedding and head (the paper does not).
+        tie_word_embeddings: share one matrix between embedding and head.
         output_router_logits: return every block's router logits by default.
         use_cache: keep keys and values while generating.
     """
@@ -131,9 +115,8 @@ class SwitchMoeConfig(PreTrainedConfig):
 
     def _refuse_misspelt(self, kwargs: dict[str, Any]) -> None:
         """transformers keeps unknown fields silently; one that looks like a field of ours is a typing error."""
-        own = set(SwitchMoeConfig.__annotations__)
         for name in kwargs:
-            guess = difflib.get_close_matches(name, own, n=1, cutoff=0.86)
+            guess = difflib.get_close_matches(name, SwitchMoeConfig.__annotations__, n=1, cutoff=0.86)
             if guess and name not in self.attribute_map:
                 raise ValueError(f"Unknown field {name!r} of SwitchMoeConfig; did you mean {guess[0]!r}?")
 
@@ -145,14 +128,11 @@ class SwitchMoeConfig(PreTrainedConfig):
             for name in names
             if not is_allowed(getattr(self, name))
         ]
-        if not problems and self.hidden_size % self.num_attention_heads:
-            problems.append(
-                f"num_attention_heads={self.num_attention_heads} must divide hidden_size={self.hidden_size}"
-            )
+        heads, width = self.num_attention_heads, self.hidden_size
+        if not problems and width % heads:
+            problems.append(f"num_attention_heads={heads} must divide hidden_size={width}")
         elif not problems and self.head_dim % 2:
-            problems.append(
-                f"hidden_size/num_attention_heads={self.head_dim} must be even, because rotary positions turn pairs"
-            )
+            problems.append(f"hidden_size/num_attention_heads={self.head_dim} must be even, for rotary positions")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             ids = getattr(self, name)
             for token in ids if isinstance(ids, list) else [ids]:
@@ -166,19 +146,13 @@ class SwitchMoeConfig(PreTrainedConfig):
         """How tensor parallelism splits the base model: heads, and inner widths of the feed-forward."""
         if "base_model_tp_plan" in self.__dict__:
             return self.__dict__["base_model_tp_plan"]
-        plan = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
-        plan["layers.*.self_attn.o_proj"] = "rowwise"
-        if self.num_experts == 1:
-            return plan | {
-                "layers.*.mlp.gate_proj": "colwise",
-                "layers.*.mlp.up_proj": "colwise",
-                "layers.*.mlp.down_proj": "rowwise",
-            }
-        return plan | {
-            "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
-            "layers.*.mlp.experts.down_proj": "rowwise",
-            "layers.*.mlp.experts": "moe_tp_experts",
-        }
+        mlp = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+        if self.num_experts > 1:
+            mlp = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
+            mlp = {f"experts.{name}": way for name, way in mlp.items()} | {"experts": "moe_tp_experts"}
+        plan = {f"self_attn.{name}_proj": "colwise" for name in "qkv"} | {"self_attn.o_proj": "rowwise"}
+        plan |= {f"mlp.{name}": way for name, way in mlp.items()}
+        return {f"layers.*.{name}": way for name, way in plan.items()}
 
     @base_model_tp_plan.setter
     def base_model_tp_plan(self, plan: dict[str, str]) -> None:
@@ -187,17 +161,11 @@ class SwitchMoeConfig(PreTrainedConfig):
 
     @property
     def base_model_ep_plan(self) -> dict[str, str] | None:
-        """How expert parallelism splits the base model: whole experts per rank; none for a dense model.
-
-        Needs transformers 5.19 or newer.
-        """
+        """How expert parallelism (transformers 5.19 or newer) splits the base model; None for a dense model."""
         if self.num_experts == 1:
             return None
-        return {
-            "layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
-            "layers.*.mlp.experts.down_proj": "grouped_gemm",
-            "layers.*.mlp.experts": "ep_dispatch_experts",
-        }
+        weights = {f"layers.*.mlp.experts.{name}_proj": "grouped_gemm" for name in ("gate_up", "down")}
+        return weights | {"layers.*.mlp.experts": "ep_dispatch_experts"}
 
     @property
     def head_dim(self) -> int:
@@ -207,16 +175,12 @@ class SwitchMoeConfig(PreTrainedConfig):
     def num_parameters(self, active: bool = False, exact: bool = False) -> int:
         """Number of parameters by the paper's count (section on notation), or every one of them.
 
-        The paper counts embedding, head, attention and feed-forward and neglects router and norms:
-        N_total = 2 d V + (4 + 9 E) n_blocks d^2 and N_act = 2 d V + 13 n_blocks d^2 for an inner width of 3 d.
+        The paper neglects router and norms: N_total = 2 d V + (4 + 9 E) n_blocks d^2 and, for an inner width of 3 d,
+        N_act = 2 d V + 13 n_blocks d^2.
 
         Args:
             active: count one expert per block instead of all of them (what one token uses).
-            exact: also count router and norms, and a tied matrix once; without `active` this equals the sum over
-                `model.parameters()`.
-
-        Returns:
-            Number of scalar parameters.
+            exact: also count router and norms, and a tied matrix once, as the sum over `model.parameters()` does.
         """
         d, blocks, experts = self.hidden_size, self.num_hidden_layers, 1 if active else self.num_experts
         count = 2 * d * self.vocab_size + blocks * (4 * d * d + 3 * d * self.intermediate_size * experts)

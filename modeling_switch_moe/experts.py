@@ -2,8 +2,7 @@
 
 Each takes `(module, hidden_states [T, H], top_k_index [T, 1], top_k_weights [T, 1])`, the experts interface of
 transformers, and returns `[T, H]`: the chosen expert's output times its weight, zero where the weight is zero (a token
-dropped over capacity, or padding). `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj`
-`[E, H, I]`.
+dropped, or padding). `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj [E, H, I]`.
 
     "auto"        the choice of `automatic_experts_forward`; used unless `experts_implementation` says otherwise
     "capacity"    a fixed buffer of C rows per expert and batched matmuls; static shapes for compiled training steps
@@ -39,8 +38,7 @@ def capacity_experts_forward(
 ) -> torch.Tensor:
     """A buffer of C rows per expert and batched matmuls; no shape depends on the data.
 
-    In training C is the capacity of all groups together, which the router has already enforced. Without a capacity, or
-    with the experts of several ranks' tokens (expert parallelism), C must hold the worst case, all tokens in one
+    C is the capacity that the router enforces in training. Elsewhere it must hold the worst case, all tokens in one
     expert, unless the counts may be read from the device (outside a compiled graph).
     """
     num_tokens, num_experts = hidden_states.shape[0], module.num_experts
@@ -98,11 +96,9 @@ def automatic_experts_forward(
     data), or "batched_mm" for a handful of tokens on an accelerator, where gathering the experts that are hit is
     cheaper than a grouped launch.
 
-    On CPU "grouped_mm" was the faster of two short ways in most cases: its training step against that of "eager",
-    relative to the dense model of as many active parameters (torch 2.13, CPU time of one core with AMX;
-    `benchmarks.model_speed` measures both): fp32 at width 256 1.12 and 1.14 (E = 8), 1.23 and 1.22 (E = 32); at width
-    512 1.25 and 1.46, 2.08 and 2.82; bf16 autocast 1.64 and 1.33, 1.89 and 2.36. So ask for "eager" in bf16 with few
-    experts, where it multiplies in bf16 and "grouped_mm" in fp32.
+    On CPU "grouped_mm" is the faster of two short ways in most cases (`benchmarks.model_speed`: training steps at
+    width 512 in fp32 take 1.25 and 1.46 times the dense model's with E = 8, 2.08 and 2.82 with E = 32). Ask for
+    "eager" in bf16 with few experts, where it multiplies in bf16 and "grouped_mm" in fp32.
     """
     on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
     if has_capacity(module) and (compiling or not on_cpu):

@@ -1,8 +1,7 @@
 """Cross-entropy of the language-model head without ever holding the logits of a whole batch.
 
-With V vocabulary entries and T tokens the logits and their gradient are two `[T, V]` matrices in fp32: 3.3 GB for 8192
-tokens of the GPT-2 vocabulary, and on CPU most of the time of a small model's step. Here the rows are taken in chunks,
-and the gradients of each chunk are formed while its logits are at hand, so that nothing of size V is kept per token.
+The logits of 8192 tokens of the GPT-2 vocabulary and their gradient take 3.3 GB in fp32. Here the rows are taken in
+chunks, and the gradients of each chunk are formed while its logits are at hand.
 """
 
 import torch
@@ -26,11 +25,10 @@ def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Sum over targets of -log softmax(hidden @ weight.T)[target].
+    """-log softmax(hidden @ weight.T)[target]: the sum over targets, and each of them.
 
-    Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none), `dtype` of the matmuls. Output: an fp32
-    scalar.
-    The gradients are those of the sum and are formed in the forward pass; the backward pass scales them.
+    Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none), `dtype` of the matmuls. Outputs, fp32:
+    a scalar, whose gradients are formed in the forward pass and scaled in the backward pass; and `[N]` without any.
     """
 
     @staticmethod
@@ -39,11 +37,11 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         matrix, inputs = weight.to(dtype), hidden.to(dtype)
         grad_hidden = torch.empty_like(inputs) if with_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_grad else None
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        losses = torch.empty(len(inputs), dtype=torch.float32, device=hidden.device)
         step = rows_per_chunk(weight.shape[0], hidden.device)
-        for rows, goals, first in zip(
-            inputs.split(step), targets.split(step), range(0, len(inputs), step), strict=True
-        ):
+        for first in range(0, len(inputs), step):
+            chunk = slice(first, first + step)
+            rows, goals = inputs[chunk], targets[chunk]
             logits = (rows @ matrix.t()).float()
             valid = goals != IGNORE
             column = goals.where(valid, 0).unsqueeze(1)
@@ -52,44 +50,28 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             highest = logits.amax(1, keepdim=True)
             exponentials = logits.sub_(highest).exp_()
             mass = exponentials.sum(1)
-            total += torch.where(valid, mass.log() + highest.squeeze(1) - chosen, 0.0).sum()
+            losses[chunk] = torch.where(valid, mass.log() + highest.squeeze(1) - chosen, 0.0)
             if not with_grad:
                 continue
             probabilities = exponentials.mul_((valid / mass).unsqueeze(1))
             grad_logits = probabilities.scatter_add_(1, column, -valid.unsqueeze(1).float()).to(dtype)
-            torch.mm(grad_logits, matrix, out=grad_hidden[first : first + step])
+            torch.mm(grad_logits, matrix, out=grad_hidden[chunk])
             if dtype == torch.float32:
                 grad_weight.addmm_(grad_logits.t(), rows)
             else:
                 grad_weight += grad_logits.t() @ rows
+        ctx.mark_non_differentiable(losses)
         if with_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
             ctx.dtypes = hidden.dtype, weight.dtype
-        return total
+        return losses.sum(), losses
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_total):
+    def backward(ctx, grad_total, _):
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         return (grad_hidden * grad_total).to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), None, None
-
-
-@torch.no_grad()
-def token_losses(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """-log softmax(hidden @ weight.T)[target] of every target, fp32 `[N]` (0 where the target is -100).
-
-    Arguments as of `ChunkedCrossEntropy`, whose output is the sum of these; they have no gradient.
-    """
-    matrix, inputs = weight.to(dtype), hidden.to(dtype)
-    losses = torch.empty(len(inputs), dtype=torch.float32, device=hidden.device)
-    step = rows_per_chunk(weight.shape[0], hidden.device)
-    for rows, goals, out in zip(inputs.split(step), targets.split(step), losses.split(step), strict=True):
-        logits = (rows @ matrix.t()).float()
-        out.copy_(torch.nn.functional.cross_entropy(logits, goals, ignore_index=IGNORE, reduction="none"))
-    return losses
 
 
 class SwitchMoeHead(nn.Linear):
@@ -99,14 +81,11 @@ class SwitchMoeHead(nn.Linear):
     """
 
     def forward(
-        self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "sum"
-    ) -> torch.Tensor:
-        """`hidden_states [..., d]` to logits `[..., V]`, or with `targets [...]` to nats: their sum, a scalar, or with
-        `reduction="none"` each, in the shape of the targets and without a gradient."""
+        self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """`hidden_states [..., d]` to logits `[..., V]`, or with `targets [...]` to their nats: the sum, and each."""
         if targets is None:
             return super().forward(hidden_states)
-        dtype = compute_dtype(self.weight)
         rows, goals = hidden_states.flatten(0, -2), targets.to(hidden_states.device).reshape(-1)
-        if reduction == "none":
-            return token_losses(rows, self.weight, goals, dtype).view(targets.shape)
-        return ChunkedCrossEntropy.apply(rows, self.weight, goals, dtype)
+        total, losses = ChunkedCrossEntropy.apply(rows, self.weight, goals, compute_dtype(self.weight))
+        return total, losses.view(targets.shape)

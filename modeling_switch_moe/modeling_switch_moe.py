@@ -2,16 +2,15 @@
 
 Every block is x + Attention(LN(x)), then x + Switch(LN(x)); the last residual stream goes into the head without a norm
 (unless `final_norm`). A Switch feed-forward sends each token to one of E SwiGLU experts and scales its output by the
-router's probability; `num_experts=1` is a plain SwiGLU block without a router.
-
-Router, rotary positions and (by default) attention run in fp32 whatever the precision around them. In training the
-balance and z-losses of all blocks are summed, returned apart and added to the language-model loss.
+router's probability. Router, rotary positions and (by default) attention run in fp32 whatever the precision around
+them. In training the balance and z-losses of all blocks are summed and added to the language-model loss.
 
 Shapes: B rows, S positions, T = B * S tokens, H heads of width D, E experts, V vocabulary, L blocks.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,45 +22,81 @@ from transformers.generation import GenerationMixin
 from transformers.integrations import use_experts_implementation
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+from transformers.modeling_outputs import CausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.llama.modeling_llama import (
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple, logging
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple, logging
 from transformers.utils.generic import maybe_autocast, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_switch_moe import SwitchMoeConfig
 from .experts import SWITCH_EXPERTS
 from .losses import IGNORE, SwitchMoeHead
-from .outputs import RoutingStatistics, SwitchMoeCausalLMOutputWithPast, SwitchMoeModelOutputWithPast
 from .routing import LayerStatistics, dense_statistics, route
 
 logger = logging.get_logger(__name__)
 
 
+@dataclass
+class RoutingStatistics(ModelOutput):
+    """Routing of one forward call, per block. Detached, on the model's device, nothing waits for them.
+
+    Attributes:
+        tokens_per_expert, dropped_tokens, router_entropy: `[L, E]`, `[L]`, `[L]`; see [`LayerStatistics`].
+    """
+
+    tokens_per_expert: torch.LongTensor | None = None
+    dropped_tokens: torch.LongTensor | None = None
+    router_entropy: torch.FloatTensor | None = None
+
+
+@dataclass
+class SwitchMoeModelOutputWithPast(MoeModelOutputWithPast):
+    """Output of [`SwitchMoeModel`]: `last_hidden_state [B, S, hidden_size]`, the usual fields of transformers, and
+
+    Attributes:
+        router_logits: one float32 `[T, E]` per block, if asked for; empty for a dense model.
+        balance_loss, z_loss: scalars, summed over blocks, not scaled by their coefficients.
+        routing: [`RoutingStatistics`]; these three in training or on demand.
+    """
+
+    balance_loss: torch.FloatTensor | None = None
+    z_loss: torch.FloatTensor | None = None
+    routing: RoutingStatistics | None = None
+
+
+@dataclass
+class SwitchMoeCausalLMOutputWithPast(CausalLMOutputWithPast):
+    """Output of [`SwitchMoeForCausalLM`]: `logits [B, S, V]`, the usual fields of transformers, and
+
+    Attributes:
+        loss: scalar, lm_loss; in training + router_aux_loss_coef * balance_loss + router_z_loss_coef * z_loss.
+        lm_loss: scalar, cross-entropy in nats per target.
+        token_losses: fp32 `[B, S]`, the cross-entropy of every target, if asked for; without a gradient.
+        router_logits, balance_loss, z_loss, routing: as in [`SwitchMoeModelOutputWithPast`].
+    """
+
+    router_logits: tuple[torch.FloatTensor, ...] | None = None
+    lm_loss: torch.FloatTensor | None = None
+    token_losses: torch.FloatTensor | None = None
+    balance_loss: torch.FloatTensor | None = None
+    z_loss: torch.FloatTensor | None = None
+    routing: RoutingStatistics | None = None
+
+
 def make_norm(config: SwitchMoeConfig) -> nn.Module:
     """The norm the configuration names; both compute in fp32 inside and return the input's dtype."""
-    if config.norm_type == "rms_norm":
-        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+    norm = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
+    return norm(config.hidden_size, eps=config.norm_eps)
 
 
-class SwitchMoeRotaryEmbedding(nn.Module):
+class SwitchMoeRotaryEmbedding(LlamaRotaryEmbedding):
     """Tables of the rotary positions, always fp32; `forward(x, position_ids [B, S])` gives cos and sin `[B, S, D]`."""
-
-    def __init__(self, config: SwitchMoeConfig):
-        super().__init__()
-        self.config = config
-        self.max_seq_len_cached = config.max_position_embeddings
-        self.original_max_seq_len = config.max_position_embeddings
-        self.rope_type = config.rope_parameters["rope_type"]
-        compute: Callable = self.compute_default_rope_parameters
-        if self.rope_type != "default":
-            compute = ROPE_INIT_FUNCTIONS[self.rope_type]
-        inv_freq, self.attention_scaling = compute(config)
-        self.register_buffer("inv_freq", inv_freq, persistent=False)
-        self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
 
     @staticmethod
     def compute_default_rope_parameters(config: SwitchMoeConfig, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:
@@ -71,27 +106,15 @@ class SwitchMoeRotaryEmbedding(nn.Module):
 
     def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
         """Follow moves between devices but stay fp32: `model.to(torch.bfloat16)` would round the frequencies."""
-        before = dict(self.named_buffers())
-        super()._apply(fn, recurse)
-        for name, buffer in before.items():
-            moved = getattr(self, name)
-            if moved.dtype != buffer.dtype:
-                setattr(self, name, buffer.to(moved.device))
-        return self
 
-    @torch.no_grad()
-    @dynamic_rope_update
+        def move(buffer: torch.Tensor) -> torch.Tensor:
+            moved = fn(buffer)
+            return moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+
+        return super()._apply(move, recurse)
+
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with maybe_autocast(x.device.type, enabled=False):
-            angles = position_ids[..., None].float() * self.inv_freq.to(x.device, torch.float32)
-            angles = torch.cat((angles, angles), dim=-1)
-            return angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
-
-
-def apply_rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn `states [B, H, S, D]` by the angles of `cos, sin [B, 1, S, D]`, pairing dimension i with i + D/2."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-second, first), dim=-1) * sin
+        return super().forward(x.new_empty(0, dtype=torch.float32), position_ids)
 
 
 class SwitchMoeAttention(nn.Module):
@@ -119,33 +142,22 @@ class SwitchMoeAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = self.q_proj(hidden_states).view(shape).transpose(1, 2)
-        key = self.k_proj(hidden_states).view(shape).transpose(1, 2)
-        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        projected = (project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for states in projected)
         implementation = self.config._attn_implementation
         single = self.config.attention_precision == "float32" and "flash" not in (implementation or "")
         dtype = torch.float32 if single else query.dtype
         with maybe_autocast(hidden_states.device.type, enabled=False):
-            cos, sin = (table.unsqueeze(1) for table in position_embeddings)
-            query = apply_rotary(query.float(), cos, sin).to(dtype)
-            key = apply_rotary(key.float(), cos, sin).to(dtype)
-            value = value.to(dtype)
+            query, key = apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
             if past_key_values is not None:
                 key, value = past_key_values.update(key, value, self.layer_idx)
             attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
             if single and isinstance(attention_mask, torch.Tensor) and attention_mask.is_floating_point():
                 attention_mask = attention_mask.float()
-            output, probabilities = attend(
-                self,
-                query,
-                key,
-                value,
-                attention_mask,
-                dropout=self.attention_dropout if self.training else 0.0,
-                scaling=self.scaling,
-                **kwargs,
-            )
+            dropout = self.attention_dropout if self.training else 0.0
+            states = (query, key, value, attention_mask)
+            output, probabilities = attend(self, *states, dropout=dropout, scaling=self.scaling, **kwargs)
         output = output.reshape(*hidden_states.shape[:-1], -1).to(hidden_states.dtype)
         return self.o_proj(output), probabilities
 
@@ -232,17 +244,15 @@ class SwitchMoeDenseBlock(nn.Module):
         output = self.down_proj(F.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
         if not with_statistics:
             return output, None
-        if token_mask is not None:
-            return output, dense_statistics(token_mask.sum())
-        count = hidden_states.shape[0] * hidden_states.shape[1]
-        return output, dense_statistics(torch.full((), count, dtype=torch.long, device=output.device))
+        # a tensor and not a number, which a compiled step would specialise on
+        mask = output.new_ones(output.shape[:2], dtype=torch.bool) if token_mask is None else token_mask
+        return output, dense_statistics(mask.sum())
 
 
 class SwitchMoeDecoderLayer(GradientCheckpointingLayer):
     """One block. Returns the residual stream followed by the five tensors of `LayerStatistics`, if measured.
 
-    The statistics leave the block as plain outputs: their gradients then pass through gradient checkpointing of either
-    kind, and recomputation counts nothing twice.
+    As plain outputs their gradients pass through gradient checkpointing, and recomputation counts nothing twice.
     """
 
     def __init__(self, config: SwitchMoeConfig, layer_idx: int):
@@ -262,13 +272,8 @@ class SwitchMoeDecoderLayer(GradientCheckpointingLayer):
         with_statistics: bool = True,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, ...]:
-        attended, _ = self.self_attn(
-            hidden_states=self.input_layernorm(hidden_states),
-            position_embeddings=position_embeddings,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            **kwargs,
-        )
+        normed = self.input_layernorm(hidden_states)
+        attended, _ = self.self_attn(normed, position_embeddings, attention_mask, past_key_values, **kwargs)
         hidden_states = hidden_states + attended
         switched, statistics = self.mlp(self.post_attention_layernorm(hidden_states), token_mask, with_statistics)
         return (hidden_states + switched, *(statistics or ()))
@@ -301,14 +306,9 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise the parameters that `module` itself holds (transformers calls this for every module, once)."""
         super()._init_weights(module)
-        if isinstance(module, nn.Linear):
-            self._init_weight(module.weight, module.in_features)
-        elif isinstance(module, nn.Embedding):
-            self._init_weight(module.weight, 1)
-        elif isinstance(module, SwitchMoeRouter):
-            self._init_weight(module.weight, self.config.hidden_size)
+        if isinstance(module, (nn.Linear, nn.Embedding, SwitchMoeRouter)):
+            self._init_weight(module.weight, 1 if isinstance(module, nn.Embedding) else module.weight.shape[1])
         elif isinstance(module, SwitchMoeExperts):
             self._init_weight(module.gate_up_proj, module.hidden_dim)
             # The runs count the inner widths of all experts: the output shrinks with sqrt(E).
@@ -316,12 +316,10 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
 
     def _init_weight(self, weight: torch.Tensor, fan_in: int) -> None:
         """Initialise one matrix by the configured preset; does nothing to weights that were loaded."""
-        if self.config.initialization == "normal":
-            init.normal_(weight, std=self.config.initializer_range)
-            return
-        std = (self.config.initializer_scale / fan_in) ** 0.5
-        if 6 * std < INITIAL_CUT:
-            init.normal_(weight, std=std)  # the cut would never act (probability below 2e-9)
+        normal = self.config.initialization == "normal"
+        std = self.config.initializer_range if normal else (self.config.initializer_scale / fan_in) ** 0.5
+        if normal or 6 * std < INITIAL_CUT:  # where the cut would never act: probability below 2e-9
+            init.normal_(weight, std=std)
         else:
             init.trunc_normal_(weight, std=std, a=-INITIAL_CUT, b=INITIAL_CUT)
 
@@ -335,12 +333,7 @@ class SwitchMoePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As in transformers, which would only warn when the checkpoint is dense and the configuration is not.
-
-        Raises:
-            ValueError: the checkpoint has one expert and the configuration several, or the other way round.
-            RuntimeError: (from transformers) weights of another width or another number of experts.
-        """
+        """As in transformers; raises ValueError, and not only a warning, if one of checkpoint and config is dense."""
         model, loading = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         foreign = r"mlp\.(experts|router)\." if model.config.num_experts == 1 else r"mlp\.(gate|up|down)_proj\."
         for name in sorted(loading["unexpected_keys"]):
@@ -401,12 +394,11 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
             output_routing: return losses and routing statistics; default: in training.
 
         Raises:
-            ValueError: both or none of `input_ids` and `inputs_embeds`, no tokens at all, or (where it can be seen
-                without waiting for a device) a token id outside the vocabulary.
+            ValueError: both or none of `input_ids` and `inputs_embeds`, no tokens, or (on CPU) an id that is no token.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of input_ids and inputs_embeds.")
-        self._check_inputs(input_ids if inputs_embeds is None else inputs_embeds, inputs_embeds is None)
+        self._check_inputs(input_ids if inputs_embeds is None else inputs_embeds)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:
@@ -448,7 +440,7 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
         )
         return self._add_statistics(output, statistics) if with_statistics else output
 
-    def _check_inputs(self, inputs: torch.Tensor, are_ids: bool) -> None:
+    def _check_inputs(self, inputs: torch.Tensor) -> None:
         if 0 in inputs.shape:
             raise ValueError(f"The input has no tokens: its shape is {tuple(inputs.shape)}.")
         if torch.compiler.is_compiling():
@@ -456,14 +448,13 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
         if inputs.shape[1] > self.config.max_position_embeddings:
             logger.warning_once(
                 f"The sequence has {inputs.shape[1]} tokens, more than max_position_embeddings="
-                f"{self.config.max_position_embeddings} of the configuration; the model was not trained on that."
+                f"{self.config.max_position_embeddings}; the model was not trained on that."
             )
-        if are_ids and inputs.device.type == "cpu":  # elsewhere looking would wait for the device, which checks itself
-            low, high = (int(bound) for bound in inputs.aminmax())
-            if low < 0 or high >= self.embed_tokens.num_embeddings:
+        if inputs.dim() == 2 and inputs.device.type == "cpu":  # looking elsewhere would wait for the device
+            low, high, size = *(int(bound) for bound in inputs.aminmax()), self.embed_tokens.num_embeddings
+            if low < 0 or high >= size:
                 raise ValueError(
-                    f"input_ids holds {low if low < 0 else high}, but token ids must lie in the vocabulary, "
-                    f"0 to {self.embed_tokens.num_embeddings - 1}."
+                    f"input_ids holds {low if low < 0 else high}, but ids must lie in the vocabulary, 0 to {size - 1}."
                 )
 
     @staticmethod
@@ -516,14 +507,11 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: see [`SwitchMoeModel`].
             labels: `[B, S]` targets before shifting (position s is predicted at s - 1); -100 is ignored.
             output_routing: return losses and routing statistics; default: in training or with labels.
-            output_logits: with targets, false computes the loss in chunks and returns no logits, which saves most of
-                the memory and, on CPU, much of the time of a training step with a large vocabulary.
+            output_logits: with targets, false computes the loss in chunks without logits: less memory and time.
             logits_to_keep: compute logits of only the last so many positions (0: all), or of the given ones.
-            output_token_losses: with targets and without logits, also return the loss of every target; for evaluation:
-                no loss has a gradient then.
+            output_token_losses: with targets and without logits, also return the loss of every target.
             shift_labels: `[B, S]` targets already aligned to the inputs, instead of `labels`.
-            num_items_in_batch: number of targets of the whole optimizer step; the cross-entropy is then a sum over it,
-                and the router losses count by this micro-batch's share, so that micro-batches add up to a mean.
+            num_items_in_batch: targets of the whole optimizer step; the losses are then this micro-batch's share.
         """
         targets = kwargs.get("shift_labels")
         if targets is not None:
@@ -549,15 +537,12 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
         if targets is not None:
             count = (targets != IGNORE).sum()
             num_items = kwargs.get("num_items_in_batch")
-            if num_items is None:
-                num_items = count
-            elif isinstance(num_items, torch.Tensor):
-                num_items = num_items.to(count.device)
+            if not isinstance(num_items, torch.Tensor):
+                num_items = count if num_items is None else torch.full_like(count, num_items)
+            num_items = num_items.to(count.device)
             if logits is None:
-                total = self._loss_without_logits(outputs.last_hidden_state, targets, each=output_token_losses)
-                if output_token_losses:
-                    token_losses, total = total, total.sum()
-                lm_loss = total / (num_items.to(total.device) if isinstance(num_items, torch.Tensor) else num_items)
+                total, losses = self._loss_without_logits(outputs.last_hidden_state, targets)
+                lm_loss, token_losses = total / num_items.to(total.device), losses if output_token_losses else None
             else:
                 lm_loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             loss = lm_loss
@@ -566,31 +551,19 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
                 auxiliary = auxiliary + self.config.router_z_loss_coef * outputs.z_loss
                 # This micro-batch's share of the targets of the optimizer step: 1 where the loss is a mean by itself.
                 loss = lm_loss + (auxiliary * (count / num_items).to(auxiliary.device)).to(lm_loss.device)
+        shared = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return SwitchMoeCausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            router_logits=outputs.router_logits,
-            lm_loss=lm_loss,
-            token_losses=token_losses,
-            balance_loss=outputs.balance_loss,
-            z_loss=outputs.z_loss,
-            routing=outputs.routing,
+            loss=loss, logits=logits, lm_loss=lm_loss, token_losses=token_losses, **shared
         )
 
-    def _loss_without_logits(self, hidden_states: torch.Tensor, targets: torch.Tensor, each: bool) -> torch.Tensor:
-        """Cross-entropy in nats, summed over the targets, or of `each` (`[B, S]`, no gradient).
-
-        A head that was replaced (LoRA, quantised) is asked for its logits.
-        """
-        reduction = "none" if each else "sum"
+    def _loss_without_logits(self, hidden_states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Cross-entropy in nats, summed over the targets, and each, `[B, S]` without a gradient."""
         if isinstance(self.lm_head, SwitchMoeHead):
-            return self.lm_head(hidden_states, targets=targets, reduction=reduction)
+            return self.lm_head(hidden_states, targets=targets)
+        # a head that was replaced (LoRA, quantised) only knows its logits
         logits = self.lm_head(hidden_states).float().flatten(0, -2)
-        losses = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction=reduction)
-        return losses.detach().view(targets.shape) if each else losses
+        losses = F.cross_entropy(logits, targets.reshape(-1).to(logits.device), reduction="none")
+        return losses.sum(), losses.detach().view(targets.shape)
 
 
 SwitchMoeModel.register_for_auto_class("AutoModel")

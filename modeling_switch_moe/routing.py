@@ -11,12 +11,10 @@ in the runs of Ludziejewski et al. 2025 (balance loss of Fedus et al. 2021, z-lo
     z         = mean_t(logsumexp(logits[t])^2)
 
 Group k is tokens k * G to (k + 1) * G - 1 of a call; tokens after the last whole group are a group of their own, and
-the mean over groups weighs each by its tokens. Only capacity and balance loss depend on which tokens are grouped, so
-calls that hold whole groups give the same drops, losses and gradients however many groups each of them holds. Without
-a group size a call is one group; in the authors' runs a group was one micro-batch on one device.
+the mean over groups weighs each by its tokens. Without a group size a call is one group; in the authors' runs a group
+was one micro-batch on one device. A masked token is not routed, takes no capacity and is not counted in G.
 
-Padding takes no part: a masked token is not routed, takes no capacity and is not counted in G. Nothing here waits for
-the device (no `.item()`, no data-dependent shapes), so it can stand inside a compiled or captured step.
+Nothing here waits for the device (no `.item()`, no data-dependent shapes), so it can stand inside a compiled step.
 """
 
 from typing import NamedTuple
@@ -30,8 +28,7 @@ class Routing(NamedTuple):
 
     Attributes:
         expert: `[T]` int64, the chosen expert; valid also for tokens that go nowhere.
-        gate: `[T]` float32, the probability that scales the expert's output; exactly 0 for dropped and masked tokens
-            (a kept token has at least 1/E), so `gate != 0` says which tokens are computed. NaN logits give a NaN gate.
+        gate: `[T]` float32, scales the expert's output; exactly 0 only for dropped and masked tokens.
     """
 
     expert: torch.Tensor
@@ -39,11 +36,10 @@ class Routing(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """What one block reports of its routing; the first two carry gradients, the rest are detached.
+    """What one block reports of its routing; only the losses carry gradients.
 
     Attributes:
-        balance_loss: scalar float32, 1 when balanced, not scaled by its coefficient.
-        z_loss: scalar float32, not scaled by its coefficient.
+        balance_loss, z_loss: scalar float32, not scaled by their coefficients; balance is 1 when balanced.
         tokens_per_expert: `[E]` int64, tokens choosing each expert before dropping.
         dropped_tokens: scalar int64, tokens over capacity.
         router_entropy: scalar float32, mean entropy of the router's distribution in nats per token (0 to ln E).
@@ -103,11 +99,8 @@ def route(
         logits: `[T, E]` float32 router logits.
         capacity_factor: capacity per expert as a multiple of the balanced share; `None` drops nothing.
         token_mask: `[T]` bool, false for padding; `None` means that every token is real.
-        with_statistics: compute losses and statistics (skipped while generating).
+        with_statistics: whether to compute losses and statistics (skipped while generating).
         group_tokens: tokens that capacity and balance loss are counted over; `None` means all of the call.
-
-    Returns:
-        The routing and, if asked for, the statistics.
     """
     num_tokens, num_experts = logits.shape
     size = min(group_tokens or num_tokens, num_tokens)
@@ -128,9 +121,8 @@ def route(
         kept = kept if token_mask is None else kept & token_mask
     if kept is not None:
         gate = torch.where(kept, gate, 0.0)
-    if not with_statistics:
-        return Routing(expert, gate), None
-    return Routing(expert, gate), measure(logits, log_normaliser, assignment, kept, token_mask, size)
+    statistics = measure(logits, log_normaliser, assignment, kept, token_mask, size) if with_statistics else None
+    return Routing(expert, gate), statistics
 
 
 def measure(
@@ -141,13 +133,12 @@ def measure(
     token_mask: torch.Tensor | None,
     size: int,
 ) -> LayerStatistics:
-    """Losses and statistics of one router call; see the module docstring for the formulas.
+    """Losses and statistics of one router call with groups of `size` tokens.
 
     Args:
         logits, log_normaliser: `[T, E]` and `[T]` float32, and its logsumexp.
         assignment: `[E, T]` bool, the choices of real tokens before dropping.
         kept, token_mask: `[T]` bool, tokens that an expert computes, and real tokens; `None` means all.
-        size: tokens of a group.
     """
     num_tokens, num_experts = logits.shape
     probabilities = (logits - log_normaliser.unsqueeze(1)).exp()

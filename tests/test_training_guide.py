@@ -20,13 +20,12 @@ from hub.record.run_record import RunRecord
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training import prepare
 from training import presets as presets_command
-from training.configuration import presets
 from training.configuration.arguments import SECTIONS
-from training.configuration.reading import parse_command_line
+from training.configuration.reading import PAPER, listing, parse_command_line, recipes
 from training.data.tokenizer import load_tokenizer
 from training.run.releaser import RELEASE_INCOMPLETE
 from training.run.step import build_model, model_config
-from training.sweep import cli as sweep_module
+from training.sweep import __main__ as sweep_module
 
 PAGE = DOCS / "training.md"
 GUIDE, COMMANDS = text_of(PAGE), command_lines(PAGE)
@@ -158,8 +157,8 @@ def test_what_the_text_names_exists():
         if section in SECTIONS and name != "json":
             assert name in SECTIONS[section].model_fields, f"{section}.{name}"
     for name in re.findall(r"`(paper/[\w-]+)`", GUIDE):
-        assert name in presets.names()
-    assert all(f"`{name}`" in GUIDE for name in presets.recipes())
+        assert name in {PAPER, *recipes(), *listing()}
+    assert all(f"`{name}`" in GUIDE for name in recipes())
     for path in re.findall(r"training/configs/[\w/.]+", GUIDE):
         assert (ROOT / path).exists(), path
     for command in re.findall(r"`python -m training.presets (show .+?)`", GUIDE):

@@ -11,4 +11,4 @@ from .data.tokenizer import train_tokenizer as train_tokenizer
 from .run.main import Run as Run
 from .sweep.file import Sweep as Sweep
 from .sweep.plan import plan_sweep as plan_sweep
-from .sweep.runner import run_sweep as run_sweep
+from .sweep.run import run_sweep as run_sweep

@@ -10,8 +10,7 @@ import yaml
 from hub.plain.commands import App, Json, Version
 from hub.plain.tables import Table, show
 from hub.plain.units import format_count
-from training.configuration.presets import PAPER, listing, recipes
-from training.configuration.reading import from_dict
+from training.configuration.reading import PAPER, from_dict, listing, recipes
 
 app = App(help="List and show the presets of train.py.", invoke_without_command=True, no_args_is_help=False)
 

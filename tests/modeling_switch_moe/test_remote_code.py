@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-SIBLINGS = ("experts", "losses", "outputs", "routing")
+SIBLINGS = ("experts", "losses", "routing")
 SCRIPT = """
 import json, sys
 sys.path = [p for p in sys.path if p not in ("", ".")]

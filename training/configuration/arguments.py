@@ -1,8 +1,4 @@
-"""The configuration of a run: one pydantic model per section. The defaults are the paper's recipe, the preset `paper`.
-
-The paper's names are used here (d_model, experts, …); `SwitchMoeConfig` has transformers' names. Every constraint
-stands on its field, or below the fields that it joins; `reading` turns YAML and flags into these models.
-"""
+"""The configuration of a run: one pydantic model per section. The defaults are the paper's recipe."""
 
 from __future__ import annotations
 
@@ -66,15 +62,8 @@ def _whole(value: int | float | str) -> int:
 Count = Annotated[int, BeforeValidator(_whole)]  # may be written as 2_000_000, 2e6, 2M or 0.5B
 PositiveCount = Annotated[Count, Field(gt=0)]
 Share = Annotated[float, _must("lie between 0 and 1", lambda share: 0 < share < 1)]
-Steps = Annotated[
-    list[int],
-    _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1])),
-]
-SweepName = Annotated[
-    str,
-    Field(max_length=32),
-    _must("be letters, digits, '.', '_' and '-', since it names repositories", re.compile(NAME_PATTERN).match),
-]
+_is_range = _must("be two steps, the second after the first", lambda s: not s or (len(s) == 2 and 0 <= s[0] < s[1]))
+_names_a_repository = _must("be letters, digits, '.', '_' and '-'", re.compile(NAME_PATTERN).match)
 License = Annotated[str, _must("be a licence of the Hub, such as mit, cc-by-4.0 or other", LICENSES.__contains__)]
 
 
@@ -91,7 +80,7 @@ class _Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any, info: ValidationInfo) -> Any:
-        """Values are words, one or a list of them: those of a flag, or as they stand in a YAML file."""
+        """Values are words, one or a list of them, of a flag or a YAML file."""
         if value is None or isinstance(value, (dict, BaseModel)):
             return value
         words = [str(word) for word in (value if isinstance(value, (list, tuple)) else [value])]
@@ -110,7 +99,7 @@ class RunArguments(_Section):
 
     output_dir: Annotated[str, _must("name a folder for this run", bool)] = ""
     """Folder of this run: trunk, branches, checkpoints, logs."""
-    sweep: SweepName = "run"
+    sweep: Annotated[str, Field(max_length=32), _names_a_repository] = "run"
     """Name of the sweep that the run belongs to."""
     seed: int = 0
     """Seed of the weights and of the data order."""
@@ -142,7 +131,7 @@ class RunArguments(_Section):
     """tensorboard, trackio, wandb or another of Accelerate's trackers."""
     progress: bool = True
     """Show a progress bar."""
-    profile_steps: Steps = []
+    profile_steps: Annotated[list[int], _is_range] = []
     """`FIRST LAST`: write a profiler trace of the steps from FIRST up to, but not including, LAST."""
     dry_run: bool = False
     """Print the plan and the cost of the run, make one step, and write nothing."""
@@ -193,8 +182,7 @@ class ModelArguments(_Section):
         heads = n_heads or width // 64
         if width % heads or width // heads % 2:
             raise ValueError(
-                f"model.d_model: {width}; it must give each of the {heads} heads an even number of dimensions, for "
-                "rotary embedding"
+                f"model.d_model: {width}; it must give each of the {heads} heads an even number of dimensions"
             )
         return n_heads
 
@@ -316,7 +304,7 @@ class OptimizerArguments(_Section):
 
 
 class TrainingArguments(_Section):
-    """Everything that decides a run."""
+    """Everything that decides a run. `reading` makes it from YAML and flags."""
 
     run: RunArguments = RunArguments()
     model: ModelArguments = ModelArguments()
@@ -329,14 +317,12 @@ class TrainingArguments(_Section):
         """One line for each problem that joins fields of several sections."""
         size = self.run.micro_batch_sequences
         problems = [
-            f"run.micro_batch_sequences: {size}; it must divide the batch of {stage.sequences} sequences from "
-            f"{stage.from_tokens} tokens on"
+            f"run.micro_batch_sequences: {size}; it must divide the batch of {stage.sequences} sequences"
             for stage in self.schedule.stages()
             if stage.sequences % size
         ]
         branch = self.schedule_at(peak=1.0).branch
-        checks: list[Callable[[], object]] = [partial(branch, tokens) for tokens in self.schedule.tokens]
-        for check in (self.check_capacity_group, *checks):
+        for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
             try:
                 check()
             except ValueError as error:
@@ -347,9 +333,8 @@ class TrainingArguments(_Section):
 
     def replaced(self, **sections: dict[str, Any]) -> TrainingArguments:
         """With other values of some fields, such as `replaced(run={"seed": 1})`; they are not checked again."""
-        return self.model_copy(
-            update={name: getattr(self, name).model_copy(update=fields) for name, fields in sections.items()}
-        )
+        changed = {name: getattr(self, name).model_copy(update=fields) for name, fields in sections.items()}
+        return self.model_copy(update=changed)
 
     def batch_ramp(self) -> BatchRamp:
         return BatchRamp(self.schedule.stages(), self.data.sequence_length)
@@ -371,10 +356,7 @@ class TrainingArguments(_Section):
         return self.replaced(model={"capacity_group_tokens": group})
 
     def holds_whole_groups(self, micro_batch_sequences: int | None = None) -> bool:
-        """Whether a micro-batch (by default the run's) holds whole capacity groups, or needs none.
-
-        Nothing is counted over groups without experts, and where neither tokens are dropped nor load is balanced.
-        """
+        """Whether a micro-batch (by default the run's) holds whole capacity groups, or nothing is counted by group."""
         m, size = self.model, micro_batch_sequences or self.run.micro_batch_sequences
         counted = m.experts > 1 and (m.capacity_factor > 0 or m.balance_loss > 0)
         group = m.capacity_group_tokens
@@ -386,10 +368,9 @@ class TrainingArguments(_Section):
             return
         group, length = self.model.capacity_group_tokens or 0, self.data.sequence_length
         raise ConfigurationError(
-            f"model.capacity_group_tokens: {group}; a micro-batch ({self.run.micro_batch_sequences} sequences of "
-            f"{length} tokens) must hold whole groups: make the group smaller ({self.micro_batch_tokens} or a divisor "
-            f"of it), make run.micro_batch_sequences a multiple of {group // math.gcd(group, length)}, or train "
-            "dropless and without balance loss (model.capacity_factor 0, model.balance_loss 0)"
+            f"model.capacity_group_tokens: {group}; a micro-batch ({self.micro_batch_tokens} tokens) must hold whole "
+            f"groups: give {self.micro_batch_tokens} or a divisor, make run.micro_batch_sequences a multiple of "
+            f"{group // math.gcd(group, length)}, or set model.capacity_factor and model.balance_loss to 0"
         )
 
     def check_processes(self, processes: int, micro_batch_sequences: int | None = None) -> None:
@@ -398,8 +379,8 @@ class TrainingArguments(_Section):
         for stage in self.schedule.stages():
             if stage.sequences // size % processes:
                 raise ConfigurationError(
-                    f"run.micro_batch_sequences: {size} cuts the batch of {stage.sequences} "
-                    f"sequences into a number of micro-batches that {processes} processes cannot share equally"
+                    f"run.micro_batch_sequences: {size} cuts the batch of {stage.sequences} sequences into a number "
+                    f"of micro-batches that {processes} processes cannot share equally"
                 )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -419,10 +400,4 @@ class TrainingArguments(_Section):
         write_bytes(path, yaml.safe_dump(self.to_dict(), sort_keys=False).encode())
 
 
-SECTIONS: dict[str, type[BaseModel]] = {
-    "run": RunArguments,
-    "model": ModelArguments,
-    "data": DataArguments,
-    "schedule": ScheduleArguments,
-    "optimizer": OptimizerArguments,
-}
+SECTIONS = {name: type(field.default) for name, field in TrainingArguments.model_fields.items()}

@@ -2,7 +2,11 @@
 
     accelerate launch train.py --preset paper/d512-E8 --config run.yaml --schedule.tokens 1B 2B
 
-The file wins over presets, and flags over both.
+The file (which may name presets, too: `preset: NAME`) wins over presets, and flags over both. The presets:
+
+    paper                 the recipe of Ludziejewski et al. 2025: the defaults of the fields of `arguments`
+    paper/d1024-E8        the recipe with one of the 51 configurations of the paper's listing: size, E, tokens
+    selective-decay, …    recipes that differ from the paper's; one YAML file each in `configs/presets`
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +25,13 @@ from pydantic import ValidationError
 
 from hub.plain.commands import version
 from hub.plain.errors import problem_lines
-from training.configuration import presets
+from hub.record.names import size_name
+from scaling_law.size.architecture import Architecture
+from scaling_law.size.recipe import ROWS
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
 
+PAPER = "paper"
+PRESETS = Path(__file__).parents[1] / "configs" / "presets"
 ALIASES = {"--dry-run": "--run.dry_run=true", "--push-to-hub": "--run.push_to_hub"}
 _NUMBER = re.compile(r"nan|[-+]?(inf|[\d.]+(e[-+]?\d+)?)")
 _KEYS = [*SECTIONS, *(f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields)]
@@ -30,13 +40,7 @@ _KEYS = [*SECTIONS, *(f"{section}.{name}" for section, model in SECTIONS.items()
 def parse_command_line(argv: list[str], output_dir: str = "") -> TrainingArguments:
     """`--preset NAME …`, `--config FILE.yaml` and any `--section.field value`; `--help` lists them all.
 
-    The file may name presets too (`preset: NAME`); `--preset` then takes their place.
-
-    Args:
-        output_dir: the default of run.output_dir, which has to be given otherwise.
-
-    Raises:
-        ConfigurationError: with one line per problem.
+    `--preset` takes the place of the file's presets; `output_dir` and errors are those of `from_dict`.
     """
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config")
@@ -81,10 +85,10 @@ def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str
     problems: list[str] = []
     chosen: dict[str, Any] = {}
     try:
-        chosen = presets.sections(values.get("preset") or [])
+        chosen = preset_sections(values.get("preset") or [])
     except ConfigurationError as error:
         problems.append(str(error))
-    sections = presets.merged({"run": {}}, chosen, values, _sections_of(flags, problems))
+    sections = merged({"run": {}}, chosen, values, _sections_of(flags, problems))
     if isinstance(run := sections["run"], dict) and run.get("output_dir") is None:
         run["output_dir"] = output_dir  # so that it is checked; every other default is valid
     try:
@@ -141,3 +145,75 @@ def _help() -> str:
             shown = " ".join(map(str, default)) if isinstance(default, list) else "" if default is None else default
             lines.append(f"  --{section}.{name:<24} {' '.join((field.description or '').split())} [{shown}]")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One configuration of the paper's listing with the token counts of all its runs, ascending."""
+
+    architecture: Architecture
+    tokens: tuple[int, ...]
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Parameters and shape."""
+        arch = self.architecture
+        return {"n_active": arch.n_active, "n_total": arch.n_total, **arch.shape}
+
+    def sections(self) -> dict[str, dict]:
+        """What it sets. The depth and heads stand there only where they are not d_model / 64."""
+        arch = self.architecture
+        model = {"d_model": arch.d_model, "experts": arch.experts}
+        if (arch.n_blocks, arch.n_heads) != (arch.d_model // 64,) * 2:
+            model |= {"n_blocks": arch.n_blocks, "n_heads": arch.n_heads}
+        return {"model": model, "schedule": {"tokens": list(self.tokens)}}
+
+
+@cache
+def listing() -> dict[str, Listed]:
+    """The configurations of the paper (Appendix "Experiments Listing") by name, smallest first.
+
+    The listing has some configurations in two rows; here each stands once, with the tokens of all its rows.
+    """
+    tokens: dict[Architecture, set[int]] = {}
+    for row in ROWS:
+        tokens.setdefault(row.architecture, set()).update(round(billions * 1e9) for billions in row.tokens)
+    found = {}
+    for arch in sorted(tokens, key=lambda a: (a.n_active, a.experts)):
+        found[f"{PAPER}/{size_name(**arch.shape)}"] = Listed(arch, tuple(sorted(tokens[arch])))
+    return found
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes other than the paper's: name -> YAML file."""
+    return {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
+
+
+def preset_sections(preset: str | list[str]) -> dict[str, Any]:
+    """What a preset sets, by section; of several, the later win. Raises ConfigurationError, naming the nearest."""
+    return merged(*(_preset(str(name)) for name in (preset if isinstance(preset, list) else [preset])))
+
+
+def merged(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Sections of fields as one, of which the later win. A section that is none is left for validation to refuse."""
+    sections: dict[str, Any] = {}
+    for name, fields in (item for layer in layers for item in layer.items() if item[0] != "preset"):
+        before = sections.setdefault(name, {})
+        if isinstance(before, dict):
+            sections[name] = {**before, **fields} if isinstance(fields, dict) else fields
+    return sections
+
+
+def _preset(name: str) -> dict[str, dict]:
+    if name == PAPER:
+        return {}  # the defaults of `arguments` are the paper's recipe
+    if name in listing():
+        return listing()[name].sections()
+    if name in recipes():
+        return yaml.safe_load(recipes()[name].read_text(encoding="utf-8"))
+    known = [PAPER, *recipes(), *listing()]
+    # A size of the paper whose number of experts or shape is not given as there gets all of that width offered.
+    near = [preset for preset in listing() if preset.startswith(name.partition("-")[0] + "-")]
+    near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}? " if near else ""
+    raise ConfigurationError(f"preset: no preset is named {name!r}; {hint}`python -m training.presets` lists them all")

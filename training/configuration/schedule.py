@@ -1,11 +1,9 @@
 """Learning rate and branch points as pure functions of the step (Ludziejewski et al. 2025, section 4.1).
 
-Nothing here keeps state, so nothing here can be restored wrongly: the step count alone says how many tokens have been
-seen, how large the next batch is and what the learning rate is.
-
-A *run* of D tokens warms up linearly, stays at the peak, and decays linearly to zero over its last `decay_fraction`.
-Runs of one size that differ only in D are equal until the shortest begins to decay, so they share a *trunk* at
-constant learning rate, and each D is a *branch* that leaves the trunk where its decay begins.
+Nothing here keeps state, so nothing can be restored wrongly. A *run* of D tokens warms up linearly, stays at the peak,
+and decays linearly to zero over its last `decay_fraction`. Runs of one size that differ only in D are equal until the
+shortest begins to decay, so they share a *trunk* at constant learning rate, and each D is a *branch* that leaves the
+trunk where its decay begins.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ class Schedule:
 
     Args:
         ramp: the batch ramp.
-        warmup_tokens: tokens of linear warm-up; the first step has learning rate 0, as in the authors' runs.
+        warmup_tokens: tokens of linear warmup; the first step has learning rate 0, as in the authors' runs.
         decay_fraction: the share of a run's tokens over which the rate goes linearly to 0, in (0, 1).
         peak: the constant learning rate between them.
     """
@@ -51,10 +49,8 @@ class Schedule:
         """
         end_step = self.ramp.steps(target_tokens)
         if end_step < 2:
-            raise ValueError(
-                f"schedule.tokens: {target_tokens}; it must be at least 2 steps of "
-                f"{self.ramp.sequences(0) * self.ramp.sequence_length} tokens"
-            )
+            step = self.ramp.sequences(0) * self.ramp.sequence_length
+            raise ValueError(f"schedule.tokens: {target_tokens}; it must be at least 2 steps of {step} tokens")
         tokens = self.ramp.tokens(end_step)
         decay_step = min(self.ramp.steps(tokens * (1 - self.decay_fraction)), end_step - 1)
         branch_point_tokens = self.ramp.tokens(decay_step)
@@ -68,8 +64,7 @@ class Schedule:
     def learning_rate(self, step: int, branch: Branch | None = None) -> float:
         """Learning rate of the update made at this step; without a branch, that of the trunk.
 
-        In a decay of n steps the last update has rate peak / n, not 0: the paper's runs execute one more step, whose
-        rate is 0 and which therefore changes nothing.
+        The last of n decay updates has rate peak / n; the paper's runs make one more step, of rate 0.
         """
         tokens = self.ramp.tokens(step)
         if tokens < self.warmup_tokens:

@@ -41,9 +41,8 @@ from hub.record.names import final_branch_name
 from scaling_law.planning import matched
 from scaling_law.planning.matched import MatchedPlan
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
-from training.configuration import presets
+from training.configuration import reading
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
-from training.configuration.reading import explained, from_dict, read_yaml
 from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run.inputs import settled
@@ -96,17 +95,13 @@ class SweepFile(BaseModel):
     def _fits(self) -> SweepFile:
         if {"runs", "source"} <= self.model_fields_set:
             raise ValueError("give either runs or from")
-        if self.where and self.source != [presets.PAPER]:
+        if self.where and self.source != [reading.PAPER]:
             raise ValueError("where goes with `from: paper`; a grid has overrides")
         return self
 
     def listed(self, folder: Path) -> list[dict[str, Any]]:
-        """The runs of `runs` or `from` as sections; one without fields where a grid alone makes the runs.
-
-        Args:
-            folder: where relative paths start.
-        """
-        if self.source == [presets.PAPER]:
+        """The runs of `runs` or `from`, whose relative paths start in `folder`; one empty run for a grid."""
+        if self.source == [reading.PAPER]:
             return _of_the_paper(self.where)
         return [run for path in self.source for run in _planned(folder / path)] if self.source else self.runs
 
@@ -186,11 +181,7 @@ class Sweep:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], output_dir: Path | None = None, folder: Path = Path()) -> Sweep:
-        """The sweep of a file's values.
-
-        Args:
-            output_dir: takes the place of the file's.
-            folder: where relative paths in `from` start.
+        """The sweep of a file's values; `output_dir` replaces the file's, relative paths in `from` start in `folder`.
 
         Raises:
             ConfigurationError: an unknown key, an empty sweep, or a run whose configuration cannot be used.
@@ -198,7 +189,7 @@ class Sweep:
         try:
             file = SweepFile.model_validate({name: value for name, value in values.items() if value is not None})
         except ValidationError as error:
-            raise ConfigurationError("sweep file: " + "\n  ".join(explained(error, _KEYS))) from None
+            raise ConfigurationError("sweep file: " + "\n  ".join(reading.explained(error, _KEYS))) from None
         points = itertools.product(file.listed(folder), file.points())
         runs = [_run(file, Path(output_dir or file.output_dir), listed, point) for listed, point in points]
         if not runs:
@@ -211,7 +202,7 @@ class Sweep:
     @classmethod
     def load(cls, path: str | Path, output_dir: Path | None = None) -> Sweep:
         """Read a sweep file; raises as `from_dict` does."""
-        return cls.from_dict(read_yaml(path, "sweep file"), output_dir, Path(path).parent)
+        return cls.from_dict(reading.read_yaml(path, "sweep file"), output_dir, Path(path).parent)
 
     def only(self, names: list[str]) -> Sweep:
         """The sweep with the runs of these names; all where none is given. Raises ConfigurationError."""
@@ -223,13 +214,13 @@ class Sweep:
 
 def _of_the_paper(where: str) -> list[dict[str, Any]]:
     """The configurations of the paper's listing that a filter keeps, each with the tokens for which it holds."""
-    listing = list(presets.listing().values())
+    configurations = list(reading.listing().values())
     try:
-        holds = parse_filter(where, [*listing[0].sizes, "tokens"], ())
+        holds = parse_filter(where, [*configurations[0].sizes, "tokens"], ())
     except RecordError as error:
         raise ConfigurationError(f"sweep file: where: {error}") from error
     found = []
-    for listed in listing:
+    for listed in configurations:
         if tokens := [tokens for tokens in listed.tokens if holds(listed.sizes | {"tokens": tokens})]:
             found.append(listed.sections() | {"schedule": {"tokens": tokens}})
     if not found:
@@ -239,7 +230,7 @@ def _of_the_paper(where: str) -> list[dict[str, Any]]:
 
 def _planned(path: Path) -> list[dict[str, Any]]:
     """The run of `scaling-law plan` (`--json` or `--output`), or the runs of `scaling-law match`."""
-    plan = read_yaml(path, "sweep file: from")  # JSON is YAML
+    plan = reading.read_yaml(path, "sweep file: from")  # JSON is YAML
     try:
         if plan.get("format") == matched.FORMAT:
             return MatchedPlan.load(path).configurations()
@@ -255,18 +246,17 @@ def _planned(path: Path) -> list[dict[str, Any]]:
 def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str, Any]) -> SweepRun:
     layers = [file.base, listed, point]
     chosen: Any = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
-    sections = presets.merged(presets.sections(chosen), *layers)
+    sections = reading.merged(reading.preset_sections(chosen), *layers)
     for override in file.overrides:
         fields = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
         if all(fields.get(name) == value for name, value in override.where.items()):
-            sections = presets.merged(sections, override.set)
+            sections = reading.merged(sections, override.set)
     rate = ""
     with suppress(KeyError, TypeError, ValueError):  # what is no rate is refused below
         rate = f"-lr{float(point['optimizer']['learning_rate']):g}"
     try:
-        arguments = from_dict(
-            presets.merged(sections, {"run": {"sweep": file.sweep + rate, "output_dir": str(folder)}})
-        )
+        own = {"sweep": file.sweep + rate, "output_dir": str(folder)}
+        arguments = reading.from_dict(reading.merged(sections, {"run": own}))
         name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
         return SweepRun(name, folder / name, settled(arguments.replaced(run={"output_dir": str(folder / name)})))
     except ConfigurationError as error:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES
 from training.configuration.schedule import Branch
 from training.sweep.file import Sweep, SweepRun
-from training.sweep.state import State, format_seconds, measured_flops_per_second, state, trained_tokens
+from training.sweep.run import State, format_seconds, measured_flops_per_second, state, trained_tokens
 
 MODEL_BYTES = 4.0  # per parameter of a finished model: fp32
 LEFT_OUT = "activations, logits, 16-bit copies under autocast, buffers of communication, and the allocator's reserve"
@@ -22,13 +22,12 @@ class RunPlan:
     """One trunk with its branches.
 
     Attributes:
+        vocab_assumed: the tokenizer is not on this machine, and sizes are those with GPT-2's vocabulary.
         tokens, training_flops: of the trunk to the last branch point and of every decay.
         separate_tokens, separate_flops: of the same branches as runs of their own.
         capacity_group_tokens: that capacity and balance loss are counted over; None where nothing is routed.
         memory_bytes: per device: fp32 weights, gradients and AdamW's moments; what `LEFT_OUT` names comes on top.
-        disk_bytes: at most, while it runs: the checkpoint of every branch point, the newest and one being written,
-            and the finished models.
-        vocab_assumed: the tokenizer is not on this machine, and sizes are those with GPT-2's vocabulary.
+        disk_bytes: at most: checkpoints of all branch points and two more, and the finished models.
         seconds: to train all of it; None where no speed is known.
     """
 
@@ -80,18 +79,12 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class SweepPlan(Summarised):
-    """The runs of a sweep and their sums.
-
-    Attributes:
-        flops_per_second: of one run, on all of its devices together; None where unknown.
-        speed_source: where that number is from.
-        shards: devices that a model is sharded over.
-    """
+    """The runs of a sweep and their sums. `flops_per_second` are those of one run, on all of its devices together."""
 
     sweep: str
     runs: tuple[RunPlan, ...]
     flops_per_second: float | None
-    speed_source: Literal["given", "measured", "unknown"]
+    speed_source: str  # given, measured or unknown
     shards: int
 
     def total(self, quantity: str) -> float:
@@ -126,8 +119,7 @@ class SweepPlan(Summarised):
                 format_seconds(run.seconds),
                 format_bytes(run.memory_bytes),
                 format_bytes(run.disk_bytes),
-                run.state
-                + (f" {run.share_done:.0%}" if run.state in ("waiting", "running") and run.share_done else ""),
+                run.state + (f" {run.share_done:.0%}" if 0 < run.share_done < 1 else ""),
             )
             for run in self.runs
         ]
@@ -145,11 +137,8 @@ class SweepPlan(Summarised):
         """What a reader of the numbers has to know."""
         flops, separate = (format_flops(self.total(name)) for name in ("training_flops", "separate_flops"))
         notes = [f"shared trunks save {self.saved:.0%} of the FLOPs of separate runs ({flops} instead of {separate})"]
-        if self.flops_per_second:
-            speed = f"{format_flops(self.flops_per_second)} FLOP/s for a run ({self.speed_source})"
-            notes.append(f"time: at {speed}, one run at a time")
-        else:
-            notes.append("time: unknown until one run has been timed; pass --flops-per-second to estimate it")
+        speed = f"at {format_flops(self.flops_per_second or 0)} FLOP/s ({self.speed_source}), one run at a time"
+        notes.append(f"time: {speed}" if self.flops_per_second else "time: unknown without --flops-per-second")
         groups = sorted({run.capacity_group_tokens for run in self.runs if run.capacity_group_tokens})
         if len(groups) > 1:
             sizes = ", ".join(f"{group:,}" for group in groups)
@@ -170,7 +159,5 @@ def plan_sweep(sweep: Sweep, flops_per_second: float | None = None, shards: int 
         shards: devices that weights, gradients and moments are sharded over (FSDP); 1 for one device or DDP.
     """
     speed = flops_per_second or measured_flops_per_second(sweep)
-    source: Literal["given", "measured", "unknown"] = (
-        "given" if flops_per_second else "measured" if speed else "unknown"
-    )
+    source = "given" if flops_per_second else "measured" if speed else "unknown"
     return SweepPlan(sweep.name, tuple(RunPlan.of(run, speed, shards) for run in sweep.runs), speed, source, shards)

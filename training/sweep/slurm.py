@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training.configuration.arguments import ConfigurationError
 from training.sweep.file import Sweep
-from training.sweep.launch import STOP_SECONDS
+from training.sweep.run import STOP_SECONDS
 
 MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
 WARNING_SECONDS = STOP_SECONDS + 60  # between the signal and the end: to write a checkpoint, and to requeue
@@ -41,7 +41,6 @@ exit "$status"
 def script(
     sweep: Sweep,
     sweep_file: Path,
-    *,
     gpus: int = 1,
     nodes: int = 1,
     at_most: int | None = None,
@@ -53,11 +52,9 @@ def script(
 
     Args:
         gpus: of each node; 0 trains on CPU.
-        nodes: of each run.
         at_most: runs at a time.
         accelerate_config: a file of `accelerate config`; by default DDP on one node, and FSDP2 on several.
-        sbatch: other options, each with its dashes.
-        setup: shell lines to run first.
+        sbatch, setup: other options, each with its dashes; shell lines to run first.
 
     Raises:
         ConfigurationError: the processes of the job cannot share the batches of a run, or an option is none.

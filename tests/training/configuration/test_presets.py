@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.size.recipe import ROWS, published_design
 from training import presets as presets_command
-from training.configuration import presets
 from training.configuration.arguments import ConfigurationError
-from training.configuration.reading import from_dict, parse_command_line
+from training.configuration.reading import from_dict, listing, parse_command_line
 from training.run.step import architecture, build_optimizer, model_config, peak_learning_rate
 
 OUT = {"run": {"output_dir": "out"}}
@@ -44,11 +43,11 @@ def test_the_model_of_the_paper():
 
 
 def test_every_listed_configuration_has_a_name():
-    listing = presets.listing()
-    assert len(listing) == 51
-    assert {listed.architecture for listed in listing.values()} == {row.architecture for row in ROWS}
-    assert sum(len(listed.tokens) for listed in listing.values()) == len(published_design().tokens) == 270
-    for name, listed in listing.items():
+    presets = listing()
+    assert len(presets) == 51
+    assert {listed.architecture for listed in presets.values()} == {row.architecture for row in ROWS}
+    assert sum(len(listed.tokens) for listed in presets.values()) == len(published_design().tokens) == 270
+    for name, listed in presets.items():
         arguments = from_dict({"preset": name, **OUT})
         assert architecture(arguments.model, 50257) == listed.architecture
         assert f"paper/{arguments.model.name}" == name
@@ -120,7 +119,7 @@ def test_presets_lose_to_yaml_and_yaml_to_flags(tmp_path):
         ("paper/d1024-E64", "did you mean .*paper/d1024-E8"),
         ("paper/d1408-E8", "did you mean .*paper/d1408-b21-h11-E8"),
         ("papr", "did you mean paper"),
-        (7, "no preset is named 7.*python -m training.presets"),
+        (7, "no preset is named '7'.*python -m training.presets"),
     ],
 )
 def test_an_unknown_preset_is_refused_with_the_nearest(name, message):

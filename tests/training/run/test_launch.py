@@ -13,10 +13,9 @@ from hub import RunRecord
 from modeling_switch_moe import SwitchMoeForCausalLM
 from modeling_switch_moe import modeling_switch_moe as modeling
 from training.configuration.arguments import ConfigurationError
-from training.sweep import launch
+from training.sweep import run as sweep_run
 from training.sweep.file import Sweep
-from training.sweep.runner import run_sweep
-from training.sweep.state import Attempt, lock_of, state
+from training.sweep.run import Attempt, lock_of, run_sweep, state
 
 FOLDER = Path(training.__file__).parent / "configs" / "accelerate"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -54,22 +53,22 @@ def test_accelerate_reads_the_file(path, monkeypatch):
 
 def test_processes_of_a_run_get_gpus_of_their_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
-    places = launch.environments(3, processes=2)
+    places = sweep_run.environments(3, processes=2)
     assert [place["CUDA_VISIBLE_DEVICES"] for place in places] == ["0,1", "2,3", "0,1"]
     for how in ({"processes": 8}, {"accelerate_config": FOLDER / "one_node_ddp.yaml"}):
         with pytest.raises(ConfigurationError, match="--processes-per-run: 8; it must be at most 5"):
-            launch.environments(1, **how)
+            sweep_run.environments(1, **how)
 
 
 def test_a_file_that_accelerate_cannot_read_is_refused(tmp_path):
     (tmp_path / "bad.yaml").write_text("distributed_type: MULTI_GPU\nnonsense: 1\n")
     for name in ("bad.yaml", "missing.yaml"):
         with pytest.raises(ConfigurationError, match=f"--accelerate-config: .*{name}"):
-            launch.environments(1, accelerate_config=tmp_path / name)
+            sweep_run.environments(1, accelerate_config=tmp_path / name)
 
 
 def test_several_processes_are_never_started_with_the_flag_that_starts_one():
-    command = launch.launch_command(on_cpu=True, processes=2)
+    command = sweep_run.launch_command(on_cpu=True, processes=2)
     assert "--cpu" not in command
     assert "--multi_gpu" in command
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import training
 from hub import RunRecord
 from training.configuration.arguments import ConfigurationError
-from training.sweep import cli as sweep_module
+from training.sweep import __main__ as sweep_module
 from training.sweep.file import Sweep
+from training.sweep.run import Attempt, state
 from training.sweep.slurm import script
-from training.sweep.state import Attempt, state
 
 CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
 

@@ -1,1 +1,0 @@
-"""The whole loop on this machine; `python -m training.demo --help`."""
