@@ -77,13 +77,9 @@ class HeldOutLoss:
 def evaluate(
     model, held_out: HeldOut, batch_sequences: int, device: torch.device, rank=0, world_size=1, reduce=None
 ) -> HeldOutLoss:
-    """The held-out loss, the same on every process and for any number of them.
+    """The held-out loss, the same on every process and for any number of them; `reduce` sums a tensor over them.
 
     In evaluation mode the model routes dropless, so the loss of a sequence does not depend on its batch.
-
-    Args:
-        model: returns `.token_losses` for `input_ids` and `shift_labels`; may be wrapped.
-        reduce: sums a tensor over the processes; None with one process.
     """
     was_training = model.training
     model.eval()

@@ -93,24 +93,15 @@ def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
 
 def data_order(arguments: TrainingArguments) -> str:
     """How training text is ordered and shuffled, as a run record states it."""
-    d = arguments.data
+    d, drawn = arguments.data, "files in their stored order"
     if d.order == "shuffled":
-        size = PART_BYTES >> 20
-        drawn = (
-            f"drawn across all files, {GROUP} parts of {size} MB of parquet (whole files of other formats) at a "
-            f"time, in the order of seed {d.order_seed}"
-        )
-    else:
-        drawn = "files in their stored order"
+        group = f"{GROUP} parts of {PART_BYTES >> 20} MB of parquet (whole files of other formats)"
+        drawn = f"drawn across all files, {group} at a time, in the order of seed {d.order_seed}"
     return f"{drawn}; sequences shuffled in windows of {d.shuffle_window:,} by seed {arguments.run.seed}"
 
 
 def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
-    """What the longest branch of a run reads.
-
-    Returns:
-        tokens of the cache (whole windows of the order, as far as `data.train_tokens` allows), and sequences of an
-        epoch (None: as many as there are).
+    """What the longest branch of a run reads: tokens of the cache, and sequences of an epoch (None: all there are).
 
     Raises:
         ConfigurationError: `data.train_tokens` is less than a sequence.
@@ -157,10 +148,7 @@ def held_out_tokens(arguments: TrainingArguments) -> int:
 
 
 class PendingHeldOut:
-    """Held-out sequences whose `tokens` may still be being made.
-
-    One document in a hundred takes long to collect, and training need not wait for it: the first evaluation does.
-    """
+    """Held-out sequences whose `tokens` may still be being made; only the first evaluation waits for them."""
 
     def __init__(self, tokens: GrowingCache, arguments: TrainingArguments):
         self.tokens, self._arguments = tokens, arguments

@@ -214,9 +214,3 @@ def test_a_missing_dataset_is_said_before_anything_is_made(tiny, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"data.dataset: .*nowhere"):
         check_inputs(arguments)
     assert not (tmp_path / "run").exists()
-
-
-def test_processes_must_be_able_to_share_the_batch(tiny):
-    arguments = tiny()
-    with pytest.raises(ConfigurationError, match="3 processes cannot share equally"):
-        arguments.check_processes(3)
