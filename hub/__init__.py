@@ -27,9 +27,16 @@ if TYPE_CHECKING:
     from hub.record.table import LoadedRows, write_records
     from hub.release.cards import model_card, sweep_card
     from hub.release.index import describe_index, list_runs, load_index, push_index, push_repo_cards, repair_index
-    from hub.release.pull import pull_run, pull_runs
     from hub.release.push import collect, push_run, push_runs, release_runs, tag_index
-    from hub.release.sources import load_records, load_rows, publish_files, read_file, read_records
+    from hub.release.sources import (
+        load_records,
+        load_rows,
+        publish_files,
+        pull_run,
+        pull_runs,
+        read_file,
+        read_records,
+    )
     from hub.store.base import Publication, Store
     from hub.store.files import run_folders
     from hub.store.folder import LocalStore
@@ -48,8 +55,7 @@ _NAMES = {
     "store.files": "run_folders",
     "release.push": "push_run push_runs release_runs collect tag_index",
     "release.index": "push_index push_repo_cards describe_index load_index repair_index list_runs",
-    "release.sources": "load_records load_rows read_file read_records publish_files",
-    "release.pull": "pull_run pull_runs",
+    "release.sources": "load_records load_rows read_file read_records publish_files pull_run pull_runs",
     "release.cards": "model_card sweep_card",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
