@@ -23,8 +23,7 @@ from modeling_switch_moe import SwitchMoeConfig
 from training.configuration.arguments import OptimizerArguments, RunArguments
 from training.run import checkpoint
 from training.run.checkpoint import CheckpointWriter
-from training.run.model import build_model, build_optimizer
-from training.run.step import Progress
+from training.run.step import Progress, build_model, build_optimizer
 
 
 def make_session(d_model: int, experts: int) -> SimpleNamespace:

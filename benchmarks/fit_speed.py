@@ -27,10 +27,9 @@ from scipy.optimize import minimize
 
 from benchmarks.report import Report, in_turns, parse
 from scaling_law import JointLaw, Runs, fit
-from scaling_law.fitting.fit_result import FitResult
-from scaling_law.fitting.fitting import BATCH, HELD
+from scaling_law.fitting.fitting import BATCH, HELD, FitResult
 from scaling_law.fitting.problem import Problem, make_problem, start_points
-from scaling_law.size.listing import published_design
+from scaling_law.size.recipe import published_design
 
 
 def synthetic_runs() -> Runs:

@@ -7,14 +7,12 @@ Results go to standard output, progress and messages to standard error.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, track
 
 from hub.plain import commands
 from hub.plain.errors import FilesError
@@ -62,9 +60,15 @@ def push(
     if dry_run:
         print_table(_plan(target, runs))
         return
-    with _progress("pushing", len(runs)) as advance:
-        options: dict[str, Any] = {"index": index, "tag": tag, "collection": collection, "done": advance}
-        released = release_runs(target, runs, workers=workers, license=license, **options)
+    with Progress(console=log) as progress:
+        task = progress.add_task("pushing", total=len(runs))
+
+        def done(_: RunRecord) -> None:
+            progress.advance(task)
+
+        released = release_runs(
+            target, runs, workers=workers, license=license, index=index, tag=tag, collection=collection, done=done
+        )
     for place in released.indexes.values():
         _say(f"index {place.repo} at {place.commit[:12]}")
     for line in released.messages:
@@ -94,10 +98,8 @@ def pull(
     chosen = select(load_index(source, sweep, revision), where)
     if not chosen:
         raise FilesError(f"no run of {sweep!r} matches {where!r}")
-    with _progress("fetching", len(chosen)) as advance:
-        for _, folder in pull_runs(source, chosen, to):
-            typer.echo(str(folder))
-            advance(None)
+    for _, folder in track(pull_runs(source, chosen, to), "fetching", len(chosen), console=log):
+        typer.echo(str(folder))
 
 
 @app.command()
@@ -167,19 +169,10 @@ def _plan(store: Store, runs: list[tuple[Path, RunRecord]]) -> Table:
         release = release_of(folder)
         prepared = prepare(store, release, record)
         size = format_bytes(sum(map(size_of, release.files.values())))
-        behind = ", ".join(release.skipped) or None
-        rows.append((record.run_id, prepared.repo, prepared.branch, len(release.files), size, behind))
-    header = ("run", "repository", "branch", "files", "size", "left behind")
+        skipped = ", ".join(release.skipped) or None
+        rows.append((record.run_id, prepared.repo, prepared.branch, len(release.files), size, skipped))
+    header = ("run", "repository", "branch", "files", "size", "not pushed")
     return Table(header, rows, title=f"would be pushed to {store.uri}")
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[object], None]]:
-    """A bar on standard error; gives the function that advances it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=log) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda _: progress.advance(task)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scaling_law.law_files.serialization import load_law, push_law, save_law
+from scaling_law.law_files import load_law, push_law, save_law
 from scaling_law.laws import ChinchillaForm, JointLaw, Law
 from scaling_law.laws.law import LawT
 from scaling_law.paper.published import published_law

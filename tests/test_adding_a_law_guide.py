@@ -2,19 +2,17 @@
 
 import re
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from scaling_law.fitting.profiles import profile_interval
-from scaling_law.law_files.card import loading_code
-from scaling_law.law_files.serialization import load_law
+from scaling_law.fitting.uncertainty import profile_interval
+from scaling_law.law_files import load_law, loading_code
 from scaling_law.laws import LAWS
+from tests.guides import DOCS, blocks, run_python, text_of
 
-GUIDE = (Path(__file__).parent.parent / "docs" / "adding_a_law.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+PAGE = DOCS / "adding_a_law.md"
 
 
 @pytest.fixture
@@ -24,10 +22,7 @@ def followed(tmp_path, monkeypatch):
     known = dict(LAWS)
     module = ModuleType("my_laws")
     monkeypatch.setitem(sys.modules, "my_laws", module)
-    namespace = vars(module)
-    for code in BLOCKS:
-        exec(compile(code, "adding_a_law.md", "exec"), namespace)
-    yield namespace
+    yield run_python(PAGE, namespace=vars(module))
     LAWS.clear()
     LAWS.update(known)
 
@@ -47,8 +42,8 @@ def test_the_guide_from_its_class_to_the_answer(followed):
 
 
 def test_the_output_shown_is_what_is_printed(followed, capsys):
-    (code,) = [code for code in BLOCKS if "errors_on" in code]
-    (shown,) = re.findall(r"```\n(joint .*?)```", GUIDE, flags=re.DOTALL)
+    (code,) = [code for code in blocks(PAGE, "python") if "errors_on" in code]
+    (shown,) = re.findall(r"```\n(joint .*?)```", text_of(PAGE), flags=re.DOTALL)
     exec(compile(code, "adding_a_law.md", "exec"), followed)
     assert capsys.readouterr().out.endswith(shown)
 

@@ -34,7 +34,7 @@ def test_the_wheel_has_every_file_of_the_packages():
     with zipfile.ZipFile(wheel) as archive:
         packed = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     assert sorted(packed) == sorted(tracked)
-    assert {Path(name).suffix for name in tracked} >= {".npy", ".yaml", ".typed"}
+    assert {Path(name).suffix for name in tracked} >= {".npy", ".pyi", ".typed", ".yaml"}
     assert [name for name in tracked if packed[name] != (ROOT / name).read_bytes()] == []
 
 

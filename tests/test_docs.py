@@ -12,10 +12,9 @@ import pytest
 import typer
 from accelerate.commands.launch import launch_command_parser
 
+from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 APPS = {
@@ -28,20 +27,9 @@ APPS = {
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def command_lines(path: Path) -> list[str]:
-    """The commands of a page's shell blocks, without prompts, comments and redirections."""
-    code = "".join([*blocks(path, "bash"), *blocks(path, "console")])
-    lines = [line.removeprefix("$ ").split(" # ")[0].split(" > ")[0].strip() for line in code.splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
-
-
 def inline_code(path: Path) -> list[str]:
     """What stands in the text between backticks, on one line."""
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", text_of(path), flags=re.DOTALL)
     return [" ".join(code.split()) for code in re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text)]
 
 
@@ -84,10 +72,7 @@ def words_with_dashes(line: str) -> set[str]:
 @pytest.mark.parametrize("guide", ["planning.md", "fitting.md"])  # the others have tests of their own
 def test_python_blocks_run(guide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    namespace = {}
-    for code in blocks(DOCS / guide, "python"):
-        exec(compile(code, guide, "exec"), namespace)
-    assert namespace
+    assert run_python(DOCS / guide)
 
 
 @every_page
@@ -98,7 +83,11 @@ def test_python_imports_the_packages_themselves(page):
 
 
 @pytest.mark.parametrize(
-    "command", [line for line in command_lines(DOCS / "planning.md") if re.match("scaling-law (?!fit)", line)]
+    "command",
+    [
+        *(line for line in command_lines(DOCS / "planning.md") if re.match("scaling-law (?!fit)", line)),
+        *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md")),
+    ],
 )
 def test_shell_commands_answer(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -155,7 +144,7 @@ def alternatives(code: str) -> list[str]:
 
 
 def benchmark_options() -> set[str]:
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py"))
+    sources = "".join(text_of(path) for path in (ROOT / "benchmarks").glob("*.py"))
     return set(re.findall(r'"(--[a-z][\w-]*)"', sources))
 
 
@@ -175,9 +164,7 @@ def test_a_wrong_command_line_would_be_found(line, message):
 
 HELP_EXAMPLES = [
     (name, " ".join(line.split()))
-    for name, command in typer.main.get_command(
-        importlib.import_module("scaling_law.commands.cli").app
-    ).commands.items()
+    for name, command in application("scaling-law")[0].commands.items()
     for line in (command.help or "").splitlines()
     if line.strip().startswith("scaling-law ")
 ]
@@ -191,20 +178,22 @@ def test_the_examples_of_the_help_parse(name, line):
 
 def anchors(path: Path) -> set[str]:
     """The anchors that a page's headings get."""
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", text_of(path), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @every_page
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!http)([^)]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", text_of(page)):
         name, _, anchor = target.partition("#")
         there = page.parent / name if name else page
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), target
 
 
-def test_every_guide_is_linked_from_the_readme():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_readme_links_every_guide_and_names_targets_of_make_that_exist():
+    readme, makefile = text_of(ROOT / "README.md"), text_of(ROOT / "Makefile")
     assert [path.name for path in sorted(DOCS.glob("*.md")) if f"](docs/{path.name})" not in readme] == []
+    targets = re.findall(r"^make ([\w-]+)", readme, flags=re.MULTILINE)
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []

@@ -1,5 +1,6 @@
 """What the README shows must work as it stands: its Python blocks are run, and its commands exist."""
 
+import itertools
 import json
 import re
 import shlex
@@ -12,12 +13,12 @@ import pytest
 
 from hub import RunRecord, open_store, push_index, push_run
 from scaling_law import Architecture, JointLaw, cheapest_budget
+from tests.guides import ROOT, blocks, run_python, text_of
 from training.configuration.reading import parse_command_line
 from training.run.main import Run
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+PAGE = ROOT / "README.md"
+README = text_of(PAGE)
 
 
 @pytest.fixture
@@ -42,30 +43,19 @@ def scaling_law(*words: str) -> subprocess.CompletedProcess:
 def made_up_records(like: RunRecord) -> list[RunRecord]:
     law, noise = JointLaw.published(), np.random.default_rng(0)
     records = []
-    for d_model in (64, 128, 192):
-        for experts in (1, 2, 4, 8):
-            arch = Architecture(d_model, experts, vocab_size=1024)
-            for tokens in (250_000, 500_000, 1_000_000):
-                loss = float(law.loss(arch.n_active, tokens, experts)) + noise.normal(0, 0.005)
-                size = {"d_model": d_model, "n_blocks": arch.n_blocks, "n_heads": arch.n_heads, "experts": experts}
-                counts = {"n_active": arch.n_active, "n_total": arch.n_total, "vocab_size": 1024, "tokens": tokens}
-                trunk = f"demo-d{d_model}-E{experts}"
-                names = {
-                    "sweep": "demo",
-                    "run_id": f"{trunk}-{tokens}",
-                    "parent_run_id": trunk,
-                    "weights_sha256": None,
-                }
-                records.append(like.replaced(**size, **counts, **names, eval_loss=loss, branch_point_tokens=None))
+    for d_model, experts, tokens in itertools.product((64, 128, 192), (1, 2, 4, 8), (250_000, 500_000, 1_000_000)):
+        arch = Architecture(d_model, experts, vocab_size=1024)
+        loss = float(law.loss(arch.n_active, tokens, experts)) + noise.normal(0, 0.005)
+        size = {"d_model": d_model, "n_blocks": arch.n_blocks, "n_heads": arch.n_heads, "experts": experts}
+        counts = {"n_active": arch.n_active, "n_total": arch.n_total, "vocab_size": 1024, "tokens": tokens}
+        trunk = f"demo-d{d_model}-E{experts}"
+        names = {"sweep": "demo", "run_id": f"{trunk}-{tokens}", "parent_run_id": trunk, "weights_sha256": None}
+        records.append(like.replaced(**size, **counts, **names, eval_loss=loss, branch_point_tokens=None))
     return records
 
 
 def test_the_python_blocks_run_in_their_order(demo_output, capsys):
-    blocks = [code for language, code in BLOCKS if language == "python"]
-    assert len(blocks) == 3
-    namespace = {}
-    for code in blocks:
-        exec(compile(code, "README.md", "exec"), namespace)
+    namespace = run_python(PAGE)
     assert "80 GB" in capsys.readouterr().out
     assert namespace["best"].experts == 16  # the paper's answer for 80 GB at 1e22 FLOPs
     assert Path("my-law").exists()
@@ -79,7 +69,7 @@ def test_the_python_blocks_run_in_their_order(demo_output, capsys):
 
 
 def test_the_planned_run_is_a_configuration_that_train_py_takes(tmp_path, monkeypatch):
-    (block,) = [code for _, code in BLOCKS if "train.py" in code]
+    (block,) = [code for code in blocks(PAGE, "bash") if "train.py" in code]
     plan, train, push = (shlex.split(line) for line in block.splitlines())
     monkeypatch.chdir(tmp_path)
     assert scaling_law(*plan[1:]).returncode == 0
@@ -89,14 +79,6 @@ def test_the_planned_run_is_a_configuration_that_train_py_takes(tmp_path, monkey
     assert max(arguments.schedule.tokens) <= arguments.data.train_tokens  # no token is seen twice
     assert Path(arguments.run.output_dir).parts[0] == push[4]
     assert arguments.run.sweep == "my-sweep"
-
-
-@pytest.mark.parametrize("command", re.findall(r"`(scaling-law [^`]+?)`", README))
-def test_the_shell_commands_answer(command, tmp_path, monkeypatch):
-    words = shlex.split(command)
-    monkeypatch.chdir(tmp_path)
-    result = scaling_law(*words[1:])
-    assert result.returncode == 0, result.stderr
 
 
 def test_the_first_paragraph_is_what_the_law_answers():
@@ -115,11 +97,3 @@ def test_the_first_paragraph_is_what_the_law_answers():
         assert fact in " ".join(first.split()), fact
     assert sorted(table.comparison.tied) == [8, 16, 32]  # within error of each other
     assert "(×10." in table.warnings[0]  # ten times beyond the fitted sizes
-
-
-def test_links_and_make_targets_exist():
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make ([\w-]+)", README, flags=re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target

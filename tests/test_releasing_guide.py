@@ -1,7 +1,6 @@
 """What docs/releasing.md shows must work: its Python is run, its commands with a folder in the place of the Hub."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -10,21 +9,14 @@ from pathlib import Path
 import pytest
 
 from hub import load_index, open_store
+from tests.guides import DOCS, ROOT, command_lines, run_python
 from training.configuration.reading import parse_command_line
 from training.published import PublishedRun
 from training.run.main import Run, main
 
-ROOT = Path(__file__).parent.parent
-GUIDE = (ROOT / "docs" / "releasing.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, flags=re.DOTALL)
+PAGE = DOCS / "releasing.md"
 # Those for other tools run in an environment of their own: tests/hub/release/test_other_tools.py.
-COMMANDS = [
-    line
-    for language, code in BLOCKS
-    if language == "bash"
-    for line in code.splitlines()
-    if not line.startswith(("pip", "lm_eval"))
-]
+COMMANDS = [line for line in command_lines(PAGE) if not line.startswith(("pip", "lm_eval"))]
 
 
 @pytest.fixture
@@ -64,9 +56,7 @@ def test_commands_and_python_in_their_order(trained, capsys):
             done = shell(line)
             assert done.returncode == 0, (line, done.stderr)
     assert len(list(Path("checkpoints").glob("my-sweep-d64-E4/*/model.safetensors"))) == 2
-    namespace: dict = {}
-    for code in (code for language, code in BLOCKS if language == "python" and "peft" not in code):
-        exec(compile(code, "releasing.md", "exec"), namespace)
+    namespace = run_python(PAGE, without="peft")
     assert len(namespace["records"]) == 2
     assert len(namespace["runs"]) == 2
     assert "my-sweep-d64-E4" in capsys.readouterr().out

@@ -11,29 +11,15 @@ What a run is stands in `configuration`, what it reads in `data`, the process it
 used. The packages that training needs come with `pip install "joint-moe-scaling-laws[train]"`.
 """
 
-from __future__ import annotations
-
 import sys
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+
+import lazy_loader
 
 import scaling_law  # noqa: F401 - before `hub` is imported: names a file of the user that hides it
 
-_NAMES = {
-    "configuration.arguments": "ConfigurationError TrainingArguments",
-    "configuration.reading": "from_dict parse_command_line",
-    "configuration.schedule": "Branch Schedule",
-    "data.text": "TextSource",
-    "data.tokenizer": "load_tokenizer train_tokenizer",
-    "run.main": "Run",
-    "sweep.file": "Sweep",
-    "sweep.plan": "plan_sweep",
-    "sweep.runner": "run_sweep",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = list(_HOME)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 class MissingPackagesError(ModuleNotFoundError):
@@ -53,12 +39,6 @@ def _check_packages() -> None:
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(MissingPackagesError.exit_status)
     raise MissingPackagesError(message, name=missing[0])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"training.{_HOME[name]}"), name)
 
 
 _check_packages()

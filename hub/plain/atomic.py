@@ -1,7 +1,6 @@
 """Files, folders and JSON written so that a crash leaves either the old content or the new one, never a half.
 
-The recipe is the usual one on POSIX: write to a temporary name in the same folder, flush the data to the disk (fsync),
-rename over the final name, flush the folder.
+As usual on POSIX: write to a temporary name in the same folder, fsync, rename over the final name, fsync the folder.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-_CHUNK = 1 << 20
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -39,23 +36,17 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def copy_file(source: Path, destination: Path) -> str:
-    """Copy a file's bytes, flush them to the disk, and return their sha256 (hex). `destination` must not exist."""
-    digest = hashlib.sha256()
-    with source.open("rb") as reader, destination.open("xb") as writer:
-        while chunk := reader.read(_CHUNK):
-            digest.update(chunk)
-            writer.write(chunk)
-        writer.flush()
-        os.fsync(writer.fileno())
-    return digest.hexdigest()
+def copy_file(source: Path, destination: Path) -> None:
+    """Copy a file's bytes, and flush them to the disk."""
+    shutil.copyfile(source, destination)
+    sync(destination)
 
 
 def sha256_of(path: Path) -> str:
     """The sha256 (hex) of a file, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
 

@@ -7,12 +7,13 @@
     4         not all of it was pushed
     130, 143  interrupted (SIGINT, SIGTERM)
 
-An error that is ours is one line on standard error; a bug keeps its traceback. `status_of` has the rule.
+An error of ours is one line on standard error; a bug keeps its traceback.
 """
 
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from hub.plain.errors import redacted
 
 NOT_TRUSTED = FAILED = 1
 BAD_INPUT, MACHINE_GAVE_OUT, NOT_ALL_PUSHED = 2, 3, 4
-_PACKAGES = ("hub", "scaling_law", "training", "modeling_switch_moe", "benchmarks")
+_PACKAGES = ("hub", "scaling_law", "training", "modeling_switch_moe", "benchmarks", "__main__")
 # Of a path that a user named, unlike an OSError of a disk.
 _WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -47,22 +48,13 @@ def status_of(error: BaseException) -> int | None:
         return BAD_INPUT
     if isinstance(error, (OSError, MemoryError)) or type(error).__name__ == "OutOfMemoryError":
         return MACHINE_GAVE_OUT
-    return BAD_INPUT if isinstance(error, ValueError) and _raised_here(error) else None
-
-
-def _raised_here(error: BaseException) -> bool:
-    """Whether the code that raised it is this project's."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return at is not None and at.tb_frame.f_globals.get("__name__", "").partition(".")[0] in (*_PACKAGES, "__main__")
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_here = bool(modules) and modules[-1].partition(".")[0] in _PACKAGES
+    return BAD_INPUT if isinstance(error, ValueError) and raised_here else None
 
 
 def report(error: BaseException) -> int:
-    """Print what went wrong on standard error, and return the exit status. A bug is raised again.
-
-    No line ever holds an access token.
-    """
+    """Print what went wrong on standard error, without tokens, and return the exit status. A bug is raised again."""
     status = status_of(error)
     if status is None:
         raise error
@@ -106,9 +98,7 @@ Version = Annotated[bool, typer.Option("--version", help="Print the version.", c
 class App(typer.Typer):
     """A command line whose commands end as `status_of` says; with `--version` and `-h`.
 
-    Args:
-        single: it is one command without subcommands, which declares `version: Version = False` itself.
-        options: of typer.Typer.
+    A `single` command without subcommands declares `version: Version = False` itself.
     """
 
     def __init__(self, *, single: bool = False, **options: Any) -> None:

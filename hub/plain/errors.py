@@ -1,7 +1,6 @@
 """The errors of `hub`: every failure a user can meet has one class here and one clear message.
 
-The library's own exceptions (of the HTTP client, of pydantic, of pyarrow) are turned into these where they arise, so
-that a caller catches `HubError` and a person reads what to do. No message ever holds a token: `redacted` is applied to
+Exceptions of libraries are turned into these where they arise. No message ever holds a token: `redacted` is applied to
 every text that comes from a server or from a lower layer.
 """
 
@@ -84,13 +83,11 @@ class PushErrors(HubError):
         runs_of: dict[str, list[str]] = {}  # a reason that holds for many is given once
         for run_id, error in failures:
             runs_of.setdefault(redacted(str(error)), []).append(run_id)
-        lines = [f"{_named(run_ids)}: {reason}" for reason, run_ids in runs_of.items()]
+        lines = []
+        for reason, runs in runs_of.items():
+            more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+            lines.append(f"{', '.join(runs[:3])}{more}: {reason}")
         super().__init__(f"{len(failures)} of the pushes failed: " + "; ".join(lines))
-
-
-def _named(run_ids: Sequence[str]) -> str:
-    more = f" and {len(run_ids) - 3} more" if len(run_ids) > 3 else ""
-    return ", ".join(run_ids[:3]) + more
 
 
 def problem_lines(problem: Any, shown: str | None = None) -> list[str]:

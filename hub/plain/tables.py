@@ -7,9 +7,7 @@ fields get their label and format here (`n_active` is shown as N_act, 1.72B): a 
 from __future__ import annotations
 
 import io
-import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,32 +24,25 @@ _SHOWN = 60  # rows that a terminal or a notebook shows of a `ResultTable`
 _PADDING = 3  # columns of the terminal that a border and two spaces take
 _TEXT_WIDTH = 40  # a column of longer texts is folded before a table is split
 
-LABELS = {
-    "experts": "E",
-    "n_active": "N_act",
-    "n_total": "N_total",
-    "tokens_per_parameter": "D/N",
-    "memory_bytes": "memory",
-    "flops": "FLOPs",
-    "trusted": "",
-    "token_ratio": "tokens to match",
-    "dense_n": "dense N",
-    "dense_tokens": "dense D",
-    "dense_loss": "dense loss",
+_LOSS = "{:.4f}".format
+_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label and format
+    "experts": ("E", "{:g}".format),
+    "d_model": ("d_model", "{:.0f}".format),
+    "n_active": ("N_act", format_count),
+    "n_total": ("N_total", format_count),
+    "tokens": ("tokens", format_count),
+    "tokens_per_parameter": ("D/N", format_count),
+    "flops": ("FLOPs", format_flops),
+    "memory_bytes": ("memory", format_bytes),
+    **{name: (name, _LOSS) for name in ("loss", "eval_loss", "train_loss", "rmse")},
+    "trusted": ("", lambda trusted: "" if trusted else "not trusted"),
+    "gain": ("gain", "{:+.4f}".format),
+    "token_ratio": ("tokens to match", "{:.3g}".format),
+    "dense_n": ("dense N", format_count),
+    "dense_tokens": ("dense D", format_count),
+    "dense_loss": ("dense loss", _LOSS),
 }
-FORMATS: dict[str, Callable[[Any], str]] = {
-    **dict.fromkeys(("n_active", "n_total", "tokens", "dense_n", "dense_tokens"), format_count),
-    **dict.fromkeys(("loss", "dense_loss", "eval_loss", "train_loss", "rmse"), "{:.4f}".format),
-    "experts": "{:g}".format,
-    "d_model": "{:.0f}".format,
-    "flops": format_flops,
-    "token_ratio": "{:.3g}".format,
-    "gain": "{:+.4f}".format,
-    "memory_bytes": format_bytes,
-    "tokens_per_parameter": format_count,
-    "trusted": lambda trusted: "" if trusted else "not trusted",
-}
-FORMATS |= {label: FORMATS[name] for name, label in LABELS.items() if label and name in FORMATS}
+_FORMATS = {name: shown for field, (label, shown) in _FIELDS.items() for name in (field, label) if name}
 _INFINITE = {"flops": "not reached", "memory_bytes": ""}
 
 
@@ -61,9 +52,13 @@ def cell(name: str, value: object) -> str:
         return UNKNOWN if value is None else str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return _INFINITE.get(name, "∞" if value > 0 else "-∞") if math.isinf(value) else ""
-    if name in FORMATS:
-        return FORMATS[name](value)
+    if name in _FORMATS:
+        return _FORMATS[name](value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _label(name: str) -> str:
+    return _FIELDS[name][0] if name in _FIELDS else name
 
 
 @dataclass(frozen=True)
@@ -99,8 +94,7 @@ class Table:
         names = list(rows[0]) if rows else []
         cells = [[cell(name, row[name]) for name in names] for row in rows]
         shown = [i for i in range(len(names)) if any(row[i] for row in cells)]
-        header = [LABELS.get(names[i], names[i]) for i in shown]
-        return cls(header, [[row[i] for i in shown] for row in cells], **options)
+        return cls([_label(names[i]) for i in shown], [[row[i] for i in shown] for row in cells], **options)
 
     def markdown(self) -> str:
         """A pipe table. The header is trusted text, every cell is escaped."""
@@ -115,16 +109,16 @@ class Table:
         from rich.table import Table as Grid
         from rich.text import Text
 
-        columns, width, title = self._columns(), options.max_width, self.title
+        columns, title = self._columns(), self.title
         frame = {"box": box.HEAVY_HEAD} if self.header else {"box": None, "show_header": False, "padding": (0, 2)}
-        for part in self._parts(columns, width):
-            fits = _width(part) <= width  # else numbers, and then keys, are folded, too
+        for part in self._parts(columns, options.max_width):
+            fits = _width(part) <= options.max_width  # else numbers and keys are folded, too
             grid = Grid(title=title, title_justify="left", title_style="bold", header_style="bold", **frame)
             title = None
             for column in part:
-                whole = (column.of_numbers and fits) or (column.is_key and (fits or column.width < width))
                 justify: Any = "right" if column.of_numbers else "left"
                 style = "bold" if column is columns[0] and not self.header else ""
+                whole = fits and (column.of_numbers or column.is_key)
                 grid.add_column(Text(column.name), justify=justify, style=style, no_wrap=whole, overflow="fold")
             for at, row in enumerate(zip(*(column.texts for column in part), strict=True)):
                 if self.total and at == len(self.rows):
@@ -153,12 +147,10 @@ class Table:
         if not self.header or _width(columns) <= width:
             return [columns]
         keys = [column for column in columns if column.is_key]
-        taken = [column for column in columns if column.name in self.first and not column.is_key]
-        parts = [taken]
-        for column in columns:
-            if column in keys or column in taken:
-                continue
-            if parts[-1] and _width([*keys, *parts[-1], column]) > width:
+        others = sorted((c for c in columns if not c.is_key), key=lambda column: column.name not in self.first)
+        parts: list[list[_Column]] = [[]]
+        for column in others:
+            if parts[-1] and column.name not in self.first and _width([*keys, *parts[-1], column]) > width:
                 parts.append([])
             parts[-1].append(column)
         return [[column for column in columns if column in keys or column in part] for part in parts]
@@ -173,15 +165,14 @@ class _Column:
     of_numbers: bool
     is_key: bool
 
-    @property
-    def width(self) -> int:
-        """In columns of the terminal, a long text folded."""
-        longest = max(map(len, [self.name, *self.texts]))
-        return _PADDING + (longest if self.of_numbers or self.is_key else min(longest, _TEXT_WIDTH))
-
 
 def _width(columns: Sequence[_Column]) -> int:
-    return 1 + sum(column.width for column in columns)
+    """In columns of the terminal, with the borders, and long texts folded."""
+    total = 1
+    for column in columns:
+        longest = max(map(len, [column.name, *column.texts]))
+        total += _PADDING + (longest if column.of_numbers or column.is_key else min(longest, _TEXT_WIDTH))
+    return total
 
 
 class Summarised:
@@ -235,7 +226,7 @@ class ResultTable(Summarised):
         more = len(rows) - _SHOWN
         return Table.of(
             rows[:_SHOWN],
-            keys=[LABELS.get(name, name) for name in asked],
+            keys=list(map(_label, asked)),
             first=("FLOPs", "N_act", "tokens", "loss", "memory", ""),
             styles=["" if row.get("trusted", True) else "dim" for row in rows[:_SHOWN]],
             notes=[f"… {more:,} more rows: to_dataframe() has all"] if more > 0 else (),
@@ -244,11 +235,12 @@ class ResultTable(Summarised):
 
 
 def show(value: Any, as_json: bool, renderable: Any) -> None:
-    """Print `value` as JSON on stdout (`--json`), or the renderable for a reader."""
-    if as_json:
-        sys.stdout.write(json.dumps(_json_value(value), indent=1, allow_nan=False) + "\n")
-    else:
-        print_table(renderable)
+    """Print `value` as JSON on stdout (`--json`; what is not finite as null), or the renderable for a reader."""
+    if not as_json:
+        return print_table(renderable)
+    from pydantic_core import to_json
+
+    print(to_json(value, indent=1, inf_nan_mode="null", fallback=lambda array: array.tolist()).decode())
 
 
 def print_table(renderable: Any) -> None:
@@ -263,12 +255,7 @@ def print_table(renderable: Any) -> None:
 
 def as_text(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
     """What rich prints, without colours."""
-    from rich.console import Console
-
-    console = Console(width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(renderable)
-    return capture.get().rstrip()
+    return _recorded(renderable, width).export_text().rstrip()
 
 
 def html(renderable: RenderableType, width: int = 120) -> str:
@@ -276,28 +263,19 @@ def html(renderable: RenderableType, width: int = 120) -> str:
 
     Return it from `_repr_html_`. Text is escaped, so names that come from a file cannot add markup.
     """
-    from rich.console import Console
-
     # Box-drawing characters join only where the font is monospaced and the lines have no gap between them.
     page = '<pre style="white-space:pre;overflow-x:auto;line-height:1.2;font-family:monospace">{code}</pre>'
+    return _recorded(renderable, width).export_html(inline_styles=True, code_format=page)
+
+
+def _recorded(renderable: RenderableType, width: int) -> Console:
+    from rich.console import Console
+
     console = Console(record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor")
     console.print(renderable)
-    return console.export_html(inline_styles=True, code_format=page)
+    return console
 
 
 def literal(value: Any) -> str:
     """`repr` of a value as Python writes it, also where it comes from numpy: 0.5, not np.float64(0.5)."""
     return repr(value.tolist() if hasattr(value, "tolist") else value)
-
-
-def _json_value(value: Any) -> Any:
-    """Arrays as lists, numbers that are not finite as null."""
-    if isinstance(value, dict):
-        return {str(k): _json_value(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_value(v) for v in value]
-    if hasattr(value, "tolist"):
-        return _json_value(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

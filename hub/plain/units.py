@@ -1,10 +1,8 @@
 """Quantities as people write and read them: "1e22", "100B", "80GB", "80GiB", "16k".
 
-The one place for the meaning of suffixes. Their case does not matter: "80GB", "80gb" and "80 G" are one size. Counts
-(parameters, tokens, FLOPs) are decimal; memory is decimal for GB and binary for GiB; a context length is counted in
-1024s, because "16k tokens" of key-value cache means 16,384 in Ludziejewski et al. 2025 (Table "Optimal E") and
-everywhere in the field. What is written here reads back: counts as 1.72B or 999K, sizes as 80 GB, FLOPs as 1e22, all
-with three significant digits.
+The case of a suffix does not matter: "80GB", "80gb" and "80 G" are one size. Counts (parameters, tokens, FLOPs) are
+decimal; memory is decimal for GB and binary for GiB; a context length is counted in 1024s, because "16k tokens" of
+key-value cache means 16,384 in Ludziejewski et al. 2025 (Table "Optimal E"). What is written here reads back.
 """
 
 from __future__ import annotations
@@ -100,10 +98,8 @@ def format_decimal(value: float | None, digits: int = 4) -> str:
 
 def _formatted(value: float | None, suffixes: tuple[str, ...]) -> str:
     """Three significant digits with the suffix of their power of a thousand."""
-    if value is None:
-        return UNKNOWN
-    if not math.isfinite(value):
-        return str(value)
+    if value is None or not math.isfinite(value):
+        return UNKNOWN if value is None else str(value)
     rounded = float(f"{value:.3g}")  # before the suffix is chosen: 999,936 is 1M
     power = 0
     while abs(rounded) >= 1000 ** (power + 1):

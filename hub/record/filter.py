@@ -25,6 +25,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_ALLOWED = "is not a condition; write a field and a comparison, such as D >= 1B, E in {1, 8} or E != 4"
 _SYMBOLS = {"==": "=", "≥": ">=", "≤": "<=", "≠": "!="}
 _TERM = re.compile(
     r"""\s*(?P<name>\w+)\s*
@@ -35,7 +36,6 @@ _TERM = re.compile(
 
 Fields = Mapping[str, Any]
 Test = Callable[[Fields], bool]
-
 
 _TYPES = {name: type_of(field.annotation) for name, field in RunRecord.model_fields.items()}
 NUMBERS = tuple(name for name, kind in _TYPES.items() if kind in (int, float))
@@ -49,18 +49,16 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
     999,424 tokens, which is called 1M, fulfils `D = 1M`, `D >= 1M` and `D <= 1M`, and not `D > 1M`. A number without
     suffix is exact. A value that is null fulfils no term.
 
-    Args:
-        where: the filter.
-        numbers, texts: fields that may be asked for.
+    `numbers` and `texts` are the fields that may be asked for.
 
     Raises:
         RecordError: a term that cannot be read, a field that is not there, or a value that is not a number.
     """
-    tests, position, end = [], 0, len(where.rstrip())
-    while position < end:
+    tests, position = [], 0
+    while rest := where[position:].strip():
         match = _TERM.match(where, position)
         if match is None:
-            raise RecordError(f"filter term {where[position:].strip()!r} is not a condition; {_allowed(texts)}")
+            raise RecordError(f"filter term {rest!r} {_ALLOWED}")
         tests.append(_test(match, numbers, texts))
         position = match.end()
     return lambda fields: all(test(fields) for test in tests)
@@ -76,11 +74,6 @@ def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
     return [record for record in records if test(vars(record))]
 
 
-def _allowed(texts: Collection[str]) -> str:
-    status = " or a status such as final" if "status" in texts else ""
-    return f"write a field and a comparison, such as D >= 1B, E in {{1, 8}} or E != 4{status}"
-
-
 def _test(match: re.Match[str], numbers: Collection[str], texts: Collection[str]) -> Test:
     term, name = match[0].strip(" ,"), LETTERS.get(match["name"], match["name"])
     symbol, words = _SYMBOLS.get(match["symbol"] or "", match["symbol"]), [match["value"]]
@@ -93,7 +86,7 @@ def _test(match: re.Match[str], numbers: Collection[str], texts: Collection[str]
         fields = ", ".join([*letters, *numbers, *texts])
         raise RecordError(f"filter term {term!r}: no field is named {name!r}; there are {fields}")
     if symbol not in ("in", *(_COMPARISONS if name in numbers else ("=", "!="))):
-        raise RecordError(f"filter term {term!r} is not a condition; {_allowed(texts)}")
+        raise RecordError(f"filter term {term!r} {_ALLOWED}")
     if name in texts:
         return lambda fields: fields.get(name) is not None and (fields[name] in words) != (symbol == "!=")
     try:

@@ -44,13 +44,9 @@ def index_name(sweep: str) -> str:
 def branch_name(record: RunRecord) -> str:
     """The name of the run's branch, a function of the record alone, and at most 120 characters long.
 
-    Tokens are written in billions from 0.1B on, in millions from 0.1M on, else in thousands, with three digits before
-    the point and at least one after it, so that names with one unit sort by size (up to 999.9B). When one decimal
-    would change the number by 0.1 % or more, it gets as many decimals as it needs (`tokens002.04B`): runs of one size
-    and seed share a name only if their token counts agree within about 0.1 %.
-
-    A run that diverged has its horizon at the end, as all branches of a trunk may end at one step. What departs from
-    the recipe comes last: see `recipe_suffix`, and `-decay0.1` for the share of the horizon in which the learning rate
+    Token counts have as many decimals as tell them from others that differ by 0.1 % or more (`formatted_tokens`). A
+    run that diverged has its horizon at the end, as all branches of a trunk may end at one step. What departs from the
+    recipe comes last: see `recipe_suffix`, and `-decay0.1` for the share of the horizon in which the learning rate
     decays, where it is not a fifth.
     """
     name = final_branch_name(record.tokens, record.seed)
@@ -67,14 +63,9 @@ def branch_name(record: RunRecord) -> str:
 def recipe_suffix(record: RunRecord) -> str:
     """What of a run departs from the recipe of the paper's runs, e.g. `-lr0.004-wd0.2`; empty if nothing does.
 
-    * `-lr0.004`: the peak learning rate was given, and not computed by a law. A sweep whose own name ends so, as those
-      of a grid of rates do, says it already. `-lrscale2`: it is this multiple of what the law says.
-    * `-wd0.2`, `-wdmatrices`, `-beta0.9-0.95`, `-eps1e-06`, `-clip1` (or `-noclip`): where it is not weight decay 0.1
-      on all parameters, betas 0.9 and 0.999, epsilon 1e-8 and clipping at 0.1.
-    * `-finalnorm`, `-normalinit`: a norm before the head, another initialization; and with several experts `-cf2` (or
-      `-dropless`), `-balance0.1`, `-z0.01`: where it is not capacity factor 1 and coefficients 0.01 and 0.001.
-
-    What a record does not say (null, in records of older versions) departs from nothing.
+    `-lr0.004`: the peak learning rate was given, and not computed by a law; a sweep whose own name ends so says it
+    already. `-lrscale2`: it is this multiple of what the law says. What a record does not say (null, in records of
+    older versions) departs from nothing.
     """
     optimizer, moe, law = record.optimizer, record.experts > 1, record.schedule.learning_rate_law
     rate, scaled = f"lr{_number(record.schedule.peak_learning_rate)}", _SCALED.search(law)
@@ -103,14 +94,12 @@ def _departs(value: float | None, usual: float) -> bool:
 
 def _decay_suffix(record: RunRecord) -> str:
     """The decay's share of the horizon, unless it is a fifth but for whole steps; an intermediate model has none."""
-    schedule = record.schedule
-    if record.status == "intermediate" or not schedule.decay_tokens:
+    decay, horizon = record.schedule.decay_tokens, record.schedule.horizon_tokens
+    sequences = max((stage.sequences for stage in record.schedule.batch_ramp), default=0)
+    rounding = max(2 * sequences * record.sequence_length, 0.005 * horizon)
+    if record.status == "intermediate" or not decay or abs(decay - 0.2 * horizon) <= rounding:
         return ""
-    sequences = max((stage.sequences for stage in schedule.batch_ramp), default=0)
-    whole_steps = 2 * sequences * record.sequence_length
-    off = abs(schedule.decay_tokens - 0.2 * schedule.horizon_tokens)
-    share = round(schedule.decay_tokens / schedule.horizon_tokens, 2)
-    return "" if off <= max(whole_steps, 0.005 * schedule.horizon_tokens) else f"-decay{_number(share)}"
+    return f"-decay{_number(round(decay / horizon, 2))}"
 
 
 def _number(value: float | None) -> str:
@@ -120,23 +109,23 @@ def _number(value: float | None) -> str:
 
 def shortened(name: str, length: int) -> str:
     """A name of at most so many characters: a longer one keeps its beginning, and a hash tells it from others."""
-    if len(name) <= length:
-        return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: length - 9].rstrip('-._')}-{digest}"
+    return name if len(name) <= length else f"{name[: length - 9].rstrip('-._')}-{digest}"
 
 
 def final_branch_name(tokens: int, seed: int | None) -> str:
     """The branch name of a final run of that many tokens, for a caller that has no record yet."""
-    if seed is None:
-        return f"tokens{formatted_tokens(tokens)}"
-    if seed < 0:
+    if seed is not None and seed < 0:
         raise RecordError(f"seed is {seed}, allowed in a branch name is a number from 0 on")
-    return f"tokens{formatted_tokens(tokens)}-seed{seed}"
+    return f"tokens{formatted_tokens(tokens)}{'' if seed is None else f'-seed{seed}'}"
 
 
 def formatted_tokens(tokens: int) -> str:
-    """A token count as in branch names: 2_000_000_000 -> "002.0B", 1_500_000 -> "001.5M", 12_288 -> "012.288K"."""
+    """A token count as in branch names: 2_000_000_000 -> "002.0B", 1_500_000 -> "001.5M", 12_288 -> "012.288K".
+
+    In billions from 0.1B on, in millions from 0.1M on, with three digits before the point, so that names sort by size,
+    and as many after it as keep the rounding below 0.1 %.
+    """
     letter, size, _ = next(unit for unit in _UNITS if tokens >= unit[2])
     value = tokens / size
     decimals = 1

@@ -1,30 +1,43 @@
 """The run record: everything that a fit, a card or a curious reader needs to know of one training run.
 
-One JSON object per run. It lies as `run.json` in each released revision and is one row of a sweep's `runs.jsonl` and
+One JSON object per run: the `run.json` of each released revision, and one row of a sweep's `runs.jsonl` and
 `runs.parquet` (`hub.record.table`). This file is the only definition of the schema; its names are those of the paper
 (Ludziejewski et al. 2025, arXiv 2502.05172): N_act is `n_active`, N is `n_total`, E is `experts`, D is `tokens`.
 
-A record is validated when it is made, read and written. It may come from a stranger's hub, so sizes are bounded,
-numbers are finite, and texts that name a path of a machine, an e-mail address or an access token are refused. Fields
-that this version does not know are kept, so that a later version's records survive a round trip.
-
-Importing this module needs pydantic only.
+A record may come from a stranger's hub, so sizes are bounded, numbers are finite, and texts that name a path of a
+machine, an e-mail address or an access token are refused. Fields that this version does not know are kept. Importing
+this module needs pydantic only.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, problem_lines, redacted
+from hub.plain.errors import FilesError, RecordError, contains_token, problem_lines, redacted
 from hub.plain.strict_json import SCHEMA_VERSION
-from hub.record.checks import number, plain
 
-_MAX_SHOWN = 20  # problems of one record in its error
+MAX_TEXT = 4000  # characters of one text in an unknown field
+_MAX_ITEMS = 4096  # entries of one list or object
+_MAX_DEPTH = 12
+
+# An absolute path at the start of a text or after a separator: /a/b, ~/a, C:\a, \\host\a, file:/a. "tokens/s",
+# "and/or" and "https://host/x" are none of these.
+_PATH = re.compile(
+    r"""^/[^\s/] | (?:^|[\s"'=:;,(\[<>|])(?:/[^\s/]+/[^\s] | ~[A-Za-z0-9_-]*/) | (?<![A-Za-z])[A-Za-z]:[\\/]
+    | \\\\[A-Za-z0-9] | \bfile:/""",
+    re.VERBOSE,
+)
+# Starts at a word's beginning and is bounded, so that a long text costs no more than its length.
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})*\.[A-Za-z]{2}")
+_MAX_SHOWN = 20  # problems of a record that its error names
 Status = Literal["final", "intermediate", "diverged"]
 
 # A name goes into repository and branch names, so it takes their alphabet; 64 leaves room for "-d4096-E32".
@@ -36,13 +49,21 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 CommitId = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 WeightsFile = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors$")]
 
-Count = Annotated[int, BeforeValidator(number), Field(ge=0, le=10**18)]
-PositiveCount = Annotated[int, BeforeValidator(number), Field(ge=1, le=10**18)]
-Width = Annotated[int, BeforeValidator(number), Field(ge=1, le=1 << 24)]
-Real = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False, ge=0.0, le=1e40)]
-Loss = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False, ge=0.0, le=1e4)]
-Fraction = Annotated[float, BeforeValidator(number), Field(allow_inf_nan=False, ge=0.0, le=1.0)]
-Integer = Annotated[int, BeforeValidator(number), Field(ge=-(1 << 63), lt=1 << 63)]
+
+def _number(value: Any) -> Any:
+    """Accept real numbers only: no booleans, no texts that happen to hold digits."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("must be a number")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10**18)]
+PositiveCount = Annotated[int, BeforeValidator(_number), Field(ge=1, le=10**18)]
+Width = Annotated[int, BeforeValidator(_number), Field(ge=1, le=1 << 24)]
+Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=0.0, le=1e40)]
+Loss = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=0.0, le=1e4)]
+Fraction = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False, ge=0.0, le=1.0)]
+Integer = Annotated[int, BeforeValidator(_number), Field(ge=-(1 << 63), lt=1 << 63)]
 
 
 class _Part(BaseModel):
@@ -98,24 +119,18 @@ class TokenizerReference(_Part):
 
 
 class RunRecord(_Part):
-    """One training run, or one intermediate checkpoint of it. Frozen; unknown fields are kept.
+    """One training run, or one intermediate checkpoint of it. Frozen; unknown fields are kept; null is not known.
 
     Units: `n_active`, `n_total` in parameters (embedding and head counted, router and norms not, as in the paper);
-    `tokens`, `unique_tokens`, `branch_point_tokens`, `eval_tokens`, `train_loss_window_tokens` and `sequence_length`
-    in tokens; losses in nats per token, without auxiliary losses; `training_flops` in FLOPs; `wall_time_seconds` in
-    seconds; `drop_rate` and `mfu` as fractions; `expert_load_max_over_mean` is 1 when experts are evenly loaded.
-    `training_flops` are the paper's 6 N_act D; `mfu` leaves out the embedding, which is looked up and not multiplied.
+    whatever ends in `tokens`, and `sequence_length`, in tokens; losses in nats per token, without auxiliary losses;
+    `training_flops` are the paper's 6 N_act D; `mfu`, a fraction, leaves out the embedding, which is looked up and not
+    multiplied; `expert_load_max_over_mean` is 1 when experts are evenly loaded.
 
-    `train_loss` is the mean over the last `train_loss_window_tokens`; `eval_loss` is held-out and dropless, its
-    standard error is that of a mean over documents like the `eval_documents` that `eval_data` describes, and
-    `data_order` says in which order the training text was drawn from its files and shuffled. A run with
-    `status="diverged"` may have no losses: values that are not finite are stored as null. A run of somebody else, of
-    which not all is known, has null for the rest; a `train_loss_window_tokens` of 0 says that its loss is not known.
-
-    In training an expert takes `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive
-    tokens (a factor of 0: no limit, dropless); the balance loss is counted over the same groups. Both coefficients are
-    those of the training loss. `micro_batch_sequences` (on one device at a time) decides speed and memory. Records
-    written before these fields were have null there.
+    `train_loss` is the mean over the last `train_loss_window_tokens` (0: not known); `eval_loss` is held-out and
+    dropless, with the standard error of a mean over documents like the `eval_documents` that `eval_data` describes. Of
+    a run with `status="diverged"`, losses that are not finite are stored as null. In training an expert takes
+    `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
+    dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device.
 
     Raises:
         RecordError: one line per offending field, with the value and what is allowed.
@@ -131,7 +146,7 @@ class RunRecord(_Part):
     d_model: Width
     n_blocks: Width
     n_heads: Width
-    experts: Annotated[int, BeforeValidator(number), Field(ge=1, le=1 << 16)]
+    experts: Annotated[int, BeforeValidator(_number), Field(ge=1, le=1 << 16)]
     vocab_size: Width
     sequence_length: Width
     n_active: PositiveCount
@@ -189,8 +204,7 @@ class RunRecord(_Part):
             super().__init__(**fields)
         except ValidationError as error:
             found = [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
-            more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
-            raise RecordError(redacted(f"{what} is not valid: {'; '.join(found[:_MAX_SHOWN])}{more}")) from None
+            raise RecordError(redacted(f"{what} is not valid: {'; '.join(found[:_MAX_SHOWN])}")) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -212,15 +226,11 @@ class RunRecord(_Part):
     def from_dict(cls, fields: Any, *, what: str = "run record") -> RunRecord:
         """Validate a mapping, e.g. a parsed JSON object; `what` names the source in the error."""
         if not isinstance(fields, dict):
-            raise RecordError(
-                f"{what}: a {type(fields).__name__}, allowed is an object with the fields of a run record"
-            )
+            raise RecordError(f"{what}: a {type(fields).__name__}, allowed is an object with a record's fields")
         try:
             return cls(**fields)
         except RecordError as error:
             raise RecordError(f"{what}: {error}") from None
-        except TypeError:
-            raise RecordError(f"{what}: field names must be texts") from None
 
     @classmethod
     def from_json(cls, text: str | bytes, *, what: str = "run record") -> RunRecord:
@@ -266,14 +276,11 @@ class RunRecord(_Part):
 
 def type_of(annotation: Any) -> type:
     """The type of a field's values that are not null: int of `Annotated[int, …] | None`, str of a Literal."""
-    if isinstance(annotation, type):
-        return annotation
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return type(arguments[0])
-    if origin in (Annotated, Union, UnionType):
-        return next(type_of(one) for one in arguments if one is not type(None))
-    return cast(type, origin)  # dict[…] and tuple[…]
+    if get_origin(annotation) is Literal:
+        return type(get_args(annotation)[0])
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return next(type_of(one) for one in get_args(annotation) if one is not type(None))
+    return get_origin(annotation) or annotation  # of dict[…] and tuple[…]; of a class
 
 
 def _not_finite(value: Any) -> bool:
@@ -283,20 +290,72 @@ def _not_finite(value: Any) -> bool:
 
 def _contradictions(record: RunRecord) -> list[str]:
     """What no single field shows: fields that cannot be true together."""
-    problems = []
-    if record.d_model % record.n_heads:
-        problems.append(f"n_heads is {record.n_heads}, allowed are divisors of d_model {record.d_model}")
-    if record.n_total < record.n_active:
-        problems.append(f"n_total is {record.n_total}, allowed is at least n_active {record.n_active}")
-    if record.experts == 1 and record.n_total != record.n_active:
-        problems.append(f"n_total is {record.n_total}, allowed with experts 1 is n_active {record.n_active}")
-    if record.status != "diverged" and record.train_loss is None and record.train_loss_window_tokens:
-        problems.append('train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0')
-    if record.branch_point_tokens is not None and record.parent_run_id is None:
-        problems.append("branch_point_tokens is set, allowed only with a parent_run_id")
-    if record.branch_point_tokens is not None and record.branch_point_tokens > record.tokens:
-        problems.append(f"branch_point_tokens is {record.branch_point_tokens}, allowed is at most {record.tokens}")
+    heads, width, total, active = record.n_heads, record.d_model, record.n_total, record.n_active
+    point, tokens, dense = record.branch_point_tokens, record.tokens, record.experts == 1
+    unknown_loss = record.train_loss is None and record.status != "diverged" and record.train_loss_window_tokens
     stages = [stage.from_tokens for stage in record.schedule.batch_ramp]
-    if stages != sorted(set(stages)):
-        problems.append("schedule.batch_ramp is not in increasing order of from_tokens")
-    return problems
+    checks = (
+        (width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
+        (total < active, f"n_total is {total}, allowed is at least n_active {active}"),
+        (dense and total != active, f"n_total is {total}, allowed with experts 1 is n_active {active}"),
+        (unknown_loss, 'train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0'),
+        (point is not None and record.parent_run_id is None, "branch_point_tokens is set without a parent_run_id"),
+        ((point or 0) > tokens, f"branch_point_tokens is {point}, allowed is at most {tokens}"),
+        (stages != sorted(set(stages)), "schedule.batch_ramp is not in increasing order of from_tokens"),
+    )
+    return [problem for wrong, problem in checks if wrong]
+
+
+def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
+    """The value as plain JSON values: numpy scalars become Python's, tuples lists, models objects.
+
+    Raises:
+        ValueError: something that JSON does not have, a number that is not finite, a text with a secret, a path of a
+            machine or an e-mail address. The field is named; a secret itself is not repeated.
+    """
+    if value is None or value is True or value is False:
+        return value
+    if type(value) is not str and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return plain(value.item(), name, depth)  # of numpy, whose float64 is a float, too
+    if isinstance(value, str):
+        if problem := _problem_of(value):
+            raise ValueError(f"{redacted(name)}: {problem}")
+        return str(value)
+    if isinstance(value, (int, float)):
+        if not abs(value) < 10**30 and not (isinstance(value, float) and math.isfinite(value)):
+            raise ValueError(f"{name}: {str(value)[:40]} is not a finite number of at most 30 digits; null is allowed")
+        return value
+    if depth == 0:
+        raise ValueError(f"{name}: nested deeper than {_MAX_DEPTH} levels")
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if not isinstance(value, (dict, list, tuple)):
+        kind = type(value).__name__
+        raise ValueError(f"{name}: a value of type {kind}, allowed are numbers, texts, lists, objects and null")
+    if len(value) > _MAX_ITEMS:
+        raise ValueError(f"{name}: {len(value)} entries, allowed are {_MAX_ITEMS}")
+    if not isinstance(value, dict):
+        return [plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
+    inner = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{name}: field names must be strings")
+        if problem := _problem_of(key):
+            raise ValueError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
+        inner[key] = plain(item, f"{name}.{key[:80]}" if name else key[:80], depth - 1)
+    return inner
+
+
+@lru_cache(maxsize=4096)  # most texts of a table are those of its other rows
+def _problem_of(text: str) -> str | None:
+    if len(text) > MAX_TEXT:
+        return f"a text of {len(text):,} characters, allowed are {MAX_TEXT:,}"
+    if contains_token(text):
+        return "holds what looks like an access token; a record must not have one"
+    if _PATH.search(text):
+        return f"{text[:80]!r} holds an absolute path; a record names files relative to nothing"
+    if _EMAIL.search(text):
+        return f"{text[:80]!r} holds an e-mail address; a record names no person"
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        return "holds half a surrogate pair, which is not a text that UTF-8 can write"
+    return None

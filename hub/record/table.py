@@ -1,15 +1,15 @@
 """A sweep's run records as a table: `runs.jsonl` (one record per line) and `runs.parquet` (one row per record).
 
-The JSON lines are the truth: a record is there exactly as in its `run.json`. The parquet file, written where pyarrow
-is installed, is for viewers, pandas and DuckDB: nested fields become columns with a prefix (`schedule_horizon_tokens`,
-`dataset_id`), fields without fixed names (`versions`, `weights_sha256`, the batch ramp, and everything the schema does
-not know) are JSON text. Both are read back to the same records, each validated once.
+The JSON lines are the truth. The parquet file, written where pyarrow is installed, is for viewers, pandas and DuckDB:
+nested fields become columns with a prefix (`schedule_horizon_tokens`), and fields without fixed names (`versions`, the
+batch ramp, everything the schema does not know) are JSON text. Both are read back to the same records.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -37,8 +37,6 @@ MAX_ROWS = 1_000_000
 NO_PYARROW = 'pyarrow is not installed: pip install "joint-moe-scaling-laws[parquet]"'
 _UNKNOWN_FIELDS = "unknown_fields"  # the column for what the schema does not know
 _MAX_SHOWN = 20
-
-Row = RunRecord | dict[str, Any]  # a record, or a row of somebody else's table
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def split_rows(
         FilesError: a parquet file, and pyarrow is not installed.
     """
     readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
-    records: list[Row] = []
+    records: list[Any] = []
     unreadable: list[UnreadableRow] = []
     for count, (what, row) in enumerate(readers.get(Path(name).suffix, _json_lines)(content, name)):
         if count >= MAX_ROWS:
@@ -109,9 +107,8 @@ def split_rows(
             if foreign and isinstance(fields, dict) and "schema_version" not in fields:
                 records.append(fields)
                 continue
-            if isinstance(row, dict):
-                fields = _unflattened(row, what)
-            records.append(RunRecord.from_dict(fields, what=what))
+            nested = _unflattened(row, what) if isinstance(row, dict) else fields
+            records.append(RunRecord.from_dict(nested, what=what))
         except RecordError as error:
             named = fields if isinstance(fields, dict) else {}
             texts = {key: value for key, value in named.items() if isinstance(value, str)}
@@ -174,21 +171,21 @@ def _json_lines(content: bytes, name: str) -> Iterator[tuple[str, bytes]]:
 
 def _csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Numbers where a cell reads as one, None where it is empty, text otherwise."""
+
+    def cell(text: str | None) -> str | float | None:
+        try:
+            return float(text) if text else None
+        except ValueError:
+            return text
+
     try:
         rows = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
         for number, row in enumerate(rows, start=1):
             if None in row:
                 raise RecordError(f"{name}: row {number} has more columns than the first line")
-            yield f"{name} row {number}", {column: _cell(text) for column, text in row.items()}
+            yield f"{name} row {number}", {column: cell(text) for column, text in row.items()}
     except (UnicodeDecodeError, csv.Error) as error:
         raise RecordError(f"{name}: not a readable CSV file ({redacted(str(error))[:200]})") from None
-
-
-def _cell(text: str | None) -> str | float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return text
 
 
 def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -199,13 +196,12 @@ def _parquet_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, An
         raise FilesError(f"{name}: {NO_PYARROW}") from None
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(content))
-        expanded = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-        if expanded > MAX_FILE_BYTES or file.metadata.num_rows > MAX_ROWS:
-            raise RecordError(
-                f"{name}: {expanded:,} bytes in {file.metadata.num_rows:,} rows when expanded, too large"
-            )
+        meta = file.metadata
+        expanded = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+        if expanded > MAX_FILE_BYTES or meta.num_rows > MAX_ROWS:
+            raise RecordError(f"{name}: {expanded:,} bytes in {meta.num_rows:,} rows when expanded, too large")
         batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=1024))
-        for number, row in enumerate((row for batch in batches for row in batch), start=1):
+        for number, row in enumerate(itertools.chain.from_iterable(batches), start=1):
             yield f"{name} row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise RecordError(f"{name}: not a readable parquet file ({redacted(str(error))[:200]})") from None

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hub.plain.errors import FilesError
-from hub.plain.markdown import block, block_of, escaped, replace_block
-from hub.plain.metadata import read_card, updated, with_metadata
+from hub.plain.markdown import block, block_of, escaped, read_card, replace_block, updated, with_metadata
 from hub.plain.tables import Table
 from hub.plain.units import format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name

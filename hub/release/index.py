@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
-from hub.plain.markdown import block_of, replace_block
-from hub.plain.metadata import license_of, read_card, updated
+from hub.plain.markdown import block_of, license_of, read_card, replace_block, updated
 from hub.plain.strict_json import MAX_RECORD_BYTES
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord

@@ -19,7 +19,7 @@ from typing import Any
 
 from hub.plain import strict_json
 from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, PushErrors, RecordError
-from hub.plain.metadata import license_of, read_card
+from hub.plain.markdown import license_of, read_card
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.release.cards import checked_license, model_card, refreshed, same_card

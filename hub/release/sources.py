@@ -17,7 +17,7 @@ from typing import Any
 
 from hub.plain import atomic
 from hub.plain.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError
-from hub.plain.metadata import read_card
+from hub.plain.markdown import read_card
 from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import (

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hub.plain import atomic
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
-from hub.plain.metadata import tags_of
+from hub.plain.markdown import tags_of
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
 

@@ -11,13 +11,15 @@ import typer
 from hub.plain.commands import COUNT, EXPERTS, Json
 from hub.plain.tables import show
 from scaling_law.commands import options
-from scaling_law.commands.options import exit_untrusted, quantity
+from scaling_law.commands.options import exit_untrusted, option, quantity
 from scaling_law.commands.questions import show_written
-from scaling_law.fitting import fitting, profiles, splits
-from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting import fitting, splits, uncertainty
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.planning.matched import plan_matched
 from scaling_law.report.page import write_report
 from scaling_law.runs.table import load_runs
+
+Extreme = Literal["loss", "n_active", "flops", "tokens"]
 
 
 def fit(
@@ -30,23 +32,15 @@ def fit(
     fix: options.Fix = [],  # noqa: B006  (typer's default of a repeatable option)
     bound: options.Bound = [],  # noqa: B006
     outliers: options.Outliers = "keep",
-    huber_delta: Annotated[float, typer.Option(help="Threshold of the Huber loss on ln L.")] = 0.01,
-    weights: Annotated[
-        Literal["equal", "inverse_loss"], typer.Option(help="inverse_loss: the paper's weights, 1 / loss.")
-    ] = "equal",
-    l2: Annotated[float, typer.Option(help="Weight decay on the summed objective (the paper states 1e-5).")] = 0.0,
-    starts: Annotated[
-        Literal["scaled", "paper"], typer.Option(help="scaled: quick, any scale; paper: its 19,683 starts.")
-    ] = "scaled",
-    release: Annotated[
-        int | None, typer.Option(help="Best starts that go on to move E_start and E_max. [default: 64]")
-    ] = None,
+    huber_delta: Annotated[float, option("Threshold of the Huber loss on ln L.")] = 0.01,
+    weights: Annotated[Literal["equal", "inverse_loss"], option("inverse_loss: as the paper's, 1 / loss.")] = "equal",
+    l2: Annotated[float, option("Weight decay on the summed objective (the paper states 1e-5).")] = 0.0,
+    starts: Annotated[Literal["scaled", "paper"], option("scaled: quick; paper: its 19,683 starts.")] = "scaled",
+    release: Annotated[int | None, option("Best starts that go on to move E_start and E_max. [default: 64]")] = None,
     allow_unidentifiable: options.Allow = False,
-    skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Leave out unusable rows instead of stopping.")
-    ] = False,
-    bootstrap: Annotated[int, typer.Option(help="Resamples for intervals; 0 for none.")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for scaling_law.json.")] = None,
+    skip_invalid: Annotated[bool, option("Leave out unusable rows instead of stopping.", "--skip-invalid")] = False,
+    bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
+    output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
     as_json: Json = False,
 ) -> None:
     """Fit a law to a table of runs; report convergence and identifiability.
@@ -94,10 +88,8 @@ def fit(
 
 def profile(
     runs: options.Source,
-    coefficients: Annotated[
-        str | None, typer.Option(help="Comma-separated: gamma,e_max. [default: all fitted]")
-    ] = None,
-    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
+    coefficients: Annotated[str | None, option("Comma-separated: gamma,e_max. [default: all fitted]")] = None,
+    level: Annotated[float, option("Level of the intervals.")] = 0.95,
     kind: options.Kind = "joint",
     loss: options.LossColumn = None,
     status: options.Status = "final",
@@ -120,25 +112,20 @@ def profile(
     """
     robust: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
     result = fitting.fit(_load(runs, loss, status), kind, fixed=dict(fix), bounds=dict(bound), **robust)
-    names = [name.strip() for name in coefficients.split(",")] if coefficients else None
-    found = profiles.profile(result, names, level)
-    columns = ("coefficient", "value", "low", "high")
-    rows = [{name: row[name] for name in columns} for row in found.to_rows()]
-    show({"level": level, "profiles": rows, "status": result.status.verdict}, as_json, found)
+    names = [name.strip() for name in coefficients.split(",")] if coefficients else result.fitted
+    found = [uncertainty.profile_interval(result, name, level) for name in names]
+    rows = [{name: getattr(p, name) for name in ("coefficient", "value", "low", "high")} for p in found]
+    value = {"level": level, "profiles": rows, "status": result.status.verdict}
+    show(value, as_json, uncertainty.profile_table(found, level))
     exit_untrusted(result.status.converged)
 
 
 def split(
     runs: options.Source,
-    by: Annotated[
-        Literal["loss", "n_active", "flops", "tokens"],
-        typer.Option(help="Hold out the runs of lowest loss, or of most n_active, flops or tokens."),
-    ] = "loss",
-    validation: Annotated[int, typer.Option(help="Runs of the validation part.")] = 30,
-    test: Annotated[int, typer.Option(help="Runs of the test part, the most extreme ones.")] = 0,
-    select: Annotated[
-        Literal["objective", "rmse"], typer.Option(help="rmse: the paper's, on training and validation runs.")
-    ] = "objective",
+    by: Annotated[Extreme, option("Hold out the runs of lowest loss, or of most n_active, flops or tokens.")] = "loss",
+    validation: Annotated[int, option("Runs of the validation part.")] = 30,
+    test: Annotated[int, option("Runs of the test part, the most extreme ones.")] = 0,
+    select: Annotated[Literal["objective", "rmse"], option("rmse: on training and validation runs.")] = "objective",
     loss: options.LossColumn = None,
     status: options.Status = "final",
     fix: options.Fix = [],  # noqa: B006
@@ -168,14 +155,10 @@ def split(
 
 def fit_learning_rate(
     runs: options.Source,
-    experts: Annotated[
-        Any, quantity(EXPERTS, "Fit to models of these E only, such as 1,8; the others check it.")
-    ] = None,
-    loss: Annotated[str, typer.Option(help="The column to judge by.")] = "eval_loss",
-    reading: Annotated[
-        Literal["code", "paper"], typer.Option(help="What N counts: as the paper's runs, or as its text says.")
-    ] = "code",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the law (JSON).")] = None,
+    experts: Annotated[Any, quantity(EXPERTS, "Fit to models of these E only: 1,8; the others check it.")] = None,
+    loss: Annotated[str, option("The column to judge by.")] = "eval_loss",
+    reading: Annotated[Literal["code", "paper"], option("N as in the paper's runs, or as in its text.")] = "code",
+    output: Annotated[Path | None, option("File for the law (JSON).", "--output", "-o")] = None,
     as_json: Json = False,
 ) -> None:
     """Fit the peak learning rate to a grid: LR = exp(intercept + slope_n ln N + slope_e ln E).
@@ -198,15 +181,13 @@ def fit_learning_rate(
 def match(
     runs: options.Source,
     flops: Annotated[float, quantity(COUNT, "Budget of each model: 1e13.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File for the plan (JSON).")],
+    output: Annotated[Path, option("File for the plan (JSON).", "--output", "-o")],
     experts: Annotated[Any, quantity(EXPERTS, "Experts of the models beside the dense one: 2,4,8.")] = "2,4",
-    n_blocks: Annotated[
-        int | None, typer.Option(help="Blocks and heads of all models. [default: d_model / 64]")
-    ] = None,
+    n_blocks: Annotated[int | None, option("Blocks and heads of all models. [default: d_model / 64]")] = None,
     vocab_size: options.VocabSize = None,
     trunks: options.Trunks = "auto",
     outliers: options.Outliers = "keep",
-    bootstrap: Annotated[int, typer.Option(help="Resamples for the intervals.")] = 1000,
+    bootstrap: Annotated[int, option("Resamples for the intervals.")] = 1000,
     force: options.Force = False,
     as_json: Json = False,
 ) -> None:
@@ -223,10 +204,8 @@ def match(
 
 
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder with runs.jsonl; learning-rates.jsonl and matched.jsonl are optional.")
-    ],
-    into: Annotated[Path, typer.Option(help="The Markdown file with the blocks to fill; figures go beside it.")],
+    folder: Annotated[Path, typer.Argument(help="With runs.jsonl; learning-rates.jsonl and matched.jsonl optional.")],
+    into: Annotated[Path, option("The Markdown file with the blocks to fill; figures go beside it.")],
     trunks: options.Trunks = "auto",
     outliers: options.Outliers = "keep",
     as_json: Json = False,

@@ -1,8 +1,4 @@
-"""Options that several commands of `scaling-law` have, and the law that `--law` names.
-
-`hub.plain.commands` has the exit statuses: 1 for an answer that is not to be trusted (a fit that did not converge, a
-loss beyond the range guard), 2 for a question that is refused, with one line on standard error and nothing else.
-"""
+"""Options that several commands of `scaling-law` have, and the law that `--law` names."""
 
 from __future__ import annotations
 
@@ -11,35 +7,27 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
-from scaling_law.law_files.serialization import load_law
+from scaling_law.law_files import load_law
 from scaling_law.laws import JointLaw, Law
 from scaling_law.laws.law import LawT
 
 
-def quantity(parser: Any, help: str, *names: str) -> Any:
+def option(help: str, *names: str) -> Any:
+    """An option of a command."""
+    return typer.Option(*names, help=help)
+
+
+def quantity(parser: Any, help: str, *names: str, metavar: str | None = None) -> Any:
     """An option whose text `parser` reads (COUNT, BYTES, …); a usage error names the option."""
-    return typer.Option(*names, parser=parser, metavar=parser.__name__.upper(), help=help)
+    return typer.Option(*names, parser=parser, metavar=metavar or parser.__name__.upper(), help=help)
 
 
 # of questions to a law
-LawName = Annotated[
-    str, typer.Option("--law", help="published, printed (the paper's rounded table), a folder, or a Hub repo.")
-]
-RatesName = Annotated[
-    str,
-    typer.Option(
-        "--learning-rate-law",
-        help="code (as the paper's runs), paper (as its text says), or a fitted law's file.",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Answer even where the law is far outside of its runs.")]
-Experts = Annotated[
-    Any,
-    typer.Option(parser=EXPERTS, help="Experts to compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]"),
-]
-VocabSize = Annotated[
-    int | None, typer.Option(help="Vocabulary size. [default: that of the law's runs; where unknown GPT-2's 50257]")
-]
+LawName = Annotated[str, option("published, printed (the paper's rounded table), a folder, or a Hub repo.", "--law")]
+RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
+Force = Annotated[bool, option("Answer even where the law is far outside of its runs.", "--force")]
+Experts = Annotated[Any, quantity(EXPERTS, "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]")]
+VocabSize = Annotated[int | None, option("Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]")]
 Flops = Annotated[float, quantity(COUNT, "Compute budget of training (and inference): 1e22.")]
 Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.")]
 MaxParameters = Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")]
@@ -47,26 +35,19 @@ KvTokens = Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16
 InferenceTokens = Annotated[float, quantity(COUNT, "Tokens served over the model's life: 100B.")]
 
 # of fits
-Source = Annotated[
-    str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release folder, or org/sweep-runs on the Hub.")
-]
-Kind = Annotated[str, typer.Option(help="joint, chinchilla or routed.")]
-LossColumn = Annotated[
-    str | None,
-    typer.Option("--loss", help="The column to fit. [default: eval_loss, or the only column of a loss]"),
-]
-Status = Annotated[str, typer.Option(help="Keep runs of this status; 'all' keeps every run.")]
-Where = Annotated[str, typer.Option("--where", help='Keep runs that fulfil a filter: "E in {1, 8}, D <= 2B".')]
-Trunks = Annotated[
+Source = Annotated[str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release, or org/sweep-runs on the Hub.")]
+Kind = Annotated[str, option("joint, chinchilla or routed.")]
+LossColumn = Annotated[str | None, option("The column to fit. [default: eval_loss, or the only one of a loss]")]
+Status = Annotated[str, option("Keep runs of this status; 'all' keeps every run.")]
+Where = Annotated[
     str,
-    typer.Option(help="Clusters: auto (parent_run_id, else one size and E), run (each its own), or a column."),
+    option(
+        'Keep runs that fulfil a filter: "E in {1, 8}, D <= 2B".',
+    ),
 ]
-Outliers = Annotated[
-    Literal["keep", "set_aside"], typer.Option(help="set_aside: fit without the runs far from the law of the others.")
-]
-Allow = Annotated[
-    bool, typer.Option("--allow-unidentifiable", help="Fit although the design cannot identify all coefficients.")
-]
+Trunks = Annotated[str, option("auto (parent_run_id, else one size and E), run (each its own), or a column.")]
+Outliers = Annotated[Literal["keep", "set_aside"], option("set_aside: fit without runs far from the others' law.")]
+Allow = Annotated[bool, option("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")]
 
 
 def _fixed(text: str) -> tuple[str, float]:
@@ -87,16 +68,10 @@ def _bound(text: str) -> tuple[str, tuple[float | None, ...]]:
     return name.strip(), (low, high)
 
 
-Fix = Annotated[
-    list[Any],
-    typer.Option(parser=_fixed, metavar="NAME=NUMBER", help="Fix a coefficient: --fix e_max=256 (repeatable)."),
-]
-Bound = Annotated[
-    list[Any],
-    typer.Option(
-        parser=_bound, metavar="NAME=LOW:HIGH", help="Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
-    ),
-]
+FIX = "Fix a coefficient: --fix e_max=256 (repeatable)."
+BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
+Fix = Annotated[list[Any], quantity(_fixed, FIX, metavar="NAME=NUMBER")]
+Bound = Annotated[list[Any], quantity(_bound, BOUND, metavar="NAME=LOW:HIGH")]
 
 
 def choose_law(name: str, kind: type[LawT] = Law) -> LawT:  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from hub.plain.commands import COUNT, COUNTS, EXPERTS, Json
 from hub.plain.tables import Table, show
 from hub.plain.units import format_count, parse_count, parse_counts
 from scaling_law.commands import options
-from scaling_law.commands.options import exit_untrusted, quantity
+from scaling_law.commands.options import exit_untrusted, option, quantity
 from scaling_law.figures.drawing import save
 from scaling_law.figures.law_figures import memory_optimal
 from scaling_law.fitting.learning_rate import LearningRateLaw
@@ -28,9 +28,7 @@ from scaling_law.size.architecture import Architecture
 def loss(
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")],
     tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")],
-    experts: Annotated[
-        Any, quantity(EXPERTS, "Experts: 8, or 1,2,4, or 1-8. [default: 1; a Chinchilla law's own]")
-    ] = None,
+    experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or 1-8. [default: 1; a Chinchilla law's own]")] = None,
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
@@ -48,23 +46,14 @@ def loss(
     chosen: Law = options.choose_law(law)
     own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else 1
     rows = [_loss_row(chosen, n, d, e) for n in n_active for d in tokens for e in experts or [own]]
-    table = Table.of(
-        [
-            {
-                "N_act": format_count(row["n_active"]),
-                "D": format_count(row["tokens"]),
-                "E": str(row["experts"]),
-                "loss": row["loss"],
-                "95 %": "{:.4f}…{:.4f}".format(*row["loss_interval"]) if row.get("loss_interval") else "",
-                "trusted": row["trusted"],
-            }
-            for row in rows
-        ],
-        title=repr(chosen),
-        keys=("N_act", "D", "E"),
-        first=("loss", ""),
-        warnings=tuple(dict.fromkeys(warning for row in rows for warning in row["warnings"])),
-    )
+    warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))
+    shown = []
+    for row in rows:
+        interval = "{:.4f}…{:.4f}".format(*row["loss_interval"]) if "loss_interval" in row else ""
+        shown.append({name: row[name] for name in ("n_active", "tokens", "experts", "loss")})
+        shown[-1] |= {"95 %": interval, "trusted": row["trusted"]}
+    keys = ("N_act", "tokens", "E")
+    table = Table.of(shown, title=repr(chosen), keys=keys, first=("loss", ""), warnings=warnings)
     show({"law": repr(chosen), "rows": rows}, as_json, table)
     exit_untrusted(all(row["trusted"] for row in rows))
 
@@ -83,13 +72,11 @@ def optimal(
     kv_tokens: options.KvTokens = 0.0,
     experts: options.Experts = None,
     inference_tokens: options.InferenceTokens = 0.0,
-    bytes_per_parameter: Annotated[float, typer.Option(help="2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
-    bytes_per_kv: Annotated[float, typer.Option(help="Bytes of a KV cache element.")] = 2.0,
-    kv_heads_ratio: Annotated[float, typer.Option(help="KV heads / heads (grouped queries).")] = 1.0,
+    bytes_per_parameter: Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
+    bytes_per_kv: Annotated[float, option("Bytes of a KV cache element.")] = 2.0,
+    kv_heads_ratio: Annotated[float, option("KV heads / heads (grouped queries).")] = 1.0,
     vocab_size: options.VocabSize = None,
-    integral: Annotated[
-        bool, typer.Option("--integral", help="Only architectures that exist (d_model a multiple of 64).")
-    ] = False,
+    integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False,
     force: options.Force = False,
     law: options.LawName = "published",
     as_json: Json = False,
@@ -129,17 +116,15 @@ def plan(
     kv_tokens: options.KvTokens = 0.0,
     inference_tokens: options.InferenceTokens = 0.0,
     experts: options.Experts = None,
-    branches: Annotated[int, typer.Option(help="Measurements from one trunk: the full run, half, a quarter, …")] = 1,
-    gpu_tflops: Annotated[float, typer.Option(help="Peak TFLOP/s of one GPU (989: H100, bf16).")] = 989.0,
-    mfu: Annotated[float, typer.Option(help="Part of the peak that training uses.")] = 0.4,
+    branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
+    gpu_tflops: Annotated[float, option("Peak TFLOP/s of one GPU (989: H100, bf16).")] = 989.0,
+    mfu: Annotated[float, option("Part of the peak that training uses.")] = 0.4,
     vocab_size: options.VocabSize = None,
-    sweep: Annotated[str, typer.Option(help="Name of the sweep the run belongs to.")] = "run",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the YAML for train.py to this file.")
-    ] = None,
+    sweep: Annotated[str, option("Name of the sweep the run belongs to.")] = "run",
+    output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
     force: options.Force = False,
     law: options.LawName = "published",
-    learning_rate_law: options.RatesName = "code",
+    learning_rate_law: Annotated[str, option(options.RATES)] = "code",
     as_json: Json = False,
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
@@ -178,7 +163,7 @@ def plan(
 
 
 def reach(
-    loss: Annotated[float, typer.Option(help="The loss to reach, nats per token: 2.2.")],
+    loss: Annotated[float, option("The loss to reach, nats per token: 2.2.")],
     flops: Annotated[Any, quantity(COUNT, "With a budget: the least memory that reaches the loss within it.")] = None,
     memory: options.Memory = None,
     kv_tokens: options.KvTokens = 0.0,
@@ -212,14 +197,12 @@ def reach(
 
 
 def learning_rate(
-    d_model: Annotated[int, typer.Option(help="Width; blocks and heads follow as d_model / 64 unless given.")],
-    experts: Annotated[int, typer.Option(help="Number of experts.")] = 1,
-    n_blocks: Annotated[int | None, typer.Option(help="Number of blocks.")] = None,
-    n_heads: Annotated[int | None, typer.Option(help="Number of heads.")] = None,
+    d_model: Annotated[int, option("Width; blocks and heads follow as d_model / 64 unless given.")],
+    experts: Annotated[int, option("Number of experts.")] = 1,
+    n_blocks: Annotated[int | None, option("Number of blocks.")] = None,
+    n_heads: Annotated[int | None, option("Number of heads.")] = None,
     vocab_size: options.VocabSize = None,
-    law: Annotated[
-        str, typer.Option(help="code (as the paper's runs), paper (as its text says), or a fitted law's file.")
-    ] = "code",
+    law: Annotated[str, option(options.RATES)] = "code",
     as_json: Json = False,
 ) -> None:
     """The peak learning rate of an architecture.
@@ -248,7 +231,7 @@ def learning_rate(
 def figures(
     output: Annotated[Path, typer.Argument(help="Folder to write to.")] = Path("figures"),
     flops: Annotated[Any, quantity(COUNT, "Only the memory-optimal figure, for this budget.")] = None,
-    suffix: Annotated[str, typer.Option(help="png, svg or pdf.")] = "png",
+    suffix: Annotated[str, option("png, svg or pdf.")] = "png",
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
@@ -273,10 +256,8 @@ def show_written(paths: list[Path], as_json: bool) -> None:
 
 
 def tables(
-    name: Annotated[
-        str | None, typer.Argument(help="One table; without it all. Wrong names list those there are.")
-    ] = None,
-    differing: Annotated[bool, typer.Option("--differing", help="Show only cells that differ from print.")] = False,
+    name: Annotated[str | None, typer.Argument(help="One table; a wrong name lists them. [default: all]")] = None,
+    differing: Annotated[bool, option("Show only cells that differ from print.", "--differing")] = False,
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
@@ -306,27 +287,15 @@ def _pair(text: str) -> tuple[float, float]:
 
 def next_runs(
     flops: Annotated[float, quantity(COUNT, "Budget of all new runs together: 1e20.")],
-    ask: Annotated[
-        str,
-        typer.Option(
-            help="What to make certain: optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2 (which E is better)."
-        ),
-    ],
-    max_runs: Annotated[int, typer.Option(help="At most so many runs.")] = 24,
+    ask: Annotated[str, option("What to make certain: optimum:FLOPS,E, loss:N,D,E, or advantage:FLOPS,E1,E2.")],
+    max_runs: Annotated[int, option("At most so many runs.")] = 24,
     warmup: Annotated[Any, quantity(COUNT, "Tokens of warm-up: 130M. [default: that of the fitted runs]")] = None,
     experts: Annotated[Any, quantity(EXPERTS, "Experts of the runs to choose from: 1,2,4 or 1-8.")] = "1,2,4,8,16,32",
     widths: Annotated[Any, quantity(COUNTS, "Their d_model: 256,512,768. [default: 256 to 3072]")] = None,
-    ratio: Annotated[
-        Any,
-        typer.Option("--tokens-per-parameter", parser=_pair, metavar="LOW:HIGH", help="Their D / N_act."),
-    ] = "0.5:80",
-    largest: Annotated[
-        Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", "--max-run-flops")
-    ] = None,
+    tokens_per_parameter: Annotated[Any, quantity(_pair, "Their D / N_act.", metavar="LOW:HIGH")] = "0.5:80",
+    max_run_flops: Annotated[Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]")] = None,
     vocab_size: options.VocabSize = None,
-    noise: Annotated[
-        float | None, typer.Option(help="Standard deviation of ln L of one run. [default: from the fit]")
-    ] = None,
+    noise: Annotated[float | None, option("Standard deviation of ln L of one run. [default: from the fit]")] = None,
     memory: options.Memory = None,
     max_parameters: options.MaxParameters = None,
     kv_tokens: options.KvTokens = 0.0,
@@ -348,7 +317,8 @@ def next_runs(
     limits = {"max_memory_bytes": memory, "max_parameters": max_parameters, "kv_cache_tokens": kv_tokens}
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
     widths = widths and [int(width) for width in widths]
-    candidates = design.candidate_grid(flops / 4 if largest is None else largest, experts, widths, ratio, vocabulary)
+    largest = flops / 4 if max_run_flops is None else max_run_flops
+    candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
     made = design.next_runs(chosen, _answer(ask, limits, vocab_size), flops, candidates, noise, max_runs, warmup)
     show({"ask": ask} | made.to_dict() if as_json else None, as_json, made)
 
@@ -356,15 +326,15 @@ def next_runs(
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
     """The question of --ask as a function of a law."""
     kind, _, rest = ask.partition(":")
-    forms: dict[str, tuple[Any, int]] = {
-        "optimum": (design.log_optimal_parameters, 2),
-        "loss": (design.predicted_loss, 3),
-        "advantage": (design.advantage, 3),
-    }
     values = parse_counts(rest, "--ask") if rest else []
-    if kind not in forms or len(values) != forms[kind][1]:
-        raise ValueError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")
     given = {name: value for name, value in limits.items() if value}
-    if given and kind != "advantage":
+    if given and kind in ("optimum", "loss"):
         raise ValueError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
-    return forms[kind][0](*values, **given, **({"vocab_size": vocab_size} if kind == "advantage" else {}))
+    match kind, len(values):
+        case "optimum", 2:
+            return design.log_optimal_parameters(*values)
+        case "loss", 3:
+            return design.predicted_loss(*values)
+        case "advantage", 3:
+            return design.advantage(*values, **given, vocab_size=vocab_size)
+    raise ValueError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")

@@ -1,9 +1,7 @@
 """Release a sweep with its law: `scaling-law release RUNS STORE [--law LAW]`.
 
-What `python -m hub push` does, and beside it what `hub` knows nothing of: a joint law is fitted to the runs (or the
-one given is taken), each run's card says what it predicts for the run, the law becomes a model repository
-`<sweep>-law`, and the card of the sweep's index shows it with its figure. `--tag` names the commit of the index that
-has all this, and `--collection` puts the repositories together.
+Beside what `python -m hub push` does, a joint law is fitted to the runs (or the one given is taken): each run's card
+says what it predicts, it becomes a model repository `<sweep>-law`, and the card of the sweep's index shows it.
 """
 
 from __future__ import annotations
@@ -24,12 +22,11 @@ from hub.plain import commands
 from hub.plain.errors import FilesError
 from hub.plain.markdown import escaped
 from hub.plain.tables import Table, show
+from scaling_law.commands.options import option
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
-from scaling_law.fitting.fit_result import errors_of
-from scaling_law.fitting.fitting import fit
-from scaling_law.law_files.card import law_card, loading_code
-from scaling_law.law_files.serialization import FILE_NAME, law_to_json, load_law
+from scaling_law.fitting.fitting import errors_of, fit
+from scaling_law.law_files import FILE_NAME, law_card, law_to_json, load_law, loading_code
 from scaling_law.laws import Law
 from scaling_law.runs.table import Runs, load_runs
 
@@ -82,9 +79,9 @@ def law_of(records: Sequence[RunRecord], law: Law | None = None) -> LawOnRuns | 
 
 
 def release_law(store: Store, sweep: str, found: LawOnRuns, license: str | None = None) -> tuple[str, Publication]:
-    """Publish the law as `<sweep>-law`, then show it in the card of the sweep's index.
+    """Publish the law as `<sweep>-law` and show it in the card of the sweep's index; returns both places.
 
-    Returns the law's repository, and the index as it is then. Raises HubError, e.g. where the sweep has no index yet.
+    Raises HubError, e.g. where the sweep has no index yet.
     """
     repo, figure = store.repo_id(sweep + _REPO_SUFFIX), png(predicted_against_observed(found))
     files = {
@@ -118,9 +115,7 @@ def law_section(found: LawOnRuns, repo: str) -> str:
 def release(
     source: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
     store: commands.Store,
-    law: Annotated[
-        str | None, typer.Option(help="A law's folder or repository. [default: a joint law fitted to the runs]")
-    ] = None,
+    law: Annotated[str | None, option("A law's folder or repository. [default: fitted to the runs]")] = None,
     license: commands.License = None,
     tag: commands.Tag = "",
     collection: commands.Collection = False,

@@ -126,15 +126,20 @@ def draw_loss(
     """
     x, n, d = np.broadcast_arrays(*(np.asarray(v, float) for v in (x, n_active, tokens)))
     loss, inside = np.asarray(law.loss(n, d, experts)), in_fitted_range(law, n, d, experts)
-    draw_curve(ax, x, loss, inside, experts, **style)
-    if law.draws is not None:
-        draw_band(ax, x, law.loss_draws(n, d, experts), color=colour_of(experts))
+    draws = None if law.draws is None else law.loss_draws(n, d, experts)
+    draw_curve(ax, x, loss, inside, experts, draws, **style)
 
 
 def draw_curve(
-    ax: Axes, x: FloatArray, y: FloatArray, inside: NDArray[np.bool_], experts: float, **style: Any
+    ax: Axes,
+    x: FloatArray,
+    y: FloatArray,
+    inside: NDArray[np.bool_],
+    experts: float,
+    draws: FloatArray | None = None,
+    **style: Any,
 ) -> None:
-    """A line in the colour of E: solid where `inside` [k], dashed elsewhere."""
+    """A line in the colour of E: solid where `inside` [k], dashed elsewhere, with the band of its `draws`."""
     style = {"color": colour_of(experts), "linewidth": 1.4, **style}
     label = style.pop("label", label_of(experts))
     ax.plot([], [], label=label, **style)
@@ -142,14 +147,16 @@ def draw_curve(
         ax.plot(x, y, linestyle=DASHED, label="_" + OUTSIDE, **style)
     if inside.any():
         ax.plot(x, np.where(inside, y, np.nan), **style)
+    if draws is not None:
+        draw_band(ax, x, draws, experts)
 
 
-def draw_band(ax: Axes, x: FloatArray, values: FloatArray, **style: Any) -> None:
-    """The 95 % interval of `values` [draws, k] along `x`, as a band; draws without a value are left out."""
-    finite = values[np.isfinite(values).all(axis=1)]
+def draw_band(ax: Axes, x: FloatArray, draws: FloatArray, experts: float, alpha: float = 0.18) -> None:
+    """The 95 % interval of `draws` [draws, k] along `x`, as a band in the colour of E; NaN draws are left out."""
+    finite = draws[np.isfinite(draws).all(axis=1)]
     if len(finite) > 1:
         low, high = np.quantile(finite, [0.025, 0.975], axis=0)
-        ax.fill_between(x, low, high, **{"alpha": 0.18, "linewidth": 0, "label": "_" + INTERVAL, **style})
+        ax.fill_between(x, low, high, color=colour_of(experts), alpha=alpha, linewidth=0, label="_" + INTERVAL)
 
 
 def in_fitted_range(law: Law, n_active: ArrayLike, tokens: ArrayLike, experts: float) -> NDArray[np.bool_]:

@@ -1,8 +1,7 @@
-"""The figures of a fit and of a law.
+"""The figures of a fit and of a law, after Ludziejewski et al. 2025.
 
-After Ludziejewski et al. 2025: isoFLOP profiles (Fig. 2a), loss under a memory limit with shaded optimal regions
-(Fig. 1a, Fig. 3), quality of a fit (Fig. 5). Each function draws on the axes it is given, or on a new figure, and
-returns them; `save(memory_optimal(law), "figure.png")` writes a file.
+Each function draws on the axes it is given, or on a new figure, and returns them;
+`drawing.save(memory_optimal(law), "figure.png")` writes a file.
 """
 
 from __future__ import annotations
@@ -17,35 +16,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.units import format_count, format_flops
-from scaling_law.figures.drawing import (
-    BOUNDARY,
-    DARK,
-    LOSS,
-    TOKENS,
-    axes_or_new,
-    colour_of,
-    draw_band,
-    draw_curve,
-    draw_loss,
-    in_fitted_range,
-    label_of,
-    legend,
-    log_axis,
-    new_figure,
-    panels_or_new,
-    save,
-    shared_legend,
-)
+from scaling_law.figures import drawing
+from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.laws import JointLaw
-from scaling_law.planning.constraints import Constraints
-from scaling_law.planning.optimum import has_optimum, no_optimum, optimal_widths
+from scaling_law.planning.optimum import Constraints, has_optimum, no_optimum, optimal_widths
 from scaling_law.size.architecture import active_parameters, affordable_tokens, total_parameters
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = ["isoflop", "memory_optimal", "predicted_against_observed", "save"]
 
 FloatArray = NDArray[np.float64]
 
@@ -56,13 +35,13 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
     `result` is a FitResult, or anything else with `runs`, `residuals` and `rmse`.
     """
     if axes is None:
-        axes = new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])[1]
+        axes = drawing.new_figure(5.6, 6.4, rows=2, sharex=True, height_ratios=[3, 1])[1]
     top, bottom = axes
     observed, residuals = result.runs.loss, result.residuals
     for e in np.unique(result.runs.experts):
         mask = result.runs.experts == e
         style = {"s": 18, "color": colour_of(e), "edgecolors": "white", "linewidths": 0.3}
-        top.scatter(observed[mask], (observed + residuals)[mask], label=label_of(e), **style)
+        top.scatter(observed[mask], (observed + residuals)[mask], label=drawing.label_of(e), **style)
         bottom.scatter(observed[mask], residuals[mask], **style)
     both = np.concatenate([observed, observed + residuals])
     ends = np.array([both.min(), both.max()]) + np.array([-0.03, 0.03]) * max(np.ptp(both), 1e-3)
@@ -71,7 +50,7 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
     limit = 1.15 * max(float(np.abs(residuals).max()), 1e-6)
     bottom.set(xlabel=f"observed {LOSS}", ylabel="error (nats)", ylim=(-limit, limit), xlim=ends)
     top.set(ylabel=f"predicted {LOSS}", title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats")
-    legend(top)
+    drawing.legend(top)
     return np.array([top, bottom])
 
 
@@ -96,19 +75,19 @@ def isoflop(
         raise ValueError(no_optimum(law, experts))
     experts = [e for e, drawn in zip(experts, exists, strict=True) if drawn]
     budgets = np.atleast_1d(np.asarray(flops, float))
-    axes = panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
+    axes = drawing.panels_or_new(axes, len(budgets), 3.1 * len(budgets), 4.0)
     for ax, budget in zip(axes, budgets, strict=True):
         best = law.compute_optimal(budget, experts, force=True)
         span = np.geomspace(best.tokens.min() / 12, best.tokens.max() * 12, 200)
         for i, e in enumerate(experts):
-            draw_loss(ax, law, span, affordable_tokens(budget, span), span, e)
+            drawing.draw_loss(ax, law, span, affordable_tokens(budget, span), span, e)
             ax.plot(best.tokens[i], best.loss[i], "o", color=colour_of(e), markersize=5, markeredgecolor="white")
         low, high = float(best.loss.min()), float(best.loss.max())
         ax.set(title=f"{format_flops(budget)} FLOPs", xlim=(span[0], span[-1]))
         ax.set_ylim(low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05)
-        log_axis(ax, TOKENS)
+        drawing.log_axis(ax, drawing.TOKENS)
     axes[0].set_ylabel(LOSS)
-    shared_legend(axes[0])
+    drawing.shared_legend(axes[0])
     return axes
 
 
@@ -121,9 +100,9 @@ def memory_optimal(
     ax: Axes | None = None,
 ) -> Axes:
     """Loss under a memory limit, a curve for each E up to its compute optimum, shaded where each E is best."""
-    ax = axes_or_new(ax, 7.0, 4.6)
+    ax = drawing.axes_or_new(ax, 7.0, 4.6)
     draw_memory_optimal(ax, law, flops, experts, kv_cache_tokens, inference_tokens)
-    legend(ax, fontsize=9)
+    drawing.legend(ax, fontsize=9)
     return ax
 
 
@@ -140,21 +119,22 @@ def draw_memory_optimal(
             continue  # no optimum, or all of it beyond the range guard
         # a curve ends where the compute optimum fits: larger models would be worse
         end = int(np.argmin(losses[:, i])) + 1
-        inside = in_fitted_range(law, within.n_active[:end, i], within.tokens[:end, i], e)
-        draw_curve(ax, memory[:end], np.where(np.isfinite(losses[:end, i]), losses[:end, i], np.nan), inside, e)
+        inside = drawing.in_fitted_range(law, within.n_active[:end, i], within.tokens[:end, i], e)
+        seen = np.where(np.isfinite(losses[:end, i]), losses[:end, i], np.nan)
+        drawing.draw_curve(ax, memory[:end], seen, inside, e)
         ax.plot(memory[end - 1], losses[end - 1, i], "o", color=colour_of(e), markersize=4)
     if law.draws is not None:
         for part, i in regions:  # the interval of the best
             drawn = law.loss_draws(within.n_active[part, i], within.tokens[part, i], experts[i])
-            draw_band(ax, memory[part], drawn, color=colour_of(experts[i]), alpha=0.25)
+            drawing.draw_band(ax, memory[part], drawn, experts[i], alpha=0.25)
         for k, ((_, left), (_, right)) in enumerate(pairwise(regions)):  # a bar for each boundary
             height = 0.03 + 0.03 * (k % 2)  # of the axes: at two heights, for neighbours may overlap
-            style: dict[str, Any] = {"marker": "|", "markersize": 5, "linewidth": 1.2, "label": "_" + BOUNDARY}
+            style: dict[str, Any] = {"marker": "|", "markersize": 5, "linewidth": 1.2, "label": "_" + drawing.BOUNDARY}
             ends = boundary_interval(law, within, experts, left, right)
-            ax.plot(ends, [height, height], color=DARK, transform=ax.get_xaxis_transform(), **style)
+            ax.plot(ends, [height, height], color=drawing.DARK, transform=ax.get_xaxis_transform(), **style)
     reached = losses[np.arange(len(best)), best]
     ax.set(xlim=(memory[0], memory[-1]), ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
-    log_axis(ax, "memory limit (parameters)")
+    drawing.log_axis(ax, "memory limit (parameters)")
     cache = f", KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else ""
     served = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
     ax.set_title(f"{format_flops(flops)} FLOPs{served}{cache}", fontsize=10 if not (cache and served) else 8.5)

@@ -1,6 +1,8 @@
 """A fit before it runs: the objective of the runs, the box of the parameters, and where to start.
 
-`Problem` holds all that a solver needs; the fit, the bootstrap and the profiles share it.
+`Problem` holds all that a solver needs; the fit, the bootstrap and the profiles share it. A fit starts from the grid
+of Ludziejewski et al. 2025, Appendix "Fit Details" (3⁹ = 19,683 points made for large language models), or from one
+laid around the data ("scaled"), in whose coordinates a tiny sweep looks like a large one.
 """
 
 from __future__ import annotations
@@ -8,17 +10,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hub.plain.tables import literal
-from scaling_law.fitting.objective import Evaluation, Objective
+from scaling_law.fitting.objective import Evaluation, Objective, shift
 from scaling_law.fitting.solver import Solutions, minimise
-from scaling_law.fitting.starts import paper_starts, scaled_starts
 from scaling_law.laws import LAWS
-from scaling_law.laws.terms import TRANSFORM, coefficients_of, positive_coefficients
+from scaling_law.laws.terms import (
+    BY_EXPERTS,
+    CONSTANT,
+    INTERACTION,
+    SIZE,
+    SLOPE,
+    TRANSFORM,
+    Term,
+    coefficients_of,
+    positive_coefficients,
+    roles,
+)
 from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]
@@ -30,6 +43,16 @@ C_BOX = 1e-6  # smallest c, as a part of the lowest loss
 # the order of a term's parameters (ln of its size, slope in ln N or ln D, slope in ln Ê, interaction), for centred
 # and for plain coordinates.
 WIDE_BOX = {True: (50.0, 3.0, 20.0, 3.0), False: (200.0, 3.0, 80.0, 3.0)}
+
+PAPER_GRID: dict[str, tuple[float, ...]] = {
+    SIZE: (30.0, 100.0, 300.0),
+    SLOPE: (-0.05, -0.25, -0.5),
+    BY_EXPERTS: (-0.5, 0.0, 0.5),
+    INTERACTION: (-0.5, 0.0, 0.5),
+    CONSTANT: (0.5, 1.0, 2.0),
+}
+PAPER_TRANSFORM = (2.0, 256.0)  # E_start and E_max while the paper's grid is run
+SCALED_TRANSFORMS = (PAPER_TRANSFORM, (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0, 1e4))
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,7 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Problem:
-    """An objective with its box: all that a solver needs. Made by `make_problem`, reused by the bootstrap."""
+    """An objective with its box [p], [p]; made by `make_problem`."""
 
     objective: Objective
     lower: FloatArray
@@ -130,17 +153,18 @@ def make_problem(
         raise ValueError(f"huber_delta={huber_delta!r} must be positive and finite")
     if not l2 >= 0:
         raise ValueError(f"l2={l2!r} must be finite and not negative")
-    name = starts if isinstance(starts, str) else f"{len(starts)} given laws" if isinstance(starts, Sequence) else ""
-    if not name or (isinstance(starts, str) and starts not in ("scaled", "paper")):
+    if starts not in ("scaled", "paper") if isinstance(starts, str) else not isinstance(starts, Sequence):
         raise ValueError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
+    name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
     weight, weights_name = _weights(runs, weights)
-    settings = FitSettings(law, huber_delta, l2, weights_name, *_checked_limits(law, fixed, bounds), name)
+    limits = _checked_limits(law, fixed, bounds)
+    held = {name: low for name, (low, high) in limits.items() if low == high}
+    ranges = {name: ends for name, ends in limits.items() if name not in held}
+    settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name)
     columns = {name: getattr(runs, name) for name in ("n_active", "tokens", "experts", "loss")} | {"weight": weight}
-    touched = {*settings.fixed, *settings.bounds}
-    centred = [term.coefficients[0] for term in LAWS[law].terms if not touched & set(term.coefficients)]
-    e_max, e_max_alone = settings.fixed.get("e_max"), "e_max" in settings.bounds
-    objective = Objective(law, columns, huber_delta, l2, centred, e_max, e_max_alone)
-    return Problem(objective, *_box(objective, settings, runs.loss), settings, columns)
+    centred = [term.coefficients[0] for term in LAWS[law].terms if not limits.keys() & set(term.coefficients)]
+    objective = Objective(law, columns, huber_delta, l2, centred, held.get("e_max"), "e_max" in ranges)
+    return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
 
 
 def _number(name: str, value: Any, missing: float | None = None) -> float:
@@ -157,23 +181,20 @@ def _number(name: str, value: Any, missing: float | None = None) -> float:
 def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
     if weights is None:
         return np.ones(len(runs)), "equal"
-    if isinstance(weights, str):
-        if weights != "inverse_loss":
-            raise ValueError(f"weights={weights!r} must be 'inverse_loss', an array of length {len(runs)}, or None")
+    if isinstance(weights, str) and weights == "inverse_loss":
         return runs.loss.min() / runs.loss, weights
     try:
         array = np.asarray(weights, float)
     except (TypeError, ValueError):
         array = np.zeros(0)
     if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
-        raise ValueError(f"weights must be 'inverse_loss' or {len(runs)} finite numbers ≥ 0, not all zero")
+        given = f"={weights!r}" if isinstance(weights, str) else ""
+        raise ValueError(f"weights{given} must be 'inverse_loss' or {len(runs)} finite numbers ≥ 0, not all zero")
     return array, "given"
 
 
-def _checked_limits(
-    law: str, fixed: Mapping[str, float], bounds: Limits
-) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """`fixed` and `bounds` as plain numbers: bounds that leave one value fix it, what is fixed needs no bounds.
+def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dict[str, tuple[float, float]]:
+    """(low, high) of each coefficient in `fixed`, equal, and of each other one in `bounds`.
 
     ValueError naming the setting, the coefficient and what is allowed.
     """
@@ -181,58 +202,51 @@ def _checked_limits(
     limits: dict[str, tuple[float, float]] = {}
     for setting, given in (("fixed", fixed), ("bounds", bounds)):
         for name, value in given.items():
+            label = f"{setting}: {name}"
             if name not in names:
                 raise ValueError(f"{setting}: {name!r} is not a coefficient of the {law} law: {', '.join(names)}")
+            if setting == "fixed":
+                low = high = _number(label, value)
+                shown = repr(low)
+            elif not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
+                raise ValueError(f"{label}={literal(value)} must be a pair (low, high)")
+            else:
+                low, high = _number(label, value[0], -np.inf), _number(label, value[1], np.inf)
+                shown = repr((low, high))
             floor = 0.0 if name in positive else 1.0 if name in TRANSFORM else -np.inf
-            low, high = _ends(setting, name, value, floor)
+            low = -np.inf if low == floor else low
+            if not low <= high:
+                raise ValueError(f"{label}={shown} must be ordered, low ≤ high")
+            if high <= floor or (np.isfinite(low) and low <= floor):
+                raise ValueError(f"{label}={shown} must be {'positive' if floor == 0.0 else f'above {floor:g}'}")
             if name in limits and not low <= limits[name][0] <= high:
                 raise ValueError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
             limits.setdefault(name, (low, high))
     start, top = (limits.get(name, (-np.inf, np.inf)) for name in TRANSFORM)
     if start[0] >= top[1]:
         raise ValueError(f"e_start={start[0]!r} must be below e_max={top[1]!r}")
-    held = {name: low for name, (low, high) in limits.items() if low == high}
-    return held, {name: ends for name, ends in limits.items() if name not in held}
+    return limits
 
 
-def _ends(setting: str, name: str, value: Any, floor: float) -> tuple[float, float]:
-    """(low, high) of a coefficient that must lie above `floor`; equal for one that is fixed."""
-    label = f"{setting}: {name}"
-    if setting == "fixed":
-        low = high = _number(label, value)
-        shown = repr(low)
-    else:
-        pair = value.tolist() if isinstance(value, np.ndarray) else value
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise ValueError(f"{label}={literal(value)} must be a pair (low, high)")
-        low, high = _number(label, pair[0], -np.inf), _number(label, pair[1], np.inf)
-        low = -np.inf if low == floor else low
-        shown = f"({low!r}, {high!r})"
-    if not low <= high:
-        raise ValueError(f"{label}={shown} must be ordered, low ≤ high")
-    if high <= floor or (np.isfinite(low) and low <= floor):
-        raise ValueError(f"{label}={shown} must be {'positive' if floor == 0.0 else f'above {floor:g}'}")
-    return low, high
-
-
-def _box(objective: Objective, settings: FitSettings, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The box [p], [p] of θ: defaults where nothing is asked or an end is left open."""
     terms = zip(objective.terms, objective.centre_x, strict=True)
     upper = np.concatenate([WIDE_BOX[cx != 0.0][: len(t.coefficients)] for t, cx in terms])
     upper = np.append(upper, [np.inf] * (objective.size - len(upper)))
     lower = -upper
-    limits = {**settings.bounds, **{name: (value, value) for name, value in settings.fixed.items()}}
     lowest, highest = (float(losses.min()), float(losses.max())) if len(losses) else (1.0, np.inf)
     for i, name in enumerate(objective.names):
         if name in TRANSFORM:
             continue
+        low, high = limits.get(name, (-np.inf, np.inf))
         if name in objective.constants:
             lower[i], upper[i] = np.log([C_BOX * lowest, lowest])
-            if name in limits and limits[name][0] >= highest:
-                what = f"{'fixed' if name in settings.fixed else 'bounds'}: {name}={limits[name][0]:g}"
-                span = f"{lowest:g} to {highest:g} nats per token"
-                raise ValueError(f"{what} must be below the losses of the runs, {span}")
-        for side, end in zip((lower, upper), limits.get(name, ()), strict=False):
+            if low >= highest:
+                what = f"{'fixed' if low == high else 'bounds'}: {name}={low:g}"
+                raise ValueError(
+                    f"{what} must be below the losses of the runs, {lowest:g} to {highest:g} nats per token"
+                )
+        for side, end in ((lower, low), (upper, high)):
             if np.isfinite(end):
                 side[i] = np.log(end) if name in objective.positive else end
         if lower[i] > upper[i]:
@@ -264,14 +278,85 @@ def _transform_box(objective: Objective, limits: Limits) -> tuple[FloatArray, Fl
 def start_points(problem: Problem, starts: Any) -> FloatArray:
     """θ [S, p] of the starts asked for, inside the box."""
     objective, fixed = problem.objective, problem.settings.fixed
+    transforms: tuple[tuple[float, float], ...] = ()
     if starts == "paper":
-        coefficients: Any = paper_starts(objective.law, fixed)
+        choices = {name: fixed.get(name, PAPER_GRID[role]) for name, role in roles(objective.terms).items()}
+        coefficients, transforms = _grid(choices), (PAPER_TRANSFORM,)
     elif starts == "scaled":
-        coefficients = scaled_starts(objective, problem.columns, fixed)
+        coefficients, transforms = _scaled_starts(objective, problem.columns, fixed), SCALED_TRANSFORMS
     else:
         wrong = [law for law in starts if not isinstance(law, LAWS[objective.law])]
         if wrong or not len(starts):
             raise ValueError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
-        names = objective.names
-        coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in names}
+        coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in objective.names}
+    if objective.has_transform and transforms:
+        pairs = np.array(list(dict.fromkeys(_start_transform(fixed, *pair) for pair in transforms)))
+        count = len(next(iter(coefficients.values())))
+        coefficients = {name: np.tile(values, len(pairs)) for name, values in coefficients.items()}
+        coefficients |= dict(zip(TRANSFORM, np.repeat(pairs, count, axis=0).T, strict=True))
     return np.clip(objective.from_coefficients(coefficients), problem.lower, problem.upper)
+
+
+def _grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
+    """All combinations of the choices (a number: the only one), each name as an array [S]."""
+    table = np.array(list(product(*(np.atleast_1d(values) for values in choices.values()))))
+    return dict(zip(choices, table.T, strict=True))
+
+
+def _start_transform(fixed: Mapping[str, float], e_start: float, e_max: float) -> tuple[float, float]:
+    """A start for (E_start, E_max) that respects what is fixed and keeps their order."""
+    if "e_max" in fixed:
+        e_max = fixed["e_max"]
+        e_start = min(e_start, 0.5 * (1.0 + e_max))
+    if "e_start" in fixed:
+        e_start = fixed["e_start"]
+        e_max = fixed.get("e_max", max(e_max, 2.0 * e_start))
+    return e_start, e_max
+
+
+def _scaled_starts(
+    objective: Objective, columns: Mapping[str, FloatArray], fixed: Mapping[str, float]
+) -> dict[str, FloatArray]:
+    """A grid around the data: coefficients as arrays [S].
+
+    At the middle of the runs, in ln N, ln D and ln Ê, the loss is divided into a constant and the terms; each term is
+    given a falling slope in its variable and a small slope of either sign in ln Ê.
+    """
+    middle = float(np.exp(np.median(np.log(columns["loss"]))))
+    powers = [term for term in objective.terms if term.variable]
+    choices: dict[str, Any] = {
+        "floor": (0.05, 0.5, 0.85) if objective.constants else 0.0,  # the constant, as a part of the lowest loss
+        "share": (0.2, 0.5, 0.8) if len(powers) > 1 else 1.0,  # the first term's part of the rest
+    }
+    for i, term in enumerate(powers):
+        choices |= {f"slope{i}": (-0.1, -0.4), f"experts{i}": (-0.2, 0.2) if term.experts else 0.0}
+    at = _grid(choices)
+    found = {name: np.full_like(at["floor"], fixed[name]) for name in objective.constants if name in fixed}
+    found |= {name: at["floor"] * columns["loss"].min() for name in objective.constants if name not in fixed}
+    rest = np.maximum(middle - sum(found.values()), 0.02 * middle)
+    for i, term in enumerate(powers):
+        size = rest * (at["share"] if i == 0 else (1.0 - at["share"]) / (len(powers) - 1))
+        found |= _term_start(term, columns, np.log(size), at[f"slope{i}"], at[f"experts{i}"], fixed)
+    return found
+
+
+def _term_start(
+    term: Term,
+    columns: Mapping[str, FloatArray],
+    size: FloatArray,
+    slope: FloatArray,
+    by_experts: FloatArray,
+    fixed: Mapping[str, float],
+) -> dict[str, FloatArray]:
+    """Coefficients [S] of a term with given ln size and slopes at the middle of the data; fixed ones as they are."""
+    assert term.variable is not None  # a constant has no slopes to start from
+    names = term.coefficients
+    cx = float(np.mean(np.log(columns[term.variable])))
+    ce = float(np.mean(np.log(1.0 + columns["experts"]))) if term.experts else 0.0
+    interaction = fixed.get(names[3], 0.0) if term.experts else 0.0
+    values: list[Any] = [size, fixed[names[1]] + interaction * ce if names[1] in fixed else slope]
+    if term.experts:
+        values += [fixed[names[2]] + interaction * cx if names[2] in fixed else by_experts, interaction]
+    values = shift(values, -cx, -ce)
+    values[0] = np.exp(values[0])
+    return {name: np.full(len(size), fixed.get(name, value)) for name, value in zip(names, values, strict=True)}

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from hub.plain.tables import ResultTable, Summarised, Table
 from hub.plain.units import format_count
-from scaling_law.fitting.fit_result import FitResult, errors_of
-from scaling_law.fitting.fitting import describe, fit
+from scaling_law.fitting.fitting import FitResult, describe, errors_of, fit, rms
 from scaling_law.runs.table import Runs
 
 if TYPE_CHECKING:
@@ -141,10 +140,9 @@ def compare(
         if not len(runs):
             continue
         own = [separate[e].errors_on(runs.subset(runs.experts == e)) for e in separate]
-        for key, errors in (("joint", [joint.errors_on(runs)]), ("separate", own)):
-            values = np.concatenate(errors) if errors else np.zeros(0)
-            rmse[key][name] = float(np.sqrt(np.mean(values**2))) if len(values) else float("nan")
-            largest[key][name] = float(np.abs(values).max()) if len(values) else float("nan")
+        for key, errors in (("joint", joint.errors_on(runs)), ("separate", np.concatenate([*own, np.zeros(0)]))):
+            rmse[key][name] = rms(errors)
+            largest[key][name] = float(np.abs(errors).max()) if len(errors) else float("nan")
     return Comparison(joint, separate, parts, rmse, largest, tuple(left_out))
 
 
@@ -152,10 +150,9 @@ def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
     """The finished start with the lowest sum of RMSE on training and on validation runs, as the paper selects."""
     if not len(validation):
         raise ValueError("validation: no runs to select by")
-    used, scores = result.runs.subset(result.problem.used), []
-    for theta in result.finalists.theta:
-        law = result.problem.objective.make_law(theta)
-        scores.append(sum(np.sqrt(np.mean(errors_of(law, runs) ** 2)) for runs in (used, validation)))
+    used = result.runs.subset(result.used)
+    laws = [result.problem.objective.make_law(theta) for theta in result.finalists.theta]
+    scores = [rms(errors_of(law, used)) + rms(errors_of(law, validation)) for law in laws]
     unchanged = ("n_starts", "warnings", "suspicious", "deviations", "set_aside")
     search = {name: getattr(result.status, name) for name in unchanged}
     return describe(result.runs, result.problem, result.finalists, search, chosen=int(np.argmin(scores)))

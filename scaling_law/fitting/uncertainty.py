@@ -1,23 +1,32 @@
-"""The cluster bootstrap of a fit, and its intervals for coefficients and losses.
+"""How sure a fit is: the cluster bootstrap, and profile intervals.
 
-Runs that branch off one trunk share most of their training, so whole trunks are drawn with replacement. All resamples
-are refitted in batches from the optimum of the full fit. The draws are stored with the law (`law.draws`).
+Runs that branch off one trunk share most of their training, so the bootstrap draws whole trunks with replacement. All
+resamples are refitted in batches from the optimum of the full fit; the draws are stored with the law (`law.draws`).
+
+A profile shows how far a coefficient can move while the others are refitted. Its interval ends where the objective has
+risen by s²/2 times the χ² quantile of one degree of freedom, s² being the residual variance of ln L: the
+likelihood-ratio interval of the Huber objective read as a quasi-likelihood. Unlike standard errors it does not assume
+a quadratic shape, and it is open (infinite) where the data set no limit; unlike the bootstrap it treats runs of one
+trunk as independent.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table
+from scaling_law.fitting.problem import make_problem
 from scaling_law.fitting.solver import shown
 from scaling_law.laws import Law
+from scaling_law.laws.terms import TRANSFORM
 
 if TYPE_CHECKING:
-    from scaling_law.fitting.fit_result import FitResult
+    from scaling_law.fitting.fitting import FitResult
     from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]
@@ -65,27 +74,27 @@ class Bootstrap(ResultTable):
         "confidence" is for the law's own value; "prediction" for the loss of one new run, with its scatter: residuals
         of the fit, enlarged for the coefficients that were fitted, are drawn and added on the log scale.
         """
+        if kind not in ("confidence", "prediction"):
+            raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
         losses = self.law.loss_draws(n_active, tokens, experts)
         if kind == "prediction":
-            n, p = len(self.log_residuals), losses.shape[0]
+            n = len(self.log_residuals)
             enlarge = np.sqrt(n / max(n - len(self.law.coefficients), 1))
-            noise = np.random.default_rng(self.seed).choice(self.log_residuals * enlarge, size=losses.shape)
-            losses = losses * np.exp(noise) if p else losses
-        elif kind != "confidence":
-            raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
+            losses *= np.exp(np.random.default_rng(self.seed).choice(self.log_residuals * enlarge, size=losses.shape))
         return percentile_interval(losses, level)
 
     def to_rows(self, level: float = 0.95) -> list[dict[str, Any]]:
         """One row per coefficient: value and the ends of its percentile interval."""
-        names = ("coefficient", "value", "low", "high")
-        rows = [(name, value, *self.interval(name, level)) for name, value in self.law.coefficients.items()]
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        ends = {name: self.interval(name, level) for name in self.law.coefficients}
+        return [
+            {"coefficient": name, "value": value, "low": ends[name][0], "high": ends[name][1]}
+            for name, value in self.law.coefficients.items()
+        ]
 
     def summary(self) -> Table:
         trunks = f"{self.n_clusters} trunks ({self.trunk_source})"
         title = f"Bootstrap of {trunks}, {len(self.draws)} draws ({self.converged.mean():.0%} converged)"
-        rows = [[f"{v:.5g}" if isinstance(v, float) else v for v in row.values()] for row in self.to_rows()]
-        return Table(("", "value", "2.5 %", "97.5 %"), rows, title=title)
+        return _intervals(self.to_rows(), ("2.5 %", "97.5 %"), title)
 
     def __repr__(self) -> str:
         return f"Bootstrap({len(self.draws)} draws of {self.n_clusters} trunks, {self.converged.mean():.0%} converged)"
@@ -129,7 +138,119 @@ def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
 
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:
     """The (low, high) between which `level` of the draws lie, over the first axis; two numbers for one column."""
-    if not 0 < level < 1:
-        raise ValueError(f"level={level!r} must be above 0 and below 1")
+    _check_level(level)
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
     return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level={level!r} must be above 0 and below 1")
+
+
+@dataclass(frozen=True)
+class ProfileInterval(ResultTable):
+    """(low, high) of a coefficient at `level`; an end without a limit is infinite (0 or 1 at the end of its range)."""
+
+    coefficient: str
+    low: float
+    high: float
+    level: float
+    value: float | None = None
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [asdict(self)]
+
+    def summary(self) -> Table:
+        return profile_table([self], self.level)
+
+
+def profile_table(intervals: Sequence[ProfileInterval], level: float) -> Table:
+    """Profile intervals of one fit, all at the same level."""
+    return _intervals([vars(p) for p in intervals], ("low", "high"), f"Profile intervals, {level:.3g}")
+
+
+def _intervals(rows: Sequence[Mapping[str, Any]], ends: tuple[str, str], title: str) -> Table:
+    def shown(value: float | None) -> str:
+        return "" if value is None else f"{value:.5g}" if np.isfinite(value) else "open"
+
+    cells = [[row["coefficient"], *(shown(row[name]) for name in ("value", "low", "high"))] for row in rows]
+    return Table(("", "value", *ends), cells, title=title)
+
+
+def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:
+    """The interval of one coefficient of a fit, in the law's own units.
+
+    ValueError for a coefficient that the law does not have or that was fixed, and for a level outside (0, 1).
+    """
+    from scipy.special import ndtri
+
+    if coefficient not in result.fitted:
+        raise ValueError(f"coefficient={coefficient!r} must be one of {result.fitted}")
+    _check_level(level)
+    spare = max(int(result.used.sum()) - len(result.fitted), 1)
+    objective = result.problem.objective
+    log_residuals = objective.residuals(result.theta[None])[0]
+    variance = float(objective.influence(log_residuals) @ log_residuals**2) / spare
+    limit = result.objective + 0.5 * variance * float(ndtri(0.5 + level / 2)) ** 2
+    low, high = (_end(result, coefficient, side, limit) for side in (-1.0, 1.0))
+    return ProfileInterval(coefficient, low, high, level, result.law.coefficients[coefficient])
+
+
+def refit_with(
+    result: FitResult, coefficient: str, value: float, near: Mapping[str, float]
+) -> tuple[float, Mapping[str, float]]:
+    """The objective and the coefficients of a refit with one coefficient fixed, from the coefficients `near`.
+
+    The objective is infinite where the coefficient cannot have this value.
+    """
+    settings, used = result.problem.settings, result.used
+    start = {**near, coefficient: value}
+    if coefficient == "e_max" and start["e_start"] >= value:
+        start["e_start"] = 1.0 + 0.5 * (value - 1.0)
+    fixed, weight = {**settings.fixed, coefficient: value}, result.problem.objective.weight[used]
+    runs, options = result.runs.subset(used), (settings.law, settings.huber_delta, weight, settings.l2)
+    try:
+        problem = make_problem(runs, *options, fixed, settings.bounds, "scaled")
+        theta = problem.objective.from_coefficients(start)
+    except ValueError:
+        return float("inf"), near
+    theta = np.clip(np.nan_to_num(theta), problem.lower, problem.upper)
+    found = problem.solve(theta[None], max_iterations=1000, tolerance=1e-10)
+    return float(found.cost[0]), problem.objective.make_law(found.theta[0]).coefficients
+
+
+def _end(result: FitResult, coefficient: str, side: float, limit: float) -> float:
+    """Where the profile crosses the limit on one side: steps that grow until it has, then a root between the last two.
+
+    Each refit starts from the last one below the limit.
+    """
+    from scipy.optimize import brentq
+
+    near = result.law.coefficients
+    best = near[coefficient]
+    logarithmic = coefficient in result.problem.objective.positive or coefficient in TRANSFORM
+    floor = 1.0 if coefficient in TRANSFORM else 0.0
+
+    def at(distance: float) -> float:
+        return floor + (best - floor) * float(np.exp(side * distance)) if logarithmic else best + side * distance
+
+    known = {0.0: min(result.objective - limit, 0.0)}
+
+    def excess(distance: float) -> float:
+        nonlocal near
+        if distance not in known:
+            objective, coefficients = refit_with(result, coefficient, at(distance), near)
+            near = coefficients if objective <= limit else near
+            known[distance] = min(objective - limit, limit + 1e-300)  # finite, for the root search
+        return known[distance]
+
+    error = result.status.standard_errors.get(coefficient, np.inf)
+    inside, outside = 0.0, 0.5 * (float(np.clip(error, 1e-6, 1.0)) if np.isfinite(error) else 0.1)
+    for _ in range(24):
+        if excess(outside) > 0:
+            return at(float(brentq(excess, inside, outside, xtol=1e-6 * outside)))
+        inside, outside = outside, 1.6 * outside
+        if logarithmic and outside > 14.0:
+            return floor if side < 0 else float("inf")
+    return side * float("inf")

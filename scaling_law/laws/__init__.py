@@ -4,8 +4,7 @@
 """
 
 from scaling_law.laws.conditions import Conditions, ExtrapolationError
-from scaling_law.laws.kinds import ChinchillaForm, ChinchillaLaw, JointLaw, RoutedLaw
-from scaling_law.laws.law import LAWS, Law, register
+from scaling_law.laws.law import LAWS, ChinchillaForm, ChinchillaLaw, JointLaw, Law, RoutedLaw, register
 from scaling_law.laws.terms import Term, expert_transform
 
 __all__ = [

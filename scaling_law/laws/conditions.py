@@ -1,9 +1,8 @@
 """The conditions a law was fitted under. They stay with its coefficients and tell extrapolation from interpolation.
 
-A law outside the range of its runs still returns numbers. `Conditions.warnings` reports how far a question
-extrapolates. Nobody should act on an answer beyond the range guard: far below its fitted sizes the paper's own law
-prefers sparse models again, with thousands of tokens per parameter. Searches refuse such answers
-(`ExtrapolationError`) unless forced.
+A law outside the range of its runs still returns numbers; `range_warnings` reports how far a question extrapolates.
+Beyond the range guard nobody should act on them: far below its fitted sizes the paper's own law prefers sparse models
+again, with thousands of tokens per parameter. Searches refuse such answers (`ExtrapolationError`) unless forced.
 """
 
 from __future__ import annotations
@@ -63,9 +62,10 @@ class Excess:
 
     def __str__(self) -> str:
         sign = "×" if self.value > self.high else "÷"
-        limits = f"{_written(self.name, self.low)}…{_written(self.name, self.high)}"
+        values = (self.value, self.low, self.high)
+        value, low, high = (f"{v:g}" if self.name == "E" else format_count(v) for v in values)
         name = "E =" if self.name == "E" else self.name
-        return f"{name} {_written(self.name, self.value)} is outside the fitted {limits} ({sign}{self.times:.3g})"
+        return f"{name} {value} is outside the fitted {low}…{high} ({sign}{self.times:.3g})"
 
 
 @dataclass(frozen=True)
@@ -115,44 +115,21 @@ class Conditions:
         found = {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter}
         return found | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
 
-    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> Any:
-        """True where N, D, D/N or E (if given) is further outside the range of all runs than `GUARD`; broadcasts.
+    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
+        """True where N, D, D/N or E is further outside the range of all runs than `GUARD`; broadcasts.
 
         False where the ranges are unknown.
         """
         quantities = _quantities(n_active, tokens, experts)
         beyond = np.zeros(np.broadcast_shapes(*map(np.shape, quantities.values())), bool)
         for name, (low, high) in self.fitted_limits().items():
-            if name in quantities:
-                guard = GUARD[name] * (1 + ROUNDING)
-                beyond |= (quantities[name] < low / guard) | (quantities[name] > high * guard)
+            guard = GUARD[name] * (1 + ROUNDING)
+            beyond |= (quantities[name] < low / guard) | (quantities[name] > high * guard)
         return beyond
 
     def excesses(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[Excess]:
         """The worst value of each quantity that lies beyond the guard."""
         return [e for e in excesses(_quantities(n_active, tokens, experts), self.fitted_limits(), experts) if e.beyond]
-
-    def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[str]:
-        """One sentence on the worst value of each quantity outside the fitted range; [] if all are inside.
-
-        N and D are compared with the runs of the same E where there are any.
-        """
-        if self.overall is None:
-            return [UNGUARDED]
-        limits: dict[str, tuple[Any, Any]] = dict(self.fitted_limits())
-        e = np.asarray(experts, float)
-        for name, of in (("N_act", "n_active"), ("D", "tokens")):
-            low, high = limits[name]
-            for r in self.ranges:
-                if r.experts is not None:
-                    own = getattr(r, of)
-                    low, high = np.where(e == r.experts, own[0], low), np.where(e == r.experts, own[1], high)
-            limits[name] = low, high
-        found = []
-        for excess in excesses(_quantities(n_active, tokens, experts), limits, experts, slack=1e-3):
-            own_range = excess.name in ("N_act", "D") and excess.experts in self.experts
-            found.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")
-        return found + advice(self.excesses(n_active, tokens, experts))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -179,30 +156,42 @@ class Conditions:
 def range_warnings(
     conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike
 ) -> list[str]:
-    """`Conditions.warnings`, also for a law without conditions."""
-    return [UNGUARDED] if conditions is None else conditions.warnings(n_active, tokens, experts)
+    """One sentence on the worst value of each quantity outside the fitted range; [] if all are inside.
+
+    N and D are compared with the runs of the same E where there are any.
+    """
+    if conditions is None or conditions.overall is None:
+        return [UNGUARDED]
+    limits: dict[str, tuple[Any, Any]] = dict(conditions.fitted_limits())
+    e = np.asarray(experts, float)
+    for r in conditions.ranges:
+        for name, own in (("N_act", r.n_active), ("D", r.tokens)):
+            low, high = limits[name]
+            limits[name] = np.where(e == r.experts, own[0], low), np.where(e == r.experts, own[1], high)
+    found = []
+    for excess in excesses(_quantities(n_active, tokens, experts), limits, experts, slack=1e-3):
+        own_range = excess.name in ("N_act", "D") and excess.experts in conditions.experts
+        found.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")
+    return found + advice(conditions.excesses(n_active, tokens, experts))
 
 
 def refuse_extrapolation(
     conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, force: bool = False
 ) -> None:
     """Raise ExtrapolationError if any of these models lies beyond the guard, unless `force`."""
-    if force or conditions is None or not np.any(conditions.beyond_guard(n_active, tokens, experts)):
-        return
     what = []
-    for excess in conditions.excesses(n_active, tokens, experts):
+    for excess in [] if force or conditions is None else conditions.excesses(n_active, tokens, experts):
         where = "" if excess.name == "E" else f" at E = {excess.experts:g}"
         what.append(f"{excess}{where}, beyond the guard of {GUARD[excess.name]:g} times")
-    raise ExtrapolationError(
-        f"too far from the runs of this law to answer: {'; '.join(what)}; force=True (--force) answers anyway"
-    )
+    if what:
+        answer = "too far from the runs of this law to answer"
+        raise ExtrapolationError(f"{answer}: {'; '.join(what)}; force=True (--force) answers anyway")
 
 
-def _quantities(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None) -> dict[str, FloatArray]:
-    n, d = np.asarray(n_active, float), np.asarray(tokens, float)
+def _quantities(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> dict[str, FloatArray]:
+    n, d, e = (np.asarray(values, float) for values in (n_active, tokens, experts))
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = {"N_act": n, "D": d, "D/N": d / n}
-    return found | ({} if experts is None else {"E": np.asarray(experts, float)})
+        return {"N_act": n, "D": d, "D/N": d / n, "E": e}
 
 
 def excesses(
@@ -227,10 +216,6 @@ def advice(found: Iterable[Excess]) -> list[str]:
     """What to do about these: a sentence for each quantity that lies beyond the guard."""
     names = dict.fromkeys(excess.name for excess in found if excess.beyond)
     return [f"{name} is over {GUARD[name]:g} times outside: do not act on this prediction" for name in names]
-
-
-def _written(name: str, value: float) -> str:
-    return f"{value:g}" if name == "E" else format_count(value)
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """The paper's figures from any joint law (Ludziejewski et al. 2025), beside the plain ones of `figures.law_figures`.
 
-`draw_all` writes every figure that follows from a law. Each function draws on the axes it is given, or on a new
-figure, and returns them. Where the law has draws, bands are 95 % intervals over them; those of a difference hold the
-two models fixed and compare them in each draw.
+Each function draws on the axes it is given, or on a new figure, and returns them. Bands are 95 % intervals over the
+law's draws; those of a difference hold the two models fixed and compare them in each draw.
 """
 
 from __future__ import annotations
@@ -16,32 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.plain.units import format_count
-from scaling_law.figures.drawing import (
-    ACTIVE,
-    FLOPS,
-    LOSS,
-    axes_or_new,
-    colour_of,
-    draw_band,
-    draw_curve,
-    draw_loss,
-    in_fitted_range,
-    label_of,
-    legend,
-    log_axis,
-    new_figure,
-    panels_or_new,
-    save,
-    shared_legend,
-)
+from scaling_law.figures import drawing
+from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, near_the_runs, shade_best
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.laws import JointLaw
-from scaling_law.laws.kinds import joint_to_chinchilla
-from scaling_law.planning.constraints import Constraints
+from scaling_law.laws.law import joint_to_chinchilla
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.matched import matched_memory
-from scaling_law.planning.optimum import WidthOptimum, drawn_optimum, optimal_widths
+from scaling_law.planning.optimum import Constraints, WidthOptimum, drawn_optimum, optimal_widths
 from scaling_law.size.architecture import Architecture, active_parameters, affordable_tokens, width_of_total
 from scaling_law.size.recipe import PAPER
 
@@ -59,23 +41,23 @@ SCENARIOS: tuple[tuple[str, dict[str, float]], ...] = (
 
 def draw_all(law: JointLaw, folder: str | Path, suffix: str = "png") -> list[Path]:
     """Every figure of the paper that follows from a law, into `folder`; returns the files."""
-    return [save(draw(law), Path(folder) / f"{name}.{suffix}") for name, draw in FIGURES.items()]
+    return [drawing.save(draw(law), Path(folder) / f"{name}.{suffix}") for name, draw in FIGURES.items()]
 
 
 def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:], ax: Axes | None = None) -> Axes:
     """FLOPs saved by compute-optimal MoE models against dense ones of the same loss (Fig. 2b)."""
-    ax = axes_or_new(ax)
+    ax = drawing.axes_or_new(ax)
     flops = np.geomspace(1e18, 1e24, 60)
     saved = 100 * flop_savings(law, flops, list(experts), force=True)
     dense = law.compute_optimal(flops, 1.0, force=True)
-    known = in_fitted_range(law, dense.n_active, dense.tokens, 1)
+    known = drawing.in_fitted_range(law, dense.n_active, dense.tokens, 1)
     for i, e in enumerate(experts):
         own = law.compute_optimal(flops * (1 - saved[:, i] / 100), e, force=True)
-        draw_curve(ax, flops, saved[:, i], known & in_fitted_range(law, own.n_active, own.tokens, e), e)
-        if law.draws is not None:
-            draw_band(ax, flops, 100 * _saved_by_draws(law, flops, e), color=colour_of(e))
+        inside = known & drawing.in_fitted_range(law, own.n_active, own.tokens, e)
+        draws = None if law.draws is None else 100 * _saved_by_draws(law, flops, e)
+        drawing.draw_curve(ax, flops, saved[:, i], inside, e, draws)
     ax.set(xscale="log", xlabel="training FLOPs of the dense model", ylabel="FLOPs saved (%)", ylim=(0, 100))
-    legend(ax, ncols=3, loc="upper left", fontsize=9)
+    drawing.legend(ax, ncols=3, loc="upper left", fontsize=9)
     return ax
 
 
@@ -92,29 +74,28 @@ def _saved_by_draws(law: JointLaw, flops: NDArray[np.float64], experts: float) -
 
 def memory_scenarios(law: JointLaw, flops: float = 5e22, kv_tokens: float = 8192, axes: Any = None) -> NDArray[Any]:
     """Loss under a memory limit at 5e22 FLOPs: parameters, with KV cache, with inference as well (Fig. 3)."""
-    axes = panels_or_new(axes, 3, 13.5, 4.8, sharey=True)
+    axes = drawing.panels_or_new(axes, 3, 13.5, 4.8, sharey=True)
     for ax, (cache, served) in zip(axes, ((0.0, 0.0), (kv_tokens, 0.0), (kv_tokens, 1e11)), strict=True):
         draw_memory_optimal(ax, law, flops, EXPERTS, cache, served)
-    for ax in axes[1:]:
-        ax.set_ylabel("")
-    shared_legend(axes[0])
+        ax.set_ylabel("" if ax is not axes[0] else LOSS)
+    drawing.shared_legend(axes[0])
     return axes
 
 
 def family(law: JointLaw, ax: Axes | None = None) -> Axes:
     """Predicted loss of the 1.1B family (same total parameters, E = 1, 2, 4) against training FLOPs (Fig. 1b)."""
-    ax = axes_or_new(ax)
+    ax = drawing.axes_or_new(ax)
     flops = np.geomspace(5e18, 1e21, 200)
     for e, width in ((1, 1664), (2, 1408), (4, 1152)):
         n = Architecture(width, e).n_active
-        label = f"{label_of(e)}, d_model {width}, N_act {format_count(n)}"
-        draw_loss(ax, law, flops, n, affordable_tokens(flops, n), e, label=label)
+        label = f"{drawing.label_of(e)}, d_model {width}, N_act {format_count(n)}"
+        drawing.draw_loss(ax, law, flops, n, affordable_tokens(flops, n), e, label=label)
         optimum = _budget_of_optimum(law, n, e)
         if flops[0] <= optimum <= flops[-1]:
             ax.plot(optimum, law.loss(n, affordable_tokens(optimum, n), e), "o", color=colour_of(e), markersize=5)
-    ax.set(xscale="log", xlabel=FLOPS, ylabel=f"predicted {LOSS}")
+    ax.set(xscale="log", xlabel=drawing.FLOPS, ylabel=f"predicted {LOSS}")
     ax.set_title("1.1B total parameters; ● compute-optimal for this size", fontsize=10)
-    legend(ax)
+    drawing.legend(ax)
     return ax
 
 
@@ -132,7 +113,7 @@ def best_by_budget(law: JointLaw, sizes: Sequence[float] = (2e9, 5e9, 10e9), axe
     """
     if axes is None:
         options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
-        axes = new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), **options)[1]
+        axes = drawing.new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), **options)[1]
     flops = np.geomspace(1e20, 1e25, 100)
     for row, size in zip(axes, sizes, strict=True):
         for ax, (title, extra) in zip(row, SCENARIOS, strict=True):
@@ -142,7 +123,7 @@ def best_by_budget(law: JointLaw, sizes: Sequence[float] = (2e9, 5e9, 10e9), axe
         ax.set_xlabel("budget (FLOPs)")
     for ax in axes[:, 0]:
         ax.set_ylabel("loss against dense (nats)")
-    shared_legend(axes[0][0], "outside upper center")
+    drawing.shared_legend(axes[0][0], "outside upper center")
     return np.asarray(axes)
 
 
@@ -163,54 +144,54 @@ def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) 
     shown = ~np.isnan(losses[:, 0])
     x, losses, n, tokens = (v[shown] for v in (flops, losses, found.n_active, found.tokens))
     shade_best(ax, x, np.nanargmin(losses, axis=1), EXPERTS, alpha=0.14)
+    known = drawing.in_fitted_range(law, n[:, 0], tokens[:, 0], 1)
     of_dense = None if law.draws is None else law.loss_draws(n[:, 0], tokens[:, 0], 1)
     for i, e in enumerate(EXPERTS):
         own = ~np.isnan(losses[:, i])
-        both = in_fitted_range(law, n[:, 0], tokens[:, 0], 1) & in_fitted_range(law, n[:, i], tokens[:, i], e)
-        draw_curve(ax, x, losses[:, i] - losses[:, 0], both, e)
+        inside = known & drawing.in_fitted_range(law, n[:, i], tokens[:, i], e)
+        drawing.draw_curve(ax, x, losses[:, i] - losses[:, 0], inside, e)
         if of_dense is not None and e > 1 and own.any():
-            draw_band(ax, x[own], law.loss_draws(n[own, i], tokens[own, i], e) - of_dense[:, own], color=colour_of(e))
+            draws = law.loss_draws(n[own, i], tokens[own, i], e) - of_dense[:, own]
+            drawing.draw_band(ax, x[own], draws, e)
     ax.set(xscale="log", ylim=(-0.12, 0.06))
 
 
 def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None) -> NDArray[Any]:
     """Loss of MoE models matched in FLOPs and total parameters with compute-optimal dense ones (Appendix)."""
-    left, right = axes = panels_or_new(axes, 2, 10.5, 4.2)
+    left, right = axes = drawing.panels_or_new(axes, 2, 10.5, 4.2)
     flops = np.geomspace(1e19, 1e25, 80)
     dense = law.compute_optimal(flops, 1.0, force=True)
     found = matched_memory(law, flops, list(experts), force=True)
-    losses = found.loss
-    known = in_fitted_range(law, dense.n_active, dense.tokens, 1)
-    draw_curve(left, flops, dense.loss, known, 1, label="dense, compute-optimal")
+    known = drawing.in_fitted_range(law, dense.n_active, dense.tokens, 1)
+    of_dense = None if law.draws is None else law.loss_draws(dense.n_active, dense.tokens, 1)
+    drawing.draw_curve(left, flops, dense.loss, known, 1, label="dense, compute-optimal")
     right.axhline(0.0, color=colour_of(1), linewidth=1)
     for i, e in enumerate(experts):
         n = np.minimum(found.n_active[:, i], law.compute_optimal(flops, e, force=True).n_active)
         tokens = affordable_tokens(flops, n)
-        inside = known & in_fitted_range(law, n, tokens, e)
-        draw_curve(left, flops, losses[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
-        draw_curve(right, flops, losses[:, i] - dense.loss, inside, e)
-        if law.draws is not None:
-            own, of_dense = law.loss_draws(n, tokens, e), law.loss_draws(dense.n_active, dense.tokens, 1)
-            draw_band(right, flops, own - of_dense, color=colour_of(e))
-    left.set(xscale="log", xlabel=FLOPS, ylabel=LOSS)
-    right.set(xscale="log", xlabel=FLOPS, ylabel="loss against dense (nats)")
-    legend(left, fontsize=9)
-    legend(right, fontsize=9)
+        inside = known & drawing.in_fitted_range(law, n, tokens, e)
+        drawing.draw_curve(left, flops, found.loss[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
+        draws = None if of_dense is None else law.loss_draws(n, tokens, e) - of_dense
+        drawing.draw_curve(right, flops, found.loss[:, i] - dense.loss, inside, e, draws)
+    for ax, label in ((left, LOSS), (right, "loss against dense (nats)")):
+        ax.set(xscale="log", xlabel=drawing.FLOPS, ylabel=label)
+        drawing.legend(ax, fontsize=9)
     return axes
 
 
 def learning_rates(law: LearningRateLaw | None = None, ax: Axes | None = None) -> Axes:
     """Peak learning rate against active parameters for several E (Appendix "Learning Rate Scaling Fit")."""
     law = law or LearningRateLaw.published()
-    ax = axes_or_new(ax)
+    ax = drawing.axes_or_new(ax)
     widths = np.geomspace(256, 4096, 60)
+    n_active = active_parameters(widths, vocab_size=law.vocab_size)
     for e in (1, 4, 8, 32):
         rates = law.at(law.counted_parameters(widths), e)
-        ax.plot(active_parameters(widths, vocab_size=law.vocab_size), rates, color=colour_of(e), label=label_of(e))
-    log_axis(ax, ACTIVE)
-    log_axis(ax, "peak learning rate", "y")
+        ax.plot(n_active, rates, color=colour_of(e), label=drawing.label_of(e))
+    drawing.log_axis(ax, drawing.ACTIVE)
+    drawing.log_axis(ax, "peak learning rate", "y")
     ax.set_title(f"{law.source} (reading {law.reading!r})", fontsize=10)
-    legend(ax)
+    drawing.legend(ax)
     return ax
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions, fitted_ranges
 from scaling_law.size.architecture import VOCAB_SIZE
-from scaling_law.size.listing import published_design
-from scaling_law.size.recipe import PAPER
+from scaling_law.size.recipe import PAPER, published_design
 
 COEFFICIENTS = {  # recovered, printed
     "a": (35.907457274033064, 35.91),

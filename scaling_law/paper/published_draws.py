@@ -1,17 +1,8 @@
 """The draws of the published law: refits of simulated runs, for intervals that the paper does not give.
 
-The paper prints coefficients without errors and did not publish its losses, so these draws are this package's, not
-the authors'. They are a parametric bootstrap of the fit: the 270 runs of the paper's listing get the losses of the
+A parametric bootstrap by this package, not the authors': the 270 runs of the paper's listing get the losses of the
 published law plus Gaussian noise, independent for each run, and each such table is refitted as `scaling_law.fit` fits
-runs (equal weights, the default bounds), from the published coefficients. The noise is so large that the refits leave
-the paper's RMSE of 0.0062 nats on average. What the intervals therefore leave out:
-
-- Errors that runs of one trunk share. Noise per run counts every run as a measurement of its own; if half of its
-  variance belonged to the trunk, intervals inside the fitted range would be 1.5 times as wide, if all of it did 1.9.
-- Errors of the form itself. Far outside the fitted range the law may be wrong by much more than the draws spread.
-
-Runs of up to 32 experts hardly determine E_max: a third of the refits end at its bound (E_max − E_start = 1e5), and
-95 % above 30. Judge the draws by the losses they predict, not by single coefficients.
+runs, from the published coefficients. docs/paper.md says what the intervals leave out.
 
 `python -m scaling_law.paper.published_draws FILE.npy` makes the file again that the package ships (20 seconds).
 """
@@ -31,7 +22,7 @@ from hub.plain.commands import App, Version
 from scaling_law.fitting.fitting import fit
 from scaling_law.paper.published import RMSE, published_law
 from scaling_law.runs.table import Runs
-from scaling_law.size.listing import published_design
+from scaling_law.size.recipe import published_design
 
 N_DRAWS, SEED = 1000, 0
 
@@ -47,9 +38,7 @@ def noise_level() -> float:
 def make_draws(n_draws: int = N_DRAWS, seed: int = SEED) -> NDArray[np.float64]:
     """Coefficients of `n_draws` refits, [n_draws, 11], in the order of `JointLaw`; fewer draws are the first of more.
 
-    Raises:
-        ValueError: fewer than one draw.
-        RuntimeError: a refit that did not converge.
+    ValueError for fewer than one draw, RuntimeError for a refit that did not converge.
     """
     if n_draws < 1:
         raise ValueError(f"n_draws={n_draws!r} must be at least 1")
@@ -76,11 +65,10 @@ def main(
     """Make the draws of the published law again."""
     if output.suffix != ".npy":
         raise ValueError(f"output={str(output)!r}: the suffix must be .npy")
-    made = make_draws(draws, seed)
     content = io.BytesIO()
-    np.save(content, made, allow_pickle=False)
+    np.save(content, make_draws(draws, seed), allow_pickle=False)
     write_bytes(output, content.getvalue())
-    print(f"wrote {output}: {len(made)} draws, noise {noise_level():.5f} nats, seed {seed}")
+    print(f"wrote {output}: {draws} draws, noise {noise_level():.5f} nats, seed {seed}")
 
 
 if __name__ == "__main__":

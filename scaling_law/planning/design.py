@@ -5,9 +5,8 @@ vary together; to first order, after measuring a set S with noise σ (of ln L)
 
     Var(ψ | S) = Var ψ − C_ψS (C_SS + σ² I)⁻¹ C_Sψ
 
-This is c-optimal design with the covariance of the draws in place of a Jacobian, so ψ may be any function of a law.
-Runs are chosen greedily by reduction per FLOP, then by reduction alone until the budget is spent, and exchanged where
-that helps.
+so ψ may be any function of a law. Runs are chosen greedily by reduction per FLOP, then by reduction alone until the
+budget is spent, and exchanged where that helps.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,7 @@ from hub.plain.tables import ResultTable, Table, literal
 from hub.plain.units import format_count, format_flops
 from scaling_law.laws import JointLaw
 from scaling_law.laws.conditions import Conditions
-from scaling_law.planning.constraints import Constraints, positive
-from scaling_law.planning.optimum import compute_optimal, optimal_widths
+from scaling_law.planning.optimum import Constraints, compute_optimal, optimal_widths, positive
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER
 
@@ -44,10 +43,7 @@ def predicted_loss(n_active: float, tokens: float, experts: float) -> Answer:
 
 
 def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
-    """How much lower the best loss with `one` number of experts is than with `other`, under `Constraints`.
-
-    Its sign decides which of the two is best.
-    """
+    """How much lower the best loss with `one` number of experts is than with `other`, under `Constraints`."""
     Constraints(**{name: value for name, value in limits.items() if value is not None})  # bad input ends here
 
     def ask(law: JointLaw) -> float:
@@ -83,10 +79,8 @@ class Candidates:
         kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
         if not len(kept):
             needed = format_count(warmup_tokens / (1.0 - PAPER.decay_fraction))
-            raise ValueError(
-                f"warmup_tokens={format_count(warmup_tokens)}: no candidate run has the {needed} tokens that warm-up "
-                "and decay take; give more FLOPs, smaller models, or the warm-up of your schedule"
-            )
+            given = f"warmup_tokens={format_count(warmup_tokens)}"
+            raise ValueError(f"{given}: no candidate run has the {needed} tokens that warm-up and decay take")
         return Candidates(tuple(self.architectures[i] for i in kept), self.tokens[kept])
 
 
@@ -118,9 +112,8 @@ def candidate_grid(
 class Design(ResultTable):
     """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 
-    `deviation_before` and `deviation_after` are standard deviations of the answer, the latter by the linear model.
-    `flops` is the cost of all chosen runs, each trained separately. Each ends its warm-up of `warmup_tokens` before
-    its decay begins; None if the warm-up is unknown.
+    `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
+    runs, each trained separately; `warmup_tokens` None if the warm-up is unknown.
     """
 
     candidates: Candidates
@@ -136,12 +129,11 @@ class Design(ResultTable):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict of plain values for each run: the architecture, its sizes, tokens and training FLOPs."""
-        return [
-            a.shape
-            | {"vocab_size": a.vocab_size, "n_active": a.n_active, "n_total": a.n_total}
-            | {"tokens": tokens, "training_flops": a.training_flops(tokens)}
-            for a, tokens in self.runs()
-        ]
+        rows = []
+        for a, tokens in self.runs():
+            sizes = {"vocab_size": a.vocab_size, "n_active": a.n_active, "n_total": a.n_total}
+            rows.append(a.shape | sizes | {"tokens": tokens, "training_flops": a.training_flops(tokens)})
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -174,12 +166,10 @@ def next_runs(
     Args:
         law: a fitted law with draws (`result.bootstrap(...).law`).
         answer: a function of a law, such as `log_optimal_parameters(1e22)`.
-        candidates: runs to choose from; default `candidate_grid(flops / 4)` with the law's vocabulary, so that
-            several fit.
+        candidates: runs to choose from; default `candidate_grid(flops / 4)` with the law's vocabulary.
         noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
-        max_runs: at most so many runs; small ones cost next to no FLOPs, but each is work.
-        warmup_tokens: tokens of warm-up; default that of the runs the law was fitted on, where their records say it.
-            No run is proposed whose decay (its last fifth) would begin before the warm-up ends. 0 allows all.
+        warmup_tokens: default that of the runs the law was fitted on, where their records say it. No run is proposed
+            whose decay (its last fifth) would begin before the warm-up ends. 0 allows all.
 
     Raises ValueError for values out of range, a law with fewer than 30 draws, and candidates that are all too short.
     """
@@ -196,9 +186,11 @@ def next_runs(
         if law.conditions is None or not law.conditions.rmse:
             raise ValueError("noise: the law does not know its RMSE; give the standard deviation of ln L")
         noise = law.conditions.rmse / float(np.mean(law.loss(*columns)))
-    search = _Search(*_ensemble(law, answer, columns), candidates.flops, flops, noise, max_runs)
-    chosen = search.exchanged(search.grown(search.grown([], by_cost=True)))
-    before, after = np.sqrt([search.variance([]), search.variance(chosen)]).tolist()
+    values, losses = _ensemble(law, answer, columns)
+    everything = np.column_stack([losses, values])
+    covariance = everything.T @ everything / len(everything)
+    chosen, after = _choose(covariance, candidates.flops, flops, noise, max_runs)
+    before, after = np.sqrt([covariance[-1, -1], after]).tolist()
     return Design(candidates, tuple(chosen), before, after, float(candidates.flops[chosen].sum()), warmup_tokens)
 
 
@@ -223,57 +215,35 @@ def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, 
     return values - values.mean(), losses - losses.mean(axis=0)
 
 
-@dataclass(frozen=True)
-class _Search:
-    """Greedy choice of runs: centred `answers` [draws], log `losses` [draws, candidates], `cost` in FLOPs."""
+def _choose(
+    covariance: FloatArray, cost: FloatArray, budget: float, noise: float, max_runs: int
+) -> tuple[list[int], float]:
+    """The runs of the module's greedy choice, and the variance of the answer after them.
 
-    answers: FloatArray
-    losses: FloatArray
-    cost: FloatArray
-    flops: float
-    noise: float
-    max_runs: int
+    `covariance` [n + 1, n + 1] is that of the log losses of the n candidates, and of the answer last.
+    """
 
-    def _covariance(self, chosen: Sequence[int]) -> tuple[FloatArray, FloatArray]:
-        """The losses of the chosen runs [draws, k], over the number of draws, and C_SS + σ² I."""
-        part = self.losses[:, list(chosen)] / len(self.answers)
-        return part, part.T @ self.losses[:, list(chosen)] + self.noise**2 * np.eye(len(chosen))
+    def measured(known: FloatArray, run: int) -> FloatArray:
+        """The covariance once `run` is trained, too: one Kalman step."""
+        return known - np.outer(known[:, run], known[run]) / (known[run, run] + noise**2)
 
-    def variance(self, chosen: Sequence[int]) -> float:
-        """Var(ψ | S) of the module's formula."""
-        part, inner = self._covariance(chosen)
-        cross = part.T @ self.answers
-        return float(np.mean(self.answers**2) - cross @ np.linalg.solve(inner, cross))
-
-    def gains(self, chosen: Sequence[int]) -> FloatArray:
-        """How much each candidate alone would reduce the variance further; one Kalman step for all."""
-        part, inner = self._covariance(chosen)
-        with_losses = part.T @ self.losses
-        pull = np.linalg.solve(inner, np.column_stack([part.T @ self.answers, with_losses]))
-        cross = self.losses.T @ self.answers / len(self.answers) - with_losses.T @ pull[:, 0]
-        own = np.mean(self.losses**2, axis=0) - np.einsum("kc,kc->c", with_losses, pull[:, 1:])
-        return np.asarray(cross**2 / (np.maximum(own, 0.0) + self.noise**2))
-
-    def grown(self, chosen: Sequence[int], by_cost: bool = False) -> list[int]:
+    def grown(chosen: Sequence[int], by_cost: bool = False) -> tuple[list[int], float]:
         """Add the best run (per FLOP, or outright) while one fits and helps."""
-        found = list(chosen)
-        while len(found) < self.max_runs:
-            gains = self.gains(found)
-            score = np.where(self.cost <= self.flops - self.cost[found].sum(), gains, 0.0)
-            score = score / self.cost if by_cost else score
+        found, known = list(chosen), reduce(measured, chosen, covariance)
+        while len(found) < max_runs:
+            gains = known[:-1, -1] ** 2 / (np.maximum(np.diag(known)[:-1], 0.0) + noise**2)
+            score = np.where(cost <= budget - cost[found].sum(), gains, 0.0) / (cost if by_cost else 1.0)
             score[found] = 0.0
             best = int(np.argmax(score))
-            if score[best] <= 0 or gains[best] < 1e-3 * self.variance(found):
+            if score[best] <= 0 or gains[best] < 1e-3 * known[-1, -1]:
                 break
             found.append(best)
-        return found
+            known = measured(known, best)
+        return found, float(known[-1, -1])
 
-    def exchanged(self, chosen: list[int]) -> list[int]:
-        """Drop each run in turn and refill the budget, where that lowers the variance."""
-        best = self.variance(chosen)
-        for i in list(chosen):
-            trial = self.grown([j for j in chosen if j != i])
-            value = self.variance(trial)
-            if value < best * (1 - 1e-6):
-                chosen, best = trial, value
-        return chosen
+    chosen, variance = grown(grown([], by_cost=True)[0])
+    for run in list(chosen):  # drop each in turn and refill the budget, where that helps
+        trial, value = grown([other for other in chosen if other != run])
+        if value < variance * (1 - 1e-6):
+            chosen, variance = trial, value
+    return chosen, variance

@@ -6,8 +6,8 @@ variable, found for all E (and losses) at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,12 +15,18 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable
 from scaling_law.laws import ChinchillaForm
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
-from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
-from scaling_law.planning.optimum import compute_optimal, has_optimum, optimal_widths, root, why_no_optimum
+from scaling_law.planning.optimum import (
+    Constraints,
+    asked_experts,
+    compute_optimal,
+    has_optimum,
+    name_limits,
+    optimal_widths,
+    positive,
+    root,
+    why_no_optimum,
+)
 from scaling_law.size.architecture import HEAD_DIM, active_parameters, affordable_tokens, total_parameters
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 FloatArray = NDArray[np.float64]
 FLOPS_RANGE = (1.0, 1e40)  # of budgets that are searched
@@ -31,30 +37,26 @@ class Reached(ResultTable):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
     Attributes:
-        experts, loss: as asked, and broadcast against each other; the loss in nats per token.
+        loss, experts: as asked, and broadcast against each other; the loss in nats per token.
         flops, memory_bytes: training and inference FLOPs, and weights with KV cache; infinite where none reaches it.
-        n_active, n_total, tokens: of that model; NaN where there is none.
+        n_active, n_total, tokens, tokens_per_parameter: of that model; NaN where there is none.
         trusted: False beyond the range guard of the law.
         notes: which E are left out, and why.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("loss", "experts")
 
-    experts: FloatArray
     loss: FloatArray
+    experts: FloatArray
     flops: FloatArray
     memory_bytes: FloatArray
     n_active: FloatArray
     n_total: FloatArray
     tokens: FloatArray
+    tokens_per_parameter: FloatArray
     trusted: NDArray[np.bool_]
     notes: tuple[str, ...] = ()
     conditions: Conditions | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def tokens_per_parameter(self) -> FloatArray:
-        """D / N_act."""
-        return self.tokens / self.n_active
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -62,8 +64,7 @@ class Reached(ResultTable):
         return (*self.notes, *range_warnings(self.conditions, self.n_active, self.tokens, experts))
 
     def _columns(self) -> dict[str, Any]:
-        names = ("loss", "experts", "flops", "memory_bytes", "n_active", "n_total", "tokens", "tokens_per_parameter")
-        return {name: getattr(self, name) for name in (*names, "trusted")}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("notes", "conditions")}
 
 
 @name_limits
@@ -73,12 +74,12 @@ def cheapest_budget(
     experts: ArrayLike | None = None,
     *,
     force: bool = False,
-    **limits: Unpack[Limits],
+    **limits: Any,
 ) -> Reached:
     """Least FLOPs whose best model with E experts reaches `loss`, for each E (None: `law.default_experts()`).
 
-    Limits are the keywords of `constraints.Constraints`. Raises ValueError for bad input; ExtrapolationError where
-    every answer for a loss lies beyond the range guard, unless `force`.
+    Limits are the keywords of `optimum.Constraints`. Raises ValueError for bad input; ExtrapolationError where every
+    answer for a loss lies beyond the range guard, unless `force`.
     """
     constraints = Constraints.of(law, **limits)
     target, e = positive("loss", loss), asked_experts(law, experts)
@@ -115,13 +116,11 @@ def smallest_memory(
     experts: ArrayLike | None = None,
     *,
     force: bool = False,
-    **limits: Unpack[Limits],
+    **limits: Any,
 ) -> Reached:
     """The least memory (weights and KV cache, bytes) with which `flops` reach `loss`, for each E.
 
-    To beat a given dense model: its loss, and its training FLOPs. Limits are the keywords of
-    `constraints.Constraints`, without max_memory_bytes. Raises ValueError for bad input; ExtrapolationError where
-    every answer lies beyond the range guard, unless `force`.
+    Limits, without max_memory_bytes, and errors as those of `cheapest_budget`.
     """
     constraints = Constraints.of(law, **limits)
     if constraints.max_memory_bytes is not None:
@@ -166,15 +165,7 @@ def _reached(
     notes = [f"E = {e:g} is left out: {why_no_optimum(law, e)}" for e in np.unique(experts[~exists]).tolist()]
     if np.any(found & ~trusted):
         notes.append("rows marked not trusted are too far outside the fitted range to act on")
-    return Reached(
-        experts=experts,
-        loss=target,
-        flops=np.where(found, flops, np.inf),
-        memory_bytes=np.where(found, memory, np.inf),
-        n_active=n_active,
-        n_total=total_parameters(width, experts, vocab_size=constraints.vocab_size),
-        tokens=tokens,
-        trusted=trusted,
-        notes=tuple(notes),
-        conditions=law.conditions,
-    )
+    n_total = total_parameters(width, experts, vocab_size=constraints.vocab_size)
+    spent, memory = (np.where(found, values, np.inf) for values in (flops, memory))
+    sizes = (n_active, n_total, tokens, tokens / n_active)
+    return Reached(target, experts, spent, memory, *sizes, trusted, tuple(notes), law.conditions)

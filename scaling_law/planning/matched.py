@@ -1,16 +1,15 @@
 """Dense and MoE models of the same total parameters: what a law says of them, and an experiment predicted beforehand.
 
 As in the paper's Figure 1(b), Appendix "Compute- & Memory-Matched Models" (the same FLOPs) and rule of thumb (E times
-the dense model's tokens): a dense model of the compute-optimal size, and for each E the model that fills the same
-memory (N_total). `matched_memory` asks a law, for any sizes; `plan_matched` writes down models that exist, with their
-predictions, and `measured` puts the losses of their runs beside them.
+the dense model's tokens): a dense model of the compute-optimal size, and for each E the model of the same N_total.
+`matched_memory` asks a law, for any sizes; `plan_matched` writes down models that exist, with their predictions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,20 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain import strict_json
 from hub.plain.tables import ResultTable, Table
-from hub.plain.units import format_count, format_flops
+from hub.plain.units import format_flops
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import ChinchillaForm, JointLaw
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
-from scaling_law.planning.constraints import positive
-from scaling_law.planning.optimum import compute_optimal, drawn_optimum
+from scaling_law.planning.optimum import compute_optimal, drawn_optimum, positive
 from scaling_law.runs.table import Runs
-from scaling_law.size.architecture import (
-    HEAD_DIM,
-    Architecture,
-    active_parameters,
-    affordable_tokens,
-    width_of_total,
-)
+from scaling_law.size.architecture import HEAD_DIM, Architecture, active_parameters, affordable_tokens, width_of_total
 
 FloatArray = NDArray[np.float64]
 Role = Literal["same FLOPs", "E times the tokens"]
@@ -52,13 +44,13 @@ class MatchedMemory(ResultTable):
 
     flops: FloatArray
     experts: FloatArray
-    dense_n: FloatArray
-    dense_tokens: FloatArray
-    dense_loss: FloatArray
     n_active: FloatArray
     token_ratio: FloatArray
     gain: FloatArray
     loss: FloatArray
+    dense_n: FloatArray
+    dense_tokens: FloatArray
+    dense_loss: FloatArray
     conditions: Conditions | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -69,8 +61,7 @@ class MatchedMemory(ResultTable):
 
     def _columns(self) -> dict[str, Any]:
         flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
-        names = ("experts", "n_active", "token_ratio", "gain", "loss", "dense_n", "dense_tokens", "dense_loss")
-        return {"flops": flops} | {name: getattr(self, name) for name in names}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"} | {"flops": flops}
 
 
 def matched_memory(
@@ -92,19 +83,10 @@ def matched_memory(
     spent, n, d, loss = (np.reshape(v, expand) for v in (budget, dense.n_active, dense.tokens, dense.loss))
     n_active = n_of_memory(law, n, e, vocab_size)
     refuse_extrapolation(law.conditions, n_active, e * d, e, force)
+    ratio, gain = tokens_to_reach(law, loss, n_active, e) / d, loss - law.loss(n_active, e * d, e)
     best = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
-    return MatchedMemory(
-        flops=budget,
-        experts=e,
-        dense_n=n,
-        dense_tokens=d,
-        dense_loss=loss,
-        n_active=n_active,
-        token_ratio=tokens_to_reach(law, loss, n_active, e) / d,
-        gain=loss - law.loss(n_active, e * d, e),
-        loss=law.loss(best, affordable_tokens(spent, best), e),
-        conditions=law.conditions,
-    )
+    same_flops = law.loss(best, affordable_tokens(spent, best), e)
+    return MatchedMemory(budget, e, n_active, ratio, gain, same_flops, n, d, loss, law.conditions)
 
 
 def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, vocab_size: int | None = None) -> Any:
@@ -145,11 +127,6 @@ class MatchedModel:
     low: float
     high: float
 
-    @property
-    def training_flops(self) -> float:
-        """6 N_act D."""
-        return self.architecture.training_flops(self.tokens)
-
 
 @dataclass(frozen=True)
 class MatchedPlan(ResultTable):
@@ -172,36 +149,23 @@ class MatchedPlan(ResultTable):
         """Read what `save` wrote; ValueError for anything else."""
         try:
             data = strict_json.read(path, FORMAT, VERSION)
-            models = [
-                MatchedModel(**{**model, "architecture": Architecture(**model["architecture"])})
-                for model in data["models"]
-            ]
+            models = (m | {"architecture": Architecture(**m["architecture"])} for m in data["models"])
             warnings = tuple(map(str, data.get("warnings", ())))  # plans written before had none
-            return cls(float(data["flops"]), str(data["law"]), tuple(models), warnings)
+            return cls(float(data["flops"]), str(data["law"]), tuple(MatchedModel(**m) for m in models), warnings)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not the plan of a matched experiment ({error})") from None
 
     def summary(self) -> Table:
         """For rich to print."""
-        return Table.of(
-            [
-                {
-                    "experts": model.architecture.experts,
-                    "compared at": model.role,
-                    "d_model": model.architecture.d_model,
-                    "n_active": model.architecture.n_active,
-                    "n_total": model.architecture.n_total,
-                    "D": format_count(model.tokens),
-                    "loss": model.loss,
-                    "95 %": f"{model.low:.3f}…{model.high:.3f}",
-                }
-                for model in self.models
-            ],
-            keys=("E", "compared at"),
-            first=("N_act", "D", "loss"),
-            title=f"{format_flops(self.flops)} FLOPs, the same memory: predicted losses",
-            warnings=self.warnings,
-        )
+        rows = []
+        for m in self.models:
+            a = m.architecture
+            sizes = {"d_model": a.d_model, "n_active": a.n_active, "n_total": a.n_total, "tokens": m.tokens}
+            predicted = {"loss": m.loss, "95 %": f"{m.low:.3f}…{m.high:.3f}"}
+            rows.append({"experts": a.experts, "compared at": m.role} | sizes | predicted)
+        title = f"{format_flops(self.flops)} FLOPs, the same memory: predicted losses"
+        first = ("N_act", "tokens", "loss")
+        return Table.of(rows, keys=("E", "compared at"), first=first, title=title, warnings=self.warnings)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict of plain values for each model: architecture, tokens, role, loss with its interval."""
@@ -240,19 +204,26 @@ def plan_matched(
         raise ValueError(f"a {law.name} law cannot plan this; a joint law is needed")
     wanted = float(compute_optimal(law, flops, 1.0, force=force).n_active)
     vocabulary = law.vocab_size if vocab_size is None else vocab_size
-    dense = min(_architectures(1, n_blocks, vocabulary, 4 * wanted), key=lambda a: abs(math.log(a.n_active / wanted)))
-    tokens = round(float(affordable_tokens(flops, dense.n_active)))
-    models = [_predicted(fitted, dense, tokens, "same FLOPs")]
-    limit = dense.n_total * (1 + MEMORY_TOLERANCE)
+
+    def predicted(a: Architecture, tokens: int, role: Role) -> MatchedModel:
+        at = (a.n_active, tokens, a.experts)
+        low, high = fitted.prediction_interval(*at, kind="prediction")
+        return MatchedModel(a, tokens, role, float(law.loss(*at)), float(low), float(high))
+
+    def same_flops(a: Architecture) -> MatchedModel:
+        return predicted(a, round(float(affordable_tokens(flops, a.n_active))), "same FLOPs")
+
+    sizes = _architectures(1, n_blocks, vocabulary, 4 * wanted)
+    dense = same_flops(min(sizes, key=lambda a: abs(math.log(a.n_active / wanted))))
+    models, n_total = [dense], dense.architecture.n_total
     for e in experts:
-        fitting = _architectures(e, n_blocks, vocabulary, limit)
+        fitting = _architectures(e, n_blocks, vocabulary, n_total * (1 + MEMORY_TOLERANCE))
         if not fitting:
-            raise ValueError(f"experts={e}: no model has at most the {dense.n_total:,} parameters of the dense one")
-        moe = fitting[-1]
-        models.append(_predicted(fitted, moe, round(float(affordable_tokens(flops, moe.n_active))), "same FLOPs"))
-        models.append(_predicted(fitted, moe, e * tokens, "E times the tokens"))
-    n_active, numbers = [m.architecture.n_active for m in models], [m.architecture.experts for m in models]
-    spent = [m.tokens for m in models]
+            raise ValueError(f"experts={e}: no model has at most the {n_total:,} parameters of the dense one")
+        models += [same_flops(fitting[-1]), predicted(fitting[-1], e * dense.tokens, "E times the tokens")]
+    n_active, spent, numbers = zip(
+        *((m.architecture.n_active, m.tokens, m.architecture.experts) for m in models), strict=True
+    )
     refuse_extrapolation(law.conditions, n_active, spent, numbers, force)
     values = ", ".join(f"{name} {value:.6g}" for name, value in law.coefficients.items())
     source = f"{law.conditions.provenance if law.conditions else law.name}: {values}"
@@ -279,9 +250,3 @@ def _architectures(experts: int, n_blocks: int | None, vocab_size: int, largest:
             break
         found.append(architecture)
     return found
-
-
-def _predicted(fitted: Bootstrap, architecture: Architecture, tokens: int, role: Role) -> MatchedModel:
-    at = (architecture.n_active, tokens, architecture.experts)
-    low, high = fitted.prediction_interval(*at, kind="prediction")
-    return MatchedModel(architecture, tokens, role, float(fitted.law.loss(*at)), float(low), float(high))

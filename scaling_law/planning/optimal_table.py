@@ -1,16 +1,15 @@
 """Which model for this budget: one row for each number of experts, with intervals, and which E can be told apart.
 
-`planning.optimum` finds the optimum (Ludziejewski et al. 2025, Section "Compute and Memory Optimality"); this module
-adds memory, learning rate, interval and range check. Intervals and comparisons keep the models of the rows and take
-their losses under every draw of the law, so they also exist for draws without an optimum.
+`planning.optimum` finds the optima. Intervals and comparisons keep the models of the rows and take their losses under
+every draw of the law, so they also exist for draws without an optimum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,9 +19,16 @@ from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.fitting.uncertainty import percentile_interval
 from scaling_law.laws import ChinchillaForm
-from scaling_law.laws.conditions import UNGUARDED, refuse_extrapolation
-from scaling_law.planning.constraints import Constraints, Limits, asked_experts, name_limits, positive
-from scaling_law.planning.optimum import WidthOptimum, optimal_widths, why_no_optimum
+from scaling_law.laws.conditions import refuse_extrapolation
+from scaling_law.planning.optimum import (
+    Constraints,
+    WidthOptimum,
+    asked_experts,
+    name_limits,
+    optimal_widths,
+    positive,
+    why_no_optimum,
+)
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -32,9 +38,6 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 FloatArray = NDArray[np.float64]
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
@@ -91,12 +94,12 @@ class Comparison:
     """The best row against the others that are compared with it; differences of loss in nats per token.
 
     Attributes:
-        best: its E; runner_up: the E of the next lower loss.
-        difference: loss of the runner-up minus that of the best; `interval` holds 95 % of the draws' differences, each
+        best, runner_up: the E of the two lowest losses.
+        difference, interval: loss of the runner-up minus that of the best, and 95 % of the draws' differences, each
             taken within one draw (None without draws).
         error: RMSE of the law's fit, None if unknown.
-        tied: every E that cannot be told from the best, that one first; it alone where there is none. With draws: the
-            interval of the difference reaches zero. Without: the difference is below the error.
+        tied: every E that cannot be told from the best, that one first. With draws: the interval of the difference
+            reaches zero. Without: the difference is below the error.
         win_shares: E → share of the draws in which its row has the lowest loss; empty without draws.
     """
 
@@ -209,35 +212,24 @@ class OptimalTable(ResultTable):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: law, flops, constraints, rows, best, comparison, warnings."""
-        shares = self.comparison.win_shares if self.comparison else {}
-        names = ("law", "flops", "integral", "forced")
-        return {name: getattr(self, name) for name in names} | {
-            "constraints": asdict(self.constraints),
-            "rows": [row.to_dict() | {"win_share": shares.get(row.experts)} for row in self.rows],
-            "best": self.best.to_dict(),
-            "comparison": self.comparison
-            and asdict(self.comparison) | {"win_shares": {f"{e:g}": share for e, share in shares.items()}},
-            "experts_without_optimum": {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()},
-            "experts_that_do_not_fit": list(self.experts_that_do_not_fit),
-            "warnings": list(self.warnings),
-        }
+        found = {name: getattr(self, name) for name in ("law", "flops", "integral", "forced")}
+        found |= {"constraints": asdict(self.constraints), "rows": self.to_rows(), "best": self.best.to_dict()}
+        found |= {"comparison": self.comparison and asdict(self.comparison)}
+        if self.comparison:
+            found["comparison"]["win_shares"] = {f"{e:g}": share for e, share in self.comparison.win_shares.items()}
+        left_out = {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()}
+        found |= {"experts_without_optimum": left_out, "experts_that_do_not_fit": list(self.experts_that_do_not_fit)}
+        return found | {"warnings": list(self.warnings)}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The fields of each OptimalRow, `best`, and `win_share` where the law has draws."""
-        names = [f.name for f in fields(OptimalRow) if f.name != "architecture"]
+        """The values of each row, whether it is the `best`, and its `win_share` (None for a law without draws)."""
         shares = self.comparison.win_shares if self.comparison else {}
-        return [
-            {name: getattr(row, name) for name in names}
-            | {"best": row is self.best}
-            | ({"win_share": shares.get(row.experts)} if shares else {})
-            for row in self.rows
-        ]
+        return [row.to_dict() | {"best": row is self.best, "win_share": shares.get(row.experts)} for row in self.rows]
 
     def summary(self) -> Table:
         """For rich to print."""
         return Table.of(
             [self._cells(row) for row in self.rows],
-            keys=("E",),
             first=FIRST,
             styles=["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows],
             title=self._headline(),
@@ -248,32 +240,26 @@ class OptimalTable(ResultTable):
         return as_text(self)
 
     def _headline(self) -> str:
-        c, parts = self.constraints, [f"{format_flops(self.flops)} FLOPs"]
-        if c.inference_tokens:
-            parts.append(f"of which inference on {format_count(c.inference_tokens)} tokens")
-        if c.max_parameters is not None:
-            parts.append(f"N_total ≤ {format_count(c.max_parameters)}")
-        if c.max_memory_bytes is not None:
-            parts.append(f"≤ {format_bytes(c.max_memory_bytes)}")
-        if c.kv_cache_tokens:
-            parts.append(f"KV cache of {c.kv_cache_tokens:,.0f} tokens")
-        return f"{', '.join(parts)}  ({self.law})"
+        c, served = self.constraints, format_count(self.constraints.inference_tokens)
+        parts = {
+            f"of which inference on {served} tokens": c.inference_tokens,
+            f"N_total ≤ {format_count(c.max_parameters or 0)}": c.max_parameters,
+            f"≤ {format_bytes(c.max_memory_bytes or 0)}": c.max_memory_bytes,
+            f"KV cache of {c.kv_cache_tokens:,.0f} tokens": c.kv_cache_tokens,
+        }
+        limits = [text for text, given in parts.items() if given]
+        return f"{', '.join([f'{format_flops(self.flops)} FLOPs', *limits])}  ({self.law})"
 
-    def _cells(self, row: OptimalRow) -> dict[str, str]:
-        shares = self.comparison.win_shares if self.comparison else {}
-        tied = self.comparison.tied if self.comparison else ()
+    def _cells(self, row: OptimalRow) -> dict[str, object]:
+        shares, tied = (c.win_shares, c.tied) if (c := self.comparison) else ({}, ())
         mark = "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
         behind = row.loss - self.best.loss if row in self.compared and row is not self.best else None
-        return {
-            "E": f"{row.experts:g}",
-            "d_model": f"{row.d_model:.0f}",
-            "N_act": format_count(row.n_active),
-            "N_total": format_count(row.n_total),
-            "tokens": format_count(row.tokens),
+        names = ("experts", "d_model", "n_active", "n_total", "tokens")
+        return {name: getattr(row, name) for name in names} | {
             "D/N": f"{row.tokens_per_parameter:.3g}",
             "weights": format_bytes(row.weight_bytes),
             "KV cache": format_bytes(row.kv_cache_bytes) if self.constraints.kv_cache_tokens else "",
-            "loss": f"{row.loss:.4f}",
+            "loss": row.loss,
             "95 %": "{:.4f}…{:.4f}".format(*row.loss_interval) if row.loss_interval else "",
             "behind": "" if behind is None else f"{behind:.4f}",
             "wins": f"{shares[row.experts]:.0%}" if row.experts in shares else "",
@@ -292,7 +278,7 @@ def optimal(
     integral: bool = False,
     learning_rate_law: LearningRateLaw | None = None,
     force: bool = False,
-    **limits: Unpack[Limits],
+    **limits: Any,
 ) -> OptimalTable:
     """The best model for each E under compute and memory constraints, and the best of all.
 
@@ -302,7 +288,7 @@ def optimal(
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
         learning_rate_law: of the learning rates; None for the published one.
         force: compare and name answers beyond the range guard, too.
-        limits: the fields of `planning.constraints.Constraints`: max_memory_bytes="80GB" and so on.
+        limits: the fields of `planning.optimum.Constraints`: max_memory_bytes="80GB" and so on.
 
     Raises ValueError for bad input, where nothing fits and where the law has no optimum; ExtrapolationError where
     no answer lies within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
@@ -311,91 +297,81 @@ def optimal(
         budgets = np.asarray(flops).tolist()
         raise ValueError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
     budget, constraints = float(positive("flops", flops)), Constraints.of(law, **limits)
-    columns = np.atleast_1d(asked_experts(law, experts))
-    if columns.ndim != 1 or not columns.size:
-        raise ValueError(f"experts={columns.tolist()!r} must be one number or a list of them")
-    if integral and np.any(columns != np.round(columns)):
-        raise ValueError(f"experts={columns.tolist()!r}: integral=True needs whole numbers")
-    found = optimal_widths(law, budget, columns, constraints, integral)
-    if not found.fits.any():
-        raise ValueError(_nothing_fits(budget, columns[found.exists], constraints))
-    shown = np.flatnonzero(found.fits)
-    at = found.n_active[shown], found.tokens[shown], columns[shown]
-    trusted = ~law.beyond_guard(*at)
-    if not trusted.any():
+    e = np.atleast_1d(asked_experts(law, experts))
+    if e.ndim != 1 or not e.size:
+        raise ValueError(f"experts={e.tolist()!r} must be one number or a list of them")
+    if integral and np.any(e != np.round(e)):
+        raise ValueError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
+    found = optimal_widths(law, budget, e, constraints, integral)
+    shown = found.fits
+    if not shown.any():
+        raise ValueError(_nothing_fits(budget, e[found.exists], constraints))
+    at = found.n_active[shown], found.tokens[shown], e[shown]
+    if law.beyond_guard(*at).all():
         refuse_extrapolation(law.conditions, *at, force)
     draws = None if law.draws is None else law.loss_draws(*at)
     rates = learning_rate_law or LearningRateLaw.published()
-    rows = _rows(law, found, shown, columns[shown], constraints, rates, trusted)
-    for i, row in enumerate(rows):
-        row["loss_interval"] = None if draws is None else percentile_interval(draws[:, i])
-        shape = round(row["d_model"]), int(row["experts"])
-        row["architecture"] = Architecture(*shape, vocab_size=constraints.vocab_size) if integral else None
-    small = columns[shown][found.free[shown] < HEAD_DIM]
     return OptimalTable(
-        tuple(OptimalRow(**row) for row in rows),
+        _rows(law, found, e, constraints, rates, integral, draws),
         budget,
         constraints,
         integral,
-        experts_that_do_not_fit=tuple(columns[found.exists & ~found.fits].tolist()),
+        experts_that_do_not_fit=tuple(e[found.exists & ~shown].tolist()),
         law=law.conditions.provenance if law.conditions else "fitted law",
-        experts_without_optimum={e: why_no_optimum(law, e) for e in columns[~found.exists].tolist()},
+        experts_without_optimum={e: why_no_optimum(law, e) for e in e[~found.exists].tolist()},
         forced=force,
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
-        notes=(*([] if _guarded(law) else [UNGUARDED]), *_smallest_width(small, constraints)),
+        notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], constraints),
     )
 
 
 def _rows(
     law: ChinchillaForm,
     found: WidthOptimum,
-    shown: NDArray[np.int64],
-    e: FloatArray,
+    asked: FloatArray,
     constraints: Constraints,
     rates: LearningRateLaw,
-    trusted: NDArray[np.bool_],
-) -> list[dict[str, Any]]:
-    """The fields of the rows `shown`, but for intervals and architectures."""
-    d, n, tokens, free = found.d_model[shown], found.n_active[shown], found.tokens[shown], found.free[shown]
-    vocab = constraints.vocab_size
-    counted = np.asarray(rates.counted_parameters(d, vocab_size=vocab))
-    columns = {
-        "experts": e,
-        "d_model": d,
-        "n_active": n,
-        "n_total": total_parameters(d, e, vocab_size=vocab),
-        "tokens": tokens,
-        "tokens_per_parameter": tokens / n,
-        "weight_bytes": constraints.weight_bytes(d, e),
-        "kv_cache_bytes": constraints.kv_bytes(d),
-        "training_flops": training_flops(n, tokens),
-        "inference_flops": inference_flops(n, constraints.inference_tokens),
-        "loss": found.loss[shown],
-        "learning_rate": rates.at(counted, e),
-        "limited_by": np.where(found.truncated[shown], "memory", np.where(free < HEAD_DIM, "smallest", "compute")),
-        "trusted": trusted,
-    }
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*(v.tolist() for v in columns.values()), strict=True)]
-    for i, row in enumerate(rows):
-        warnings = law.warnings(n[i], tokens[i], e[i]) if _guarded(law) else []  # else noted once, for the table
-        warnings += rates.warnings_at(float(counted[i]), float(e[i]))
-        row["warnings"] = tuple(dict.fromkeys(warnings))
-    return rows
+    integral: bool,
+    draws: FloatArray | None,
+) -> tuple[OptimalRow, ...]:
+    """The row of each E with a model that fits; `draws` are the losses of these under each draw."""
+    limits = np.where(found.truncated, "memory", np.where(found.free < HEAD_DIM, "smallest", "compute"))
+    columns = (asked, found.d_model, found.n_active, found.tokens, found.loss, limits)
+    rows: list[OptimalRow] = []
+    for e, d, n, tokens, loss, limit in zip(*(column[found.fits].tolist() for column in columns), strict=True):
+        counted = float(rates.counted_parameters(d, vocab_size=constraints.vocab_size))
+        row = OptimalRow(
+            experts=e,
+            d_model=d,
+            n_active=n,
+            n_total=float(total_parameters(d, e, vocab_size=constraints.vocab_size)),
+            tokens=tokens,
+            tokens_per_parameter=tokens / n,
+            weight_bytes=float(constraints.weight_bytes(d, e)),
+            kv_cache_bytes=float(constraints.kv_bytes(d)),
+            training_flops=float(training_flops(n, tokens)),
+            inference_flops=float(inference_flops(n, constraints.inference_tokens)),
+            loss=loss,
+            loss_interval=None if draws is None else percentile_interval(draws[:, len(rows)]),
+            learning_rate=float(rates.at(counted, e)),
+            limited_by=limit,
+            warnings=tuple(dict.fromkeys([*law.warnings(n, tokens, e), *rates.warnings_at(counted, e)])),
+            trusted=not law.beyond_guard(n, tokens, e),
+            architecture=Architecture(round(d), int(e), vocab_size=constraints.vocab_size) if integral else None,
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
-def _guarded(law: ChinchillaForm) -> bool:
-    return law.conditions is not None and law.conditions.overall is not None
-
-
-def _smallest_width(experts: FloatArray, constraints: Constraints) -> list[str]:
+def _smallest_width(experts: FloatArray, constraints: Constraints) -> tuple[str, ...]:
     """A note where the optimum is smaller than any model that is counted: often another vocabulary is meant."""
     smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=constraints.vocab_size)))
     note = (
         f"E = {_listed(experts)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
         f"{constraints.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
     )
-    return [note] if experts.size else []
+    return (note,) if experts.size else ()
 
 
 def _nothing_fits(flops: float, experts: FloatArray, constraints: Constraints) -> str:

@@ -5,35 +5,147 @@ Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimal
     minimise L(N_act, D, E)   subject to   6 N_act D + 2 N_act D_inf = F,   N_total + KV cache ≤ M
 
 Along the budget, and for a fixed E, the loss is a convex function of ln N_act, and every size grows with d_model.
-So the constrained optimum is the compute optimum where it fits, else the largest model that fits: an undertrained
-model is both larger and worse. For the same reason the best architecture that exists is one of the two neighbours
-of the continuous optimum.
+So the constrained optimum is the compute optimum where it fits, else the largest model that fits, and the best
+architecture that exists is one of the two neighbours of the continuous optimum.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.tables import ResultTable
-from hub.plain.units import format_count
-from scaling_law.laws import ChinchillaForm, JointLaw
+from hub.plain.tables import ResultTable, literal
+from hub.plain.units import format_count, parse_bytes, parse_context, parse_count, parse_experts
+from scaling_law.laws import ChinchillaForm, JointLaw, Law
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
-from scaling_law.laws.kinds import joint_to_chinchilla
-from scaling_law.planning.constraints import Constraints, asked_experts, positive
+from scaling_law.laws.law import joint_to_chinchilla
 from scaling_law.size.architecture import (
     HEAD_DIM,
+    VOCAB_SIZE,
     active_parameters,
     affordable_tokens,
     inference_flops,
+    kv_cache_elements,
+    size_in_width,
+    solve_width,
+    total_parameters,
     width_of_active,
+    width_of_total,
 )
 
 FloatArray = NDArray[np.float64]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+_PARSERS: dict[str, Callable[[str, str], float]] = {
+    "max_parameters": parse_count,
+    "max_memory_bytes": parse_bytes,
+    "kv_cache_tokens": parse_context,
+    "inference_tokens": parse_count,
+}
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Limits and costs of a model; None means no limit. Numbers, or text such as "80GB", "7B", "16k".
+
+    Attributes:
+        max_parameters: limit on N_total: 7e9 or "7B".
+        max_memory_bytes: limit on weights and key-value cache: 80e9, "80GB" or "80GiB".
+        kv_cache_tokens: tokens in the cache over all sequences: 16384 or "16k".
+        bytes_per_parameter, bytes_per_kv: 2 for bf16.
+        inference_tokens: tokens served over the model's life: 1e11 or "100B".
+        kv_heads_ratio: key-value heads / heads (1: multi-head attention as in the paper, less: grouped queries, the
+            parameter count left as it is).
+        vocab_size: of the tokenizer; it sets the size of a width. A question without it means that of the law's runs.
+
+    ValueError names the field, the value and what is allowed.
+    """
+
+    max_parameters: float | None = None
+    max_memory_bytes: float | None = None
+    kv_cache_tokens: float = 0.0
+    bytes_per_parameter: float = 2.0
+    bytes_per_kv: float = 2.0
+    inference_tokens: float = 0.0
+    kv_heads_ratio: float = 1.0
+    vocab_size: int = VOCAB_SIZE
+
+    @classmethod
+    def of(cls, law: Law, **limits: Any) -> Constraints:
+        """The constraints of a question to `law`: what is None has its default, the vocabulary that of the law."""
+        given = {name: value for name, value in limits.items() if value is not None}
+        return cls(**{"vocab_size": law.vocab_size} | given)
+
+    def __post_init__(self) -> None:
+        for own in fields(self):
+            name, value = own.name, getattr(self, own.name)
+            if value is None and own.default is None:
+                continue
+            allowed = "finite and not negative" if own.default == 0 else "positive and finite"
+            if own.default is None:
+                allowed += ", or None for no limit"
+            number = _PARSERS[name](value, name) if isinstance(value, str) and name in _PARSERS else value
+            if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
+                raise ValueError(f"{name}={literal(value)} is not a number; it must be {allowed}")
+            number = float(number)
+            if not (0 < number < np.inf or number == own.default == 0):
+                raise ValueError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
+            object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
+        if self.kv_heads_ratio > 1:
+            raise ValueError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
+
+    def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
+        return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
+
+    def kv_bytes(self, d_model: ArrayLike) -> Any:
+        return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_cache_tokens)
+
+    def width_limit(self, experts: ArrayLike) -> Any:
+        """The largest (fractional) d_model that both limits allow, for each E; infinite without limits."""
+        limit = np.full(np.shape(experts), np.inf)
+        if self.max_parameters is not None:
+            limit = np.minimum(limit, width_of_total(self.max_parameters, experts, self.vocab_size))
+        if self.max_memory_bytes is not None:
+            linear, cubic = size_in_width(experts, self.vocab_size)
+            b, cache = self.bytes_per_parameter, self.kv_bytes(1.0)  # the cache grows with the width squared
+            limit = np.minimum(limit, solve_width(b * linear, cache, b * cubic, self.max_memory_bytes))
+        return limit
+
+
+def name_limits(function: FunctionT) -> FunctionT:
+    """Decorator: the fields of `Constraints` in the place of `**limits` in a signature, for help and completion."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    defaults = {f.name: f.default for f in fields(Constraints)} | {"vocab_size": None}  # None: the law's
+    limits = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=d) for name, d in defaults.items()]
+    function.__signature__ = signature.replace(parameters=[*own, *limits])  # type: ignore[attr-defined]
+    return function
+
+
+def asked_experts(law: ChinchillaForm, experts: Any) -> FloatArray:
+    """The expert counts to answer for: as given, text such as "1,2,4-8", or the law's own for None."""
+    if isinstance(experts, str):
+        return np.array(parse_experts(experts), float)
+    try:
+        return np.asarray(law.default_experts() if experts is None else experts, float)
+    except (TypeError, ValueError):
+        raise ValueError(f"experts={experts!r} must be numbers of at least 1, or text such as '1,2,4-8'") from None
+
+
+def positive(name: str, value: ArrayLike) -> FloatArray:
+    """An array of positive finite numbers; text such as "1e22" or "100B" is read. ValueError for anything else."""
+    try:
+        array = np.asarray(parse_count(value, name) if isinstance(value, str) else value, float)
+    except TypeError:
+        raise ValueError(f"{name}={value!r} must be a positive and finite number") from None
+    wrong = array[~((array > 0) & (array < np.inf))]
+    if wrong.size:
+        raise ValueError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
+    return array
 
 
 @dataclass(frozen=True)

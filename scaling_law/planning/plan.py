@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.fitting.learning_rate import LearningRateLaw
 from scaling_law.fitting.uncertainty import percentile_interval
 from scaling_law.laws import ChinchillaForm
-from scaling_law.planning.constraints import Limits, Quantity, name_limits
 from scaling_law.planning.optimal_table import optimal
+from scaling_law.planning.optimum import name_limits
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture
-from scaling_law.size.batch_ramp import BatchRamp, RampStage
-from scaling_law.size.recipe import PAPER
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
@@ -120,7 +116,7 @@ class Plan(Summarised):
 @name_limits
 def plan(
     law: ChinchillaForm,
-    flops: Quantity,
+    flops: float | str,
     experts: Any = None,
     *,
     branches: int = 1,
@@ -130,7 +126,7 @@ def plan(
     batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
     learning_rate_law: LearningRateLaw | None = None,
     force: bool = False,
-    **limits: Unpack[Limits],
+    **limits: Any,
 ) -> Plan:
     """The run of the best architecture that exists for `flops`; experts and limits as in `law.optimal`.
 

@@ -1,32 +1,30 @@
-"""A report on the runs of one folder: what was run, the fit, how it extrapolates, and the paper's findings.
+"""A report on the runs of one folder: `scaling-law report docs/results --into docs/report.md`.
 
-    scaling-law report docs/results --into docs/report.md
-
-The prose is written by hand in the Markdown file; each number in a table comes from the records, between two comments
-(`<!-- fit -->` … `<!-- /fit -->`) whose content is replaced. The folder holds `runs.jsonl`, and for the parts that
-need them `learning-rates.jsonl`, `matched-plan.json` and `matched.jsonl`; `<!-- other/fit -->` is about its subfolder
-`other`. Figures go beside the Markdown file (`figures/report-fit.png`; of a subfolder those that the file links to,
-such as `figures/report-other-fit.png`).
+The prose is written by hand in the Markdown file; each table stands between two comments (`<!-- fit -->` …
+`<!-- /fit -->`) whose content is replaced. The folder holds `runs.jsonl`, and for the parts that need them
+`learning-rates.jsonl`, `matched-plan.json` and `matched.jsonl`; `<!-- other/fit -->` is about its subfolder `other`.
+Figures go beside the Markdown file (`figures/report-fit.png`; of a subfolder those that the file links to).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hub.plain import atomic
 from hub.plain.markdown import block_of, replace_block
 from hub.plain.tables import Table
 from hub.plain.units import format_count, format_flops
+from scaling_law.figures import drawing
+from scaling_law.figures.drawing import LOSS, colour_of
+from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import fit
 from scaling_law.laws import JointLaw
-from scaling_law.report import findings
-from scaling_law.report.figures import FIGURES, draw
-from scaling_law.report.findings import Finding
-from scaling_law.report.results import Results, isoflop_profiles, repeat_scatter
+from scaling_law.report.results import Results, all_findings, isoflop_profiles, repeat_scatter
 from scaling_law.size.architecture import affordable_tokens
 
 LEARNING_RATE_EXPERTS = (1, 8)  # fitted on these; the others check it, as in the paper
@@ -35,6 +33,8 @@ EPOCHS = " At most {:.2f} epochs of the data."
 SEEDS = " Runs that differ in their seed only scatter by {:.4f} nats (standard deviation, {} degrees of freedom)."
 FIT = "RMSE {:.4f} nats over {} runs of mean loss {:.3f}. {}"
 RATES = "- {}: ln LR = {:.3f} {:+.3f} ln N {:+.3f} ln E, RMSE {:.2f}"
+HIDDEN = {"_" + drawing.OUTSIDE, "_" + drawing.INTERVAL}  # labels of artists that the legend explains in a note
+HELD_OUT = f"held-out {LOSS}"
 
 
 def write_report(folder: str | Path, report: str | Path, **options: Any) -> list[Path]:
@@ -43,50 +43,50 @@ def write_report(folder: str | Path, report: str | Path, **options: Any) -> list
     Only what the file has a block for is computed; `options` are the fields of `Results`. Raises RunsError and
     ValueError as `load_runs` and `fit` do, and ValueError for a file without a block.
     """
-    results, target = Results(Path(folder), **options), Path(report)
+    folder, target = Path(folder), Path(report)
     text = target.read_text(encoding="utf-8")
-    subfolders = sorted(path.parent.name for path in results.folder.glob("*/runs.jsonl"))
-    about = {"": results} | {f"{name}/": Results(results.folder / name, **options) for name in subfolders}
-    found = [(f"{prefix}{name}", one, make) for prefix, one in about.items() for name, make in BLOCKS.items()]
-    found = [(name, one, make) for name, one, make in found if block_of(text, name) is not None]
+    subfolders = sorted(path.parent.name for path in folder.glob("*/runs.jsonl"))
+    results = {about: Results(folder / about, **options) for about in ("", *subfolders)}
+    blocks = {f"{about}/{name}".lstrip("/"): (about, make) for about in results for name, make in BLOCKS.items()}
+    found = [name for name in blocks if block_of(text, name) is not None]
     if not found:
-        raise ValueError(
-            f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {', '.join(BLOCKS)}"
-        )
-    for name, one, make in found:
-        text = replace_block(text, name, make(one))
-    drawn = draw(results, target.parent / "figures", target.stem)
-    for name in subfolders:
-        prefix = f"{target.stem}-{name}"
-        linked = [figure for figure in FIGURES if f"{prefix}-{figure}.png" in text]
-        drawn += draw(about[f"{name}/"], target.parent / "figures", prefix, linked)
+        known = ", ".join(BLOCKS)
+        raise ValueError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {known}")
+    for name in found:
+        about, make = blocks[name]
+        text = replace_block(text, name, make(results[about]))
+    written = [target]
+    for about, own in results.items():
+        for name, draw in FIGURES.items():
+            file = "-".join(filter(None, (target.stem, about, f"{name}.png")))
+            if (not about or file in text) and (drawn := draw(own)) is not None:
+                written.append(drawing.save(drawn, target.parent / "figures" / file))
     atomic.write_bytes(target, text.encode())
-    return [target, *drawn]
+    return written
 
 
-def _table(rows: Sequence[dict[str, object]], below: str = "") -> str:
-    """A Markdown table of rows that all have the same columns, and a paragraph below it."""
-    table = Table(list(rows[0]), [list(row.values()) for row in rows]).markdown()
-    return f"{table}\n\n{below}" if below else table
+def _table(rows: Sequence[Mapping[str, object]], below: str = "") -> str:
+    """A Markdown table, and a paragraph below it."""
+    return f"{Table.of(rows).markdown()}\n\n{below}".strip()
 
 
 def runs_block(results: Results) -> str:
     """What was run."""
-    rows: list[dict[str, object]] = []
-    for d, blocks, heads in sorted({(r["d_model"], r["n_blocks"], r["n_heads"]) for r in results.rows}):
-        own = [r for r in results.rows if (r["d_model"], r["n_blocks"], r["n_heads"]) == (d, blocks, heads)]
-        totals = [r["n_total"] for r in own]
-        rows.append(
-            {
-                "d_model": d,
-                "blocks": blocks,
-                "N_act": format_count(own[0]["n_active"]),
-                "N_total": f"{format_count(min(totals))} to {format_count(max(totals))}",
-                "E": ", ".join(map(str, sorted({r["experts"] for r in own}))),
-                "tokens D": ", ".join(map(format_count, sorted({r["tokens"] for r in own}))),
-                "runs": len(own),
-            }
-        )
+    shapes: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+    for row in results.rows:
+        shapes.setdefault((row["d_model"], row["n_blocks"], row["n_heads"]), []).append(row)
+    rows = [
+        {
+            "d_model": d,
+            "blocks": blocks,
+            "N_act": format_count(own[0]["n_active"]),
+            "N_total": " to ".join(format_count(end([r["n_total"] for r in own])) for end in (min, max)),
+            "E": ", ".join(map(str, sorted({r["experts"] for r in own}))),
+            "tokens D": ", ".join(map(format_count, sorted({r["tokens"] for r in own}))),
+            "runs": len(own),
+        }
+        for (d, blocks, _), own in sorted(shapes.items())
+    ]
     runs = results.runs
     ratio, trunks = runs.tokens / runs.n_active, len(set(runs.trunk.tolist()))
     trained = format_count(_trained_tokens(results.rows))
@@ -121,7 +121,7 @@ def losses_block(results: Results) -> str:
 def fit_block(results: Results) -> str:
     """Coefficients with intervals, and how well they are determined."""
     published = JointLaw.published().coefficients
-    rows: list[dict[str, object]] = [
+    rows = [
         {
             "coefficient": name,
             "fitted": f"{value:.4g}",
@@ -136,11 +136,10 @@ def fit_block(results: Results) -> str:
 
 def residuals_block(results: Results) -> str:
     """Errors for each E, and of a Chinchilla fit of its own."""
-    rows: list[dict[str, object]] = []
     rmse, bias = results.fitted.rmse_by_experts(), results.fitted.bias_by_experts()
-    for e in results.experts:
-        own = results.runs.subset(results.runs.experts == e)
-        rows.append(
+    parts = {e: results.runs.subset(results.runs.experts == e) for e in results.experts}
+    return _table(
+        [
             {
                 "E": f"{e:g}",
                 "runs": len(own),
@@ -148,23 +147,25 @@ def residuals_block(results: Results) -> str:
                 "its bias": f"{bias[e]:+.4f}",
                 "RMSE of a Chinchilla law for this E": f"{fit(own, 'chinchilla', outliers=results.outliers).rmse:.4f}",
             }
-        )
-    return _table(rows)
+            for e, own in parts.items()
+        ]
+    )
 
 
 def extrapolation_block(results: Results) -> str:
     """How fits predict runs that were held out."""
     rows: list[dict[str, object]] = []
     for compared in results.held_out:
-        parts, rmse = compared.split, {law: errors["validation"] for law, errors in compared.rmse.items()}
+        held, rmse = compared.split.validation, compared.rmse
+        separate = "cannot" if compared.left_out else f"{rmse['separate']['validation']:.4f}"
         rows.append(
             {
-                "held out": parts.by,
-                "fitted / predicted": f"{len(parts.train)} / {len(parts.validation)}",
-                "RMSE, joint law": f"{rmse['joint']:.4f}",
-                "its bias": f"{np.mean(compared.joint.errors_on(parts.validation)):+.4f}",
-                "RMSE, Chinchilla for each E": "cannot" if compared.left_out else f"{rmse['separate']:.4f}",
-                "spread": f"{np.std(parts.validation.loss):.3f}",
+                "held out": compared.split.by,
+                "fitted / predicted": f"{len(compared.split.train)} / {len(held)}",
+                "RMSE, joint law": f"{rmse['joint']['validation']:.4f}",
+                "its bias": f"{np.mean(compared.joint.errors_on(held)):+.4f}",
+                "RMSE, Chinchilla for each E": separate,
+                "spread": f"{np.std(held.loss):.3f}",
             }
         )
     return _table(rows)
@@ -190,50 +191,28 @@ def isoflop_block(results: Results) -> str:
     return _table(rows)
 
 
-def all_findings(results: Results) -> list[Finding]:
-    """The paper's four findings and its rule of thumb, at budgets inside the runs."""
-    law, low, high = results.law, results.budgets[0], results.budgets[-1]
-    moe = [e for e in results.experts if e > 1]
-    found = [findings.more_tokens_per_parameter(law, flops, results.experts) for flops in (low, high)]
-    found += [findings.better_with_experts(law, flops, e) for flops in (low, high) for e in moe]
-    found += [findings.better_in_memory(law, high, e) for e in moe]
-    if results.rates is not None:
-        found.append(findings.lower_learning_rate(results.rates))
-    return found + [findings.better_in_memory(law, high, e, times_tokens=True) for e in moe if e <= 8]
-
-
 def findings_block(results: Results) -> str:
     """Claim, verdict, evidence."""
-    return _table(
-        [
-            {
-                "": f.name,
-                "claim": f.claim,
-                "on these runs": f.verdict,
-                "share": f"{f.share:.1%}",
-                "evidence": f.evidence,
-            }
-            for f in all_findings(results)
-        ]
-    )
+    columns = ("", "claim", "on these runs", "share", "evidence")
+    found = [(f.name, f.claim, f.verdict, f"{f.share:.1%}", f.evidence) for f in all_findings(results)]
+    return _table([dict(zip(columns, row, strict=True)) for row in found])
 
 
 def learning_rates_block(results: Results) -> str:
     """Best rates of the grid, and two laws: of E = 1 and 8 as in the paper, and of all models."""
     if results.rates is None:
         return "No learning rates were searched."
-    some, every = results.rates.fit(LEARNING_RATE_EXPERTS), results.rates.fit()
-    laws = {"law of E = 1 and 8 (regret, nats)": some, "law of all models": every}
+    laws = {"E = 1 and 8": results.rates.fit(LEARNING_RATE_EXPERTS), "all models": results.rates.fit()}
+    columns = dict(zip(("law of E = 1 and 8 (regret, nats)", "law of all models"), laws.values(), strict=True))
     rows: list[dict[str, object]] = []
     for model in results.rates.models:
         a = model.architecture
-        best = {"d_model": a.d_model, "E": a.experts, "N_act": format_count(a.n_active)}
-        rows.append(best | {"best of the grid": f"{model.best:.4f}"})
-        for name, law in laws.items():
+        rows.append({"d_model": a.d_model, "E": a.experts, "N_act": format_count(a.n_active)})
+        rows[-1]["best of the grid"] = f"{model.best:.4f}"
+        for name, law in columns.items():
             rate = law.learning_rate(a)
             rows[-1][name] = f"{rate:.4f} ({model.loss_at(rate) - min(model.losses):+.3f})"
-    named = (("E = 1 and 8", some), ("all models", every))
-    said = [RATES.format(name, law.intercept, law.slope_n, law.slope_e, law.rmse) for name, law in named]
+    said = (RATES.format(name, law.intercept, law.slope_n, law.slope_e, law.rmse) for name, law in laws.items())
     return _table(rows, "\n".join(said))
 
 
@@ -243,7 +222,7 @@ def matched_block(results: Results) -> str:
         return "No matched experiment was run."
     plan, losses = results.matched
     means = [float(np.mean(seen)) if seen else float("nan") for seen in losses]
-    rows: list[dict[str, object]] = []
+    rows = []
     for model, seen, loss in zip(plan.models, losses, means, strict=True):
         a = model.architecture
         rows.append(
@@ -254,7 +233,7 @@ def matched_block(results: Results) -> str:
                 "N_act": format_count(a.n_active),
                 "N_total": format_count(a.n_total),
                 "D": format_count(model.tokens),
-                "FLOPs": format_flops(model.training_flops),
+                "FLOPs": format_flops(model.architecture.training_flops(model.tokens)),
                 "predicted (95 %)": f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
                 "measured": ", ".join(f"{value:.3f}" for value in seen),
                 "interval": "" if not seen else "inside" if model.low <= loss <= model.high else "outside",
@@ -262,6 +241,116 @@ def matched_block(results: Results) -> str:
             }
         )
     return _table(rows)
+
+
+# ------------------------------------------------------------------ figures
+
+
+def loss_by_size(results: Results, axes: Any = None) -> NDArray[Any]:
+    """Loss against tokens, a panel for each size: runs as points, the joint law as lines, coloured by E."""
+    runs = results.runs
+    sizes = np.unique(runs.n_active)
+    axes = drawing.panels_or_new(axes, len(sizes), 3.0 * len(sizes), 3.8, sharey=True)
+    for ax, n in zip(axes, sizes, strict=True):
+        for e in np.unique(runs.experts[runs.n_active == n]):
+            own = (runs.n_active == n) & (runs.experts == e)
+            span = np.geomspace(runs.tokens[own].min(), runs.tokens[own].max(), 60)
+            drawing.draw_loss(ax, results.law, span, n, span, e, linewidth=1.0)
+            ax.plot(runs.tokens[own], runs.loss[own], "o", color=colour_of(e), markersize=4)
+        drawing.log_axis(ax, drawing.TOKENS)
+        ax.set_title(f"N_act = {format_count(n)}")
+    return _labelled(axes, HELD_OUT, results.experts, {"runs": {"marker": "o", "linestyle": "", "color": "0.4"}})
+
+
+def isoflop_of_runs(results: Results, axes: Any = None) -> NDArray[Any]:
+    """Loss against N_act at fixed budgets: points between the runs, without the law, and the law as lines."""
+    budgets = results.budgets
+    axes = drawing.panels_or_new(axes, len(budgets), 3.4 * len(budgets), 4.0)
+    for ax, flops in zip(axes, budgets, strict=True):
+        for profile in isoflop_profiles(results.runs, flops):
+            ax.plot(profile.n_active, profile.loss, "o", color=colour_of(profile.experts), markersize=5)
+            span = np.geomspace(profile.n_active.min() / 1.3, profile.n_active.max() * 1.3, 80)
+            tokens = affordable_tokens(flops, span)
+            drawing.draw_loss(ax, results.law, span, span, tokens, profile.experts, linewidth=1.0)
+        drawing.log_axis(ax, drawing.ACTIVE)
+        ax.set_title(f"{format_flops(flops)} FLOPs")
+    points = {"interpolated between runs": {"marker": "o", "linestyle": "", "color": "0.4"}}
+    return _labelled(axes, HELD_OUT, results.experts, points)
+
+
+def _labelled(
+    axes: NDArray[Any], label: str, experts: Collection[float], styles: dict[str, dict[str, Any]], **own: Any
+) -> NDArray[Any]:
+    """Label the left axis, and all panels by one legend: every E in the style `own`, what `styles` mean, and notes."""
+    ax = axes[0]
+    ax.set_ylabel(label)
+    seen = set(ax.get_legend_handles_labels()[1])
+    for e in experts:
+        if drawing.label_of(e) not in seen:
+            ax.plot([], [], color=colour_of(e), label=drawing.label_of(e), **own)
+    for text, style in styles.items():
+        ax.plot([], [], label=text, **{"markersize": 4, "linewidth": 0.9, **style})
+    for hidden in {artist.get_label() for other in axes[1:] for artist in other.get_children()} & HIDDEN:
+        ax.plot([], [], label=hidden)
+    drawing.shared_legend(ax)
+    return axes
+
+
+def held_out_runs(results: Results, axes: Any = None) -> NDArray[Any]:
+    """Predicted against observed loss of the runs that each fit has not seen (filled) and has seen (pale)."""
+    axes = drawing.panels_or_new(axes, len(results.held_out), 3.4 * len(results.held_out), 4.1)
+    for ax, compared in zip(axes, results.held_out, strict=True):
+        parts = compared.split
+        for runs, alpha in ((parts.train, 0.2), (parts.validation, 1.0)):
+            predicted = runs.loss + compared.joint.errors_on(runs)
+            ax.scatter(runs.loss, predicted, s=16, c=[colour_of(e) for e in runs.experts], alpha=alpha, linewidths=0)
+        both = np.concatenate([parts.train.loss, parts.validation.loss])
+        ends = [both.min(), both.max()]
+        ax.plot(ends, ends, color="0.4", linewidth=0.9, zorder=0)
+        ax.set(xlabel=f"observed {LOSS}")
+        ax.set_title(f"without {parts.by}", fontsize=8)
+    dot: dict[str, Any] = {"marker": "o", "linestyle": "", "color": "0.3"}
+    styles = {"fitted": dot | {"alpha": 0.2, "markeredgewidth": 0}, "held out": dot | {"markeredgewidth": 0}}
+    return _labelled(axes, f"predicted {LOSS}", results.experts, styles, marker="o", linestyle="", markersize=4)
+
+
+def learning_rate_grid(results: Results, axes: Any = None) -> NDArray[Any] | None:
+    """Loss against peak learning rate for each model, the rate of the law of all models as a dashed line."""
+    if (grid := results.rates) is None:
+        return None
+    law, style = grid.fit(), {"marker": "o", "markersize": 4, "linewidth": 0.9}
+    widths = sorted({model.architecture.d_model for model in grid.models})
+    axes = drawing.panels_or_new(axes, len(widths), 3.0 * len(widths), 3.8, sharey=True)
+    for ax, width in zip(axes, widths, strict=True):
+        for model in (m for m in grid.models if m.architecture.d_model == width):
+            colour = colour_of(model.architecture.experts)
+            ax.plot(model.learning_rates, model.losses, color=colour, **style)
+            ax.axvline(law.learning_rate(model.architecture), color=colour, linestyle="--", linewidth=0.9)
+        drawing.log_axis(ax, "peak learning rate")
+        ax.set_title(f"d_model {width}")
+    experts = sorted({model.architecture.experts for model in grid.models})
+    return _labelled(axes, HELD_OUT, experts, {"rate of the fitted law": {"linestyle": "--", "color": "0.4"}}, **style)
+
+
+def matched_losses(results: Results, ax: Any = None) -> Any:
+    """The matched experiment: predicted losses with their 95 % intervals, and measured ones."""
+    if results.matched is None:
+        return None
+    plan, losses = results.matched
+    ax = drawing.axes_or_new(ax, 6.4, 4.0)
+    for i, (model, seen) in enumerate(zip(plan.models, losses, strict=True)):
+        colour = colour_of(model.architecture.experts)
+        interval = [[model.loss - model.low], [model.high - model.loss]]
+        ax.errorbar(i - 0.12, model.loss, yerr=interval, fmt="s", mfc="white", color=colour, capsize=3)
+        ax.plot([i + 0.12] * len(seen), seen, "o", color=colour)
+    names = [f"E = {m.architecture.experts}\n{m.role}" if m.architecture.experts > 1 else "dense" for m in plan.models]
+    ax.set_xticks(range(len(names)), names, fontsize=8)
+    ax.set(ylabel=HELD_OUT, xlim=(-0.6, len(names) - 0.4))
+    handle = ax.errorbar([], [], yerr=[], fmt="s", mfc="white", color="0.4", capsize=3)
+    handle.set_label(f"predicted before training, {drawing.INTERVAL}")
+    ax.plot([], [], "o", color="0.4", label="measured")
+    drawing.shared_legend(ax, "outside upper center")
+    return ax
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
@@ -274,4 +363,12 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "isoflop": isoflop_block,
     "findings": findings_block,
     "matched": matched_block,
+}
+FIGURES: dict[str, Callable[[Results], Any]] = {
+    "fit": lambda results: predicted_against_observed(results.fitted),
+    "losses": loss_by_size,
+    "isoflop": isoflop_of_runs,
+    "held-out": held_out_runs,
+    "learning-rates": learning_rate_grid,
+    "matched": matched_losses,
 }

@@ -1,31 +1,32 @@
-"""The records of one folder, and what a report and its figures compute from them, each only once.
-
-With a law, and without one: isoFLOP profiles.
-"""
+"""What a report says of the runs of one folder, each computed once: fits, isoFLOP profiles, the paper's findings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hub.plain.units import format_count
-from scaling_law.fitting.fit_result import FitResult
-from scaling_law.fitting.fitting import fit
-from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting.fitting import FitResult, fit
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.splits import Comparison, Split, compare
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.laws import JointLaw
-from scaling_law.planning.matched import MatchedPlan, measured
+from scaling_law.planning.matched import MatchedPlan, drawn_gain, measured
+from scaling_law.planning.optimum import drawn_optimum
 from scaling_law.runs.table import Runs, load_runs, read_rows
 from scaling_law.size.architecture import affordable_tokens
 
 FloatArray = NDArray[np.float64]
 RESAMPLES = 1000
+LEVEL = 0.95  # of the two-sided interval by which a finding is confirmed or reversed
+GAIN = "by {:+.4f} nats ({:+.4f} to {:+.4f})"
+Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be decided"]
 
 
 @dataclass(frozen=True)
@@ -119,14 +120,10 @@ class Results:
 
 @dataclass(frozen=True)
 class Profile:
-    """Models of one E at one budget, by ascending N_act.
+    """Models of one E at one budget: sizes [n], the tokens it buys [n], losses between the runs of the size [n].
 
-    Attributes:
-        n_active, tokens: sizes and the tokens that the budget buys, [n].
-        loss: interpolated between the runs of the size, nats per token, [n].
-        best_n_active, best_loss: of the parabola through the lowest size and its neighbours; of the lowest size itself
-            where it is the smallest or the largest.
-        at_edge: whether the lowest size is the smallest or the largest, so that the best one may lie outside.
+    The best size is the lowest point of the parabola in ln N through the lowest loss and its neighbours; where that
+    loss is `at_edge`, of the smallest or the largest size, the best size may lie outside.
     """
 
     experts: float
@@ -141,9 +138,7 @@ class Profile:
 def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
     """What runs say at a budget without a law, as in Hoffmann et al. 2022: a profile for each E, ascending.
 
-    Of each E at least one size has runs on both sides of the budget. The branches of a trunk measure the loss of one
-    model at several token counts; between them it is interpolated at D = F / (6 N_act). The best size is the lowest
-    point of a parabola in ln N. Losses of runs with the same N, D and E (seeds) are averaged first.
+    Losses of a size are interpolated at D = F / (6 N_act); an E without runs on both sides of it is left out.
     """
     found = []
     for experts in np.unique(runs.experts):
@@ -159,11 +154,7 @@ def isoflop_profiles(runs: Runs, flops: float) -> list[Profile]:
 
 
 def repeat_scatter(runs: Runs) -> tuple[float, int]:
-    """(standard deviation, degrees of freedom) of the loss between runs of the same N, D and E, pooled; nats.
-
-    Runs that differ in their seed only show how far a single loss may be from the mean of its kind. (nan, 0) without
-    repeats.
-    """
+    """(standard deviation in nats, degrees of freedom) of the loss among runs that differ in their seed only."""
     kinds, kind = np.unique([runs.experts, runs.n_active, runs.tokens], axis=1, return_inverse=True)
     freedom = len(runs) - kinds.shape[1]
     means = np.bincount(kind, runs.loss) / np.bincount(kind)
@@ -193,3 +184,94 @@ def _lowest(n_active: FloatArray, losses: FloatArray) -> tuple[float, float, boo
     a, b, c = np.polyfit(x, losses[i - 1 : i + 2], 2)
     at = -b / (2 * a)
     return float(n_active[i] * np.exp(at)), float(c + at * (b + a * at)), False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of Ludziejewski et al. 2025, asked of any runs: confirmed, reversed, or undecided by them.
+
+    `share` is the part of the bootstrap draws in which it holds; for a coefficient, the probability of its sign.
+    """
+
+    name: str
+    claim: str
+    share: float
+    evidence: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the share says at the level of 95 %."""
+        if self.share >= 0.5 + LEVEL / 2:
+            return "confirmed"
+        return "not confirmed: the opposite holds" if self.share <= 0.5 - LEVEL / 2 else "cannot be decided"
+
+
+def more_tokens_per_parameter(law: JointLaw, flops: float, experts: Sequence[float]) -> Finding:
+    """Finding 1: at a fixed budget, more experts want fewer active parameters and more tokens each."""
+    few, many = min(experts), max(experts)
+    n_active, tokens, _ = drawn_optimum(law, flops, (few, many))
+    claim = f"at {flops:.0e} FLOPs the best D/N is larger for E = {many:g} than for E = {few:g}"
+    ratio = tokens / n_active
+    return _asked("Finding 1", claim, ratio[:, 1] / ratio[:, 0], 1, "D/N is {:.2f} times as large ({:.2f} to {:.2f})")
+
+
+def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
+    """Finding 2: at a fixed budget, the best model of E experts is better than the best dense one."""
+    _, _, loss = drawn_optimum(law, flops, (1.0, experts))
+    claim = f"at {flops:.0e} FLOPs the best model with E = {experts:g} is better than the best dense one"
+    return _asked("Finding 2", claim, loss[:, 0] - loss[:, 1], 0, GAIN)
+
+
+def better_in_memory(law: JointLaw, flops: float, experts: float, *, times_tokens: bool = False) -> Finding:
+    """An MoE of the same total parameters beats the compute-optimal dense model.
+
+    Trained on the tokens of the same budget (finding 3), or on E `times_tokens` (the rule of thumb).
+    """
+    name, spent = "Finding 3", "and the same FLOPs"
+    if times_tokens:
+        name, spent = "Rule of thumb", f"on {experts:g} times the tokens"
+    model, dense = f"a model with E = {experts:g}", f"the dense model that is best at {flops:.0e} FLOPs"
+    claim = f"{model} of the same total parameters {spent} beats {dense}"
+    return _asked(name, claim, drawn_gain(law, flops, experts, times_tokens), 0, GAIN)
+
+
+def _asked(name: str, claim: str, values: FloatArray, threshold: float, evidence: str) -> Finding:
+    """The share of the draws whose value exceeds the threshold; one without a value counts as half."""
+    known = np.isfinite(values)
+    share = float((np.sum(values[known] > threshold) + 0.5 * np.sum(~known)) / len(values))
+    low, middle, high = np.quantile(values[known], [0.5 - LEVEL / 2, 0.5, 0.5 + LEVEL / 2])
+    return Finding(name, claim, share, evidence.format(middle, low, high))
+
+
+def lower_learning_rate(grid: LearningRateGrid) -> Finding:
+    """Finding 4: slope_e of the fit to the grid's best rates is negative, by Student's t of the least-squares fit.
+
+    ValueError for fewer than four models.
+    """
+    from scipy.stats import t
+
+    law, models = grid.fit(), grid.models
+    design = np.array([[1.0, np.log(law.counted(m.architecture)), np.log(m.architecture.experts)] for m in models])
+    freedom = len(models) - design.shape[1]
+    if freedom < 1:
+        raise ValueError(f"{len(models)} models; the error of the learning-rate law needs at least four")
+    residual = grid.errors(law)
+    covariance = np.linalg.inv(design.T @ design) * float(residual @ residual) / freedom
+    error = float(np.sqrt(covariance[2, 2]))
+    half = error * float(t.ppf(0.5 + LEVEL / 2, freedom))
+    share = float(t.cdf(-law.slope_e / error, freedom)) if error else float(law.slope_e < 0)
+    interval = f"{law.slope_e:+.2f} ({law.slope_e - half:+.2f} to {law.slope_e + half:+.2f})"
+    evidence = f"the best rate goes with E to the power {interval}, over {len(models)} models"
+    return Finding("Finding 4", "more experts want a lower peak learning rate", share, evidence)
+
+
+def all_findings(results: Results) -> list[Finding]:
+    """The paper's four findings and its rule of thumb, at budgets inside the runs."""
+    law, low, high = results.law, results.budgets[0], results.budgets[-1]
+    moe = [e for e in results.experts if e > 1]
+    found = [more_tokens_per_parameter(law, flops, results.experts) for flops in (low, high)]
+    found += [better_with_experts(law, flops, e) for flops in (low, high) for e in moe]
+    found += [better_in_memory(law, high, e) for e in moe]
+    if results.rates is not None:
+        found.append(lower_learning_rate(results.rates))
+    return found + [better_in_memory(law, high, e, times_tokens=True) for e in moe if e <= 8]

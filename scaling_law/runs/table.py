@@ -1,8 +1,8 @@
 """The table of runs that a law is fitted on: read from any source, checked once, with the trunk of each run.
 
-Runs of one trunk share their training up to the branch point, so they are not independent measurements: `trunk` holds
-the clusters that a bootstrap must resample together (`runs.trunks` finds them). Every check names the row, the field
-and the value.
+A trunk is trained once at a constant rate, and each measurement branches off it for its decay (warmup-stable-decay).
+Branches of one trunk share weights and data order up to their branch points, so they are not independent: `trunk`
+holds the clusters that a bootstrap must resample together. Every check names the row, the field and the value.
 """
 
 from __future__ import annotations
@@ -22,13 +22,7 @@ import hub  # lazy: its rooms are imported when runs are read
 from hub.plain.errors import FilesError, RecordError
 from hub.plain.tables import literal
 from scaling_law.laws.conditions import FittedRange, fitted_ranges
-from scaling_law.runs.trunks import OWN, cluster_columns, trunks_of
-from scaling_law.size.architecture import (
-    VOCAB_SIZE,
-    Architecture,
-    active_parameters,
-    training_flops,
-)
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, training_flops
 
 if TYPE_CHECKING:
     import pandas
@@ -37,8 +31,13 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 Row = Mapping[str, Any]
-_COLUMNS = ("n_active", "tokens", "experts")
+_INPUTS = ("n_active", "tokens", "experts")
+_COLUMNS = (*_INPUTS, "loss", "trunk")
 COUNT_TOLERANCE = 0.02  # recorded sizes may count norms and routers, which the formulas leave out
+OWN, EQUAL_SIZE = "each run its own trunk", "runs of equal n_active, experts"  # how trunks were found
+SIZES = ("n_active", "experts", "n_total", "d_model", "n_blocks", "n_heads", "vocab_size", "sequence_length")
+RATES = ("learning_rate", "peak_learning_rate", "lr", "batch_size", "global_batch_size", "bs", "weight_decay")
+SETTINGS = ("seed", *RATES, "optimizer", "precision", "dataset", "tokenizer", "sweep")
 
 
 class RunsError(RecordError, FilesError):
@@ -49,12 +48,10 @@ class RunsError(RecordError, FilesError):
 class Runs:
     """Measured runs as columns of equal length [n]: parameters, tokens, experts, loss in nats per token.
 
-    `trunk` are cluster ids (integers from 0), `trunk_source` says how they were found; `run_id` are names; `source`
-    says where the runs came from, `loss_name` which loss was taken, and `skipped` what was left out and why.
-    `dataset` and `commit` are those of an index on the Hub, from which `load_runs(dataset, revision=commit)` reads the
-    same table again; `warmup_tokens` is the longest warm-up of the runs' schedules, in tokens, None if these do not
-    say; `vocab_size` is the vocabulary that all runs share, None if they do not say or differ; `where` is the filter
-    that chose the runs.
+    `trunk` are cluster ids (integers from 0), found as `trunk_source` says; `skipped` is what was left out and why.
+    `load_runs(dataset, revision=commit)` reads an index on the Hub again. `warmup_tokens` is the longest warm-up of
+    the schedules, `vocab_size` the vocabulary that all runs share, None if they do not say or differ; `where` is the
+    filter that chose the runs.
     """
 
     n_active: FloatArray
@@ -74,7 +71,7 @@ class Runs:
     where: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (*_COLUMNS, "loss", "trunk"):
+        for name in _COLUMNS:
             column = np.array(getattr(self, name), np.int64 if name == "trunk" else float)
             column.setflags(write=False)
             object.__setattr__(self, name, column)
@@ -97,20 +94,26 @@ class Runs:
         `trunk` is one id per run; "auto" (or None) takes runs of equal n_active and experts for one trunk, "run" makes
         each run its own.
         """
-        columns = np.broadcast_arrays(
-            *(np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
-        )
-        if columns[0].ndim != 1:
-            raise RunsError(f"columns must be one-dimensional, not of shape {columns[0].shape}")
-        count = len(columns[0])
-        names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(count))
-        clusters, trunk_source = cluster_columns(trunk, columns[0], columns[2])
-        if len(names) != count or len(clusters) != count:
-            raise RunsError(f"run_id and trunk must have one entry for each of the {count} runs")
-        named = dict(zip((*_COLUMNS, "loss"), columns, strict=True))
-        if problems := _problems(named, [f"row {i} ({name})" for i, name in enumerate(names)]):
-            raise RunsError(_listed(source, problems.values()))
-        n, d, e, losses = columns
+        given = (np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
+        n, d, e, losses = np.broadcast_arrays(*given)
+        if n.ndim != 1:
+            raise RunsError(f"columns must be one-dimensional, not of shape {n.shape}")
+        names = tuple(run_id) if run_id is not None else tuple(f"row-{i}" for i in range(len(n)))
+        if trunk is None or (isinstance(trunk, str) and trunk == "auto"):
+            trunk, trunk_source = np.unique(np.column_stack([n, e]), axis=0, return_inverse=True)[1], EQUAL_SIZE
+        elif isinstance(trunk, str):
+            if trunk != "run":
+                raise ValueError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")
+            trunk, trunk_source = np.arange(len(n)), OWN
+        else:
+            trunk_source = "given"
+        clusters = np.unique(np.asarray(trunk), return_inverse=True)[1].ravel()
+        if len(names) != len(n) or len(clusters) != len(n):
+            raise RunsError(f"run_id and trunk must have one entry for each of the {len(n)} runs")
+        columns = dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True))
+        problems = _problems(columns, [f"row {i} ({name})" for i, name in enumerate(names)])
+        if any(problems):
+            raise RunsError(_listed(source, problems))
         return cls(n, d, e, losses, clusters, names, source, loss_name, trunk_source=trunk_source)
 
     def __len__(self) -> int:
@@ -124,9 +127,8 @@ class Runs:
     def subset(self, mask: NDArray[np.bool_]) -> Runs:
         """The runs where `mask` [n] is True; trunks keep their ids."""
         kept = np.flatnonzero(np.asarray(mask, bool))
-        n, d, e, losses = (c[kept] for c in (self.n_active, self.tokens, self.experts, self.loss))
-        names = tuple(self.run_id[i] for i in kept)
-        return replace(self, n_active=n, tokens=d, experts=e, loss=losses, trunk=self.trunk[kept], run_id=names)
+        columns: dict[str, Any] = {name: getattr(self, name)[kept] for name in _COLUMNS}
+        return replace(self, **columns, run_id=tuple(self.run_id[i] for i in kept))
 
     def each_its_own_trunk(self) -> Runs:
         """The same runs as independent measurements."""
@@ -145,8 +147,7 @@ class Runs:
         """One line per run."""
         import pandas
 
-        columns = {name: getattr(self, name) for name in ("n_active", "tokens", "experts", "loss", "trunk")}
-        return pandas.DataFrame({"run_id": list(self.run_id), **columns})
+        return pandas.DataFrame({name: list(getattr(self, name)) for name in ("run_id", *_COLUMNS)})
 
     def __repr__(self) -> str:
         values = ", ".join(f"{e:g}" for e in np.unique(self.experts))
@@ -177,8 +178,8 @@ def load_runs(
         revision: branch, tag or commit of a dataset on the Hub, as in "org/sweep-runs@v1"; once read, it is read from
             the cache without a network.
         trunks: which runs share a trunk. "auto": what a column `trunk` or `parent_run_id` says; without these columns
-            runs of one size, E, seed and setting (`runs.trunks.SETTINGS`) count as one trunk. "run": each run
-            is its own. Or the name of a column.
+            runs of one size, E, seed and setting (`SETTINGS`) count as one trunk. "run": each run is its own. Or the
+            name of a column.
         where: keep only rows that fulfil this filter, such as "E in {1, 8}, D <= 2B"; see `hub.parse_filter`. Its
             fields are the columns of the table.
 
@@ -198,37 +199,33 @@ def load_runs(
         raise RunsError(f"{origin}: {_nothing_chosen(rows, status, problems)}")
     if where:
         chosen = _fulfilling(rows, chosen, where, origin)
-    loss = _check_columns(origin, [rows[i] for i in chosen], loss)
-    names = [f"row {i} ({_name(i, rows[i])})" for i in chosen]
-    columns = {name: [rows[i].get(name) for i in chosen] for name in (*_COLUMNS, loss)}
-    wrong = {at: f"{names[at]}: {found}" for at, i in enumerate(chosen) if (found := _size_problem(rows[i]))}
-    wrong |= _problems(columns, names, [rows[i].get("run_id") for i in chosen])
-    problems += [wrong[at] for at in sorted(wrong)]
-    kept = [at for at in range(len(chosen)) if at not in wrong]
-    if not kept or (problems and on_invalid == "raise"):
+    loss = _loss_column(origin, [rows[i] for i in chosen], loss)
+    columns = {name: [rows[i].get(name) for i in chosen] for name in (*_INPUTS, loss)}
+    labels = [f"row {i} ({_name(i, rows[i])})" for i in chosen]
+    sizes = [_size_problem(rows[i]) for i in chosen]
+    wrong = _problems(columns, labels, [rows[i].get("run_id") for i in chosen], sizes)
+    problems += filter(None, wrong)
+    good = [i for i, problem in zip(chosen, wrong, strict=True) if not problem]
+    if not good or (problems and on_invalid == "raise"):
         raise RunsError(_listed(origin, problems))
-    try:
-        clusters, trunk_source = trunks_of(rows, trunks)
-    except ValueError as error:
-        raise RunsError(f"{origin}: {error}") from None
-    good = [chosen[at] for at in kept]
-    warmup = [tokens for i in good if (tokens := _warmup(rows[i])) is not None]
-    n, d, e, losses = (np.array([column[at] for at in kept], float) for column in columns.values())
+    clusters, trunk_source = trunks_of(rows, trunks, origin)
+    vocabularies = {size for i in good for size in _whole(rows[i], "vocab_size") or ()}
+    n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in columns)
     return Runs(
         n,
         d,
         e,
         losses,
-        np.unique([clusters[i] for i in good], return_inverse=True)[1],
-        tuple(_name(i, rows[i]) for i in good),
+        trunk=np.unique([clusters[i] for i in good], return_inverse=True)[1],
+        run_id=tuple(_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
         skipped=tuple(problems),
         dataset=table.dataset,
         commit=table.commit,
         trunk_source=trunk_source,
-        warmup_tokens=max(warmup, default=None),
-        vocab_size=_vocabulary(rows[i] for i in good),
+        warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
+        vocab_size=vocabularies.pop() if len(vocabularies) == 1 else None,
         where=where or None,
     )
 
@@ -250,7 +247,8 @@ def read_rows(source: Any, revision: str | None = None, problems: list[str] | No
     if revision is not None:
         raise RunsError(f"revision={revision!r} is allowed with a dataset on the Hub only")
     if hasattr(source, "to_dict") and hasattr(source, "columns"):
-        return hub.LoadedRows([_without_nan(row) for row in source.to_dict("records")], "DataFrame")
+        rows = [{str(k): None if _is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
+        return hub.LoadedRows(rows, "DataFrame")
     if isinstance(source, Iterable):
         return hub.LoadedRows([_mapping(i, row) for i, row in enumerate(source)], "rows")
     raise TypeError(f"runs cannot be read from a {type(source).__name__}")
@@ -264,12 +262,6 @@ def _mapping(i: int, row: Any) -> Row:
     raise RunsError(f"row {i}: a {type(row).__name__} is neither a mapping nor a run record")
 
 
-def _without_nan(row: Mapping[Any, Any]) -> Row:
-    """A DataFrame's row, where a missing text is a NaN that must read as missing; numbers keep their NaN."""
-    texts = {"run_id", "parent_run_id", "status", "trunk"}
-    return {str(k): (None if k in texts and _is_missing(v) else v) for k, v in row.items()}
-
-
 def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
     """Why a table gives no runs, and what it has instead."""
     if not rows:
@@ -281,21 +273,14 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
 
 def _fulfilling(rows: Sequence[Row], chosen: Sequence[int], where: str, origin: str) -> list[int]:
     """Those of the chosen rows that fulfil a filter on the table's columns; RunsError if there are none."""
-    kinds: dict[str, set[bool]] = {}  # of each column whether its values are texts, or numbers, or both
-    for row in rows:
-        for name, value in row.items():
-            if isinstance(value, str) or (_number(value) is not None and not _is_missing(value)):
-                kinds.setdefault(name, set()).add(isinstance(value, str))
-    numbers = sorted(name for name, texts in kinds.items() if False in texts)
+    known = [{name: value for name, value in row.items() if not _is_missing(value)} for row in rows]
+    texts = {name for row in known for name, value in row.items() if isinstance(value, str)}
+    numbers = {n for row in known for n, v in row.items() if not isinstance(v, str) and _number(v) is not None}
     try:
-        test = hub.parse_filter(where, numbers, sorted(kinds.keys() - set(numbers)))
+        test = hub.parse_filter(where, sorted(numbers), sorted(texts - numbers))
     except RecordError as error:
         raise RunsError(f"{origin}: {error}") from None
-    found = []
-    for i in chosen:
-        known = {name: value for name, value in rows[i].items() if not _is_missing(value)}
-        if test(known | {name: _number(known[name]) for name in numbers if name in known}):
-            found.append(i)
+    found = [i for i in chosen if test(known[i] | {n: _number(known[i][n]) for n in numbers & known[i].keys()})]
     if not found:
         raise RunsError(f"{origin}: where={where!r} keeps none of {len(chosen)} runs")
     return found
@@ -310,35 +295,31 @@ def _with_size(row: Row) -> Row:
     return {**row, "n_active": float(active_parameters(*shape))} if shape else row
 
 
-def _check_columns(origin: str, rows: list[Row], loss: str | None) -> str:
+def _loss_column(origin: str, rows: list[Row], loss: str | None) -> str:
     """The name of the loss column, once all columns are known to be there; RunsError otherwise."""
-    present = {name for row in rows for name in row}
-    there = f"there are: {', '.join(sorted(present)) or 'none'}"
-    missing = [name for name in _COLUMNS if name not in present]
-    if "n_active" in missing:
-        missing[0] = "n_active (or d_model and n_blocks)"
+    present = sorted({name for row in rows for name in row})
     if loss is None:
-        obvious = sorted(name for name in present if re.search(r"(^|[\W_])loss$", name.lower()))
-        loss = "eval_loss" if "eval_loss" in present else obvious[0] if len(obvious) == 1 else None
-        if loss is None and obvious:
+        obvious = [name for name in present if re.search(r"(^|[\W_])loss$", name.lower())]
+        if "eval_loss" not in present and len(obvious) > 1:
             raise RunsError(
                 f"{origin}: no column eval_loss, and several others ({', '.join(obvious)}): choose by loss=..."
             )
-    if loss is None or loss not in present:
-        missing.append(loss or "eval_loss")
-        there += "; name the loss column with loss=..."
-    if missing:
-        raise RunsError(f"{origin}: missing column {', '.join(missing)}; {there}")
-    assert loss is not None  # else it would be missing
+        loss = obvious[0] if len(obvious) == 1 else "eval_loss"
+    if missing := [name for name in (*_INPUTS, loss) if name not in present]:
+        names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
+        hint = "; name the loss column with loss=..." if loss in missing else ""
+        raise RunsError(f"{origin}: missing column {names}; there are: {', '.join(present) or 'none'}{hint}")
     return loss
 
 
 def _problems(
-    columns: Mapping[str, Sequence[Any] | FloatArray], where: Sequence[str], run_ids: Sequence[Any] = ()
-) -> dict[int, str]:
-    """What is wrong with rows, by position: values that are not positive and finite (E at least 1), and duplicates."""
-    found: dict[int, str] = {}
-    seen: dict[Any, str] = {}
+    columns: Mapping[str, Sequence[Any] | FloatArray],
+    labels: Sequence[str],
+    run_ids: Sequence[Any] = (),
+    sizes: Sequence[str | None] = (),
+) -> list[str]:
+    """What is wrong with each run, "" if nothing: values out of range, its size's problem, being a duplicate."""
+    found, seen = [], dict[Any, str]()
     wanted = {"experts": "at least 1"}
     numbers = [[_number(value) for value in column] for column in columns.values()]
     for i, values in enumerate(zip(*numbers, strict=True)):
@@ -347,14 +328,13 @@ def _problems(
             for name, value in zip(columns, values, strict=True)
             if value is None or not 0 < value < math.inf or (name == "experts" and value < 1)
         ]
-        keys = [("N, D, E and loss", values)]
-        if run_ids and run_ids[i]:
-            keys.append(("run_id", run_ids[i]))
+        if not wrong and sizes:
+            wrong = [problem for problem in [sizes[i]] if problem]
         if not wrong:
+            keys = [("N, D, E and loss", values), *([("run_id", run_ids[i])] if run_ids and run_ids[i] else [])]
             wrong = [f"duplicate of {seen[key]} (same {key[0]})" for key in keys if key in seen][:1]
-            seen |= dict.fromkeys(keys, where[i])
-        if wrong:
-            found[i] = f"{where[i]}: {'; '.join(wrong)}"
+            seen |= dict.fromkeys(keys, labels[i])
+        found.append(f"{labels[i]}: {'; '.join(wrong)}" if wrong else "")
     return found
 
 
@@ -392,12 +372,6 @@ def _warmup(row: Row) -> float | None:
     return number if number is not None and 0 <= number < math.inf else None
 
 
-def _vocabulary(rows: Iterable[Row]) -> int | None:
-    """The one vocabulary that all rows which name one have; None if there is none, or more than one."""
-    found = {(_whole(row, "vocab_size") or [0])[0] for row in rows if not _is_missing(row.get("vocab_size"))}
-    return found.pop() or None if len(found) == 1 else None
-
-
 def _name(i: int, row: Row) -> str:
     name = row.get("run_id")
     return name if isinstance(name, str) and name else f"row-{i}"
@@ -412,7 +386,51 @@ def _number(value: Any) -> float | None:
         return None
 
 
+def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], str]:
+    """The trunk of each row, and how it was found.
+
+    Args:
+        rule: "auto": the column `trunk`; else the end of the chain of `parent_run_id`; and where the table has neither
+            column, rows that agree in every column of SIZES and SETTINGS that the table has. Rows that differ in seed,
+            shape, learning rate or batch cannot be of one trunk; rows that agree need not be, but taking them for one
+            makes intervals wider, never too narrow. "run": each row is its own. Or the name of a column.
+
+    Raises RunsError for a column that is not there or has no value in some row.
+    """
+    present = {name for row in rows for name in row}
+    if rule == "run":
+        return [f"row {i}" for i in range(len(rows))], OWN
+    if rule == "auto" and not {"trunk", "parent_run_id"} & present:
+        keys = [name for name in (*SIZES, *SETTINGS) if name in present]
+        return [repr([row.get(name) for name in keys]) for row in rows], f"runs of equal {', '.join(keys)}"
+    if rule == "parent_run_id" or (rule == "auto" and "trunk" not in present):
+        return _chains(rows), "column parent_run_id"
+    if rule == "auto":
+        given = [None if row.get("trunk") is None else f"trunk {row['trunk']}" for row in rows]
+        return [own or chain for own, chain in zip(given, _chains(rows), strict=True)], "column trunk"
+    if rule not in present:
+        raise RunsError(f"{origin}: trunks={rule!r} must be 'auto', 'run' or a column: {', '.join(sorted(present))}")
+    if empty := [i for i, row in enumerate(rows) if _is_missing(row.get(rule))]:
+        raise RunsError(f"{origin}: trunks={rule!r}: row {empty[0]} has no value in this column")
+    return [repr(row[rule]) for row in rows], f"column {rule}"
+
+
+def _chains(rows: Sequence[Row]) -> list[str]:
+    """The end of each row's chain of parents; a row without a parent is its own."""
+    parents = {str(row["run_id"]): row.get("parent_run_id") for row in rows if row.get("run_id")}
+    found = []
+    for i, row in enumerate(rows):
+        name, visited = str(row.get("run_id") or f"row-{i}"), set()
+        parent = row.get("parent_run_id")
+        while isinstance(parent, str) and parent and parent not in visited:
+            name = parent
+            visited.add(parent)
+            parent = parents.get(name)
+        found.append(f"run {name}")
+    return found
+
+
 def _listed(origin: str, problems: Iterable[str], shown: int = 8) -> str:
-    lines = list(problems)
+    lines = [problem for problem in problems if problem]
     rest = [f"… and {len(lines) - shown} more"] if len(lines) > shown else []
     return f"{origin}: {len(lines)} unusable row(s)\n  " + "\n  ".join([*lines[:shown], *rest])

@@ -1,14 +1,86 @@
-"""How the paper's runs were trained (Ludziejewski et al. 2025, Section "Model Hyperparameters"): every value, once.
+"""The paper's runs (Ludziejewski et al. 2025): how they were trained, and their sizes and token counts, no losses.
 
-Where the text and the code of the runs differ, both are here. The defaults of `train.py` are `PAPER`; so are those of
-plans, of presets and of the published learning-rate law.
+`PAPER` holds every value of Section "Model Hyperparameters" once. Where the text and the code of the runs differ, both
+are here. The defaults of `train.py` are `PAPER`; so are those of plans, of presets and of the published learning-rate
+law. `ROWS` is Appendix "Experiments Listing": fifty-three rows, 270 runs. They give the published law its fitted
+ranges, and tests and benchmarks a real design.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
-from scaling_law.size.batch_ramp import RampStage
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_law.size.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class RampStage:
+    """From `from_tokens` training tokens on, a global batch has `sequences` sequences."""
+
+    from_tokens: int
+    sequences: int
+
+
+class BatchRamp:
+    """The global batch size as a function of the step, for sequences of `sequence_length` tokens (section 4.1).
+
+    Stage boundaries are given in tokens and rounded down to whole steps by adding up the stages' lengths in
+    (fractional) steps, which is how the authors' runs count: 128 sequences of 512 tokens to 0.5B tokens, 256 to 1B and
+    512 from there on change at steps 7629 and 11444. So the second stage ends 13,824 tokens after 1B, and a run of 1B
+    tokens has 11443 steps.
+    """
+
+    def __init__(self, stages: Sequence[RampStage], sequence_length: int) -> None:
+        if not stages:
+            raise ValueError("batch_ramp: got no stage; give at least one, such as '0:512'")
+        starts = [stage.from_tokens for stage in stages]
+        if starts[0] != 0:
+            raise ValueError(f"batch_ramp: the first stage starts at {starts[0]} tokens; it must start at 0")
+        if any(later <= earlier for earlier, later in pairwise(starts)):
+            raise ValueError(f"batch_ramp: stages start at {starts} tokens; each must start after the one before")
+        if any(stage.sequences < 1 for stage in stages):
+            raise ValueError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
+        self.stages = tuple(stages)
+        self.sequence_length = sequence_length
+        # (first step, sequences seen before it) of every stage
+        self._starts: list[tuple[int, int]] = [(0, 0)]
+        exact_steps = 0.0
+        for stage, following in pairwise(stages):
+            exact_steps += (following.from_tokens - stage.from_tokens) / (stage.sequences * sequence_length)
+            first_step, seen = self._starts[-1]
+            self._starts.append((int(exact_steps), seen + (int(exact_steps) - first_step) * stage.sequences))
+
+    def _stage_of_step(self, step: int) -> int:
+        return max(i for i, (first_step, _) in enumerate(self._starts) if first_step <= step)
+
+    def sequences(self, step: int) -> int:
+        """Sequences in the global batch of this step."""
+        return self.stages[self._stage_of_step(step)].sequences
+
+    def position(self, step: int) -> int:
+        """Sequences seen before this step: where its batch begins in the data order."""
+        stage = self._stage_of_step(step)
+        first_step, seen = self._starts[stage]
+        return seen + (step - first_step) * self.stages[stage].sequences
+
+    def tokens(self, step: int) -> int:
+        """Training tokens seen before this step."""
+        return self.position(step) * self.sequence_length
+
+    def steps(self, tokens: float) -> int:
+        """Whole steps that fit into this many tokens: the largest n with tokens(n) <= tokens."""
+        # Rounded: a share of a token count, such as 0.8 * 40960, may come out just under the whole number it is.
+        sequences = int(round(tokens, 3) // self.sequence_length)
+        first_step, seen, stage = max(
+            (first_step, seen, i) for i, (first_step, seen) in enumerate(self._starts) if seen <= sequences
+        )
+        return first_step + (sequences - seen) // self.stages[stage].sequences
 
 
 @dataclass(frozen=True)
@@ -21,11 +93,7 @@ class Recipe:
     """
 
     sequence_length: int = 512
-    batch_ramp: tuple[RampStage, ...] = (
-        RampStage(0, 128),
-        RampStage(500_000_000, 256),
-        RampStage(1_000_000_000, 512),
-    )
+    batch_ramp: tuple[RampStage, ...] = (RampStage(0, 128), RampStage(500_000_000, 256), RampStage(1_000_000_000, 512))
     warmup_tokens: int = 130_000_000
     decay_fraction: float = 0.2
     beta1: float = 0.9
@@ -41,11 +109,104 @@ class Recipe:
     tokenizer: str = "openai-community/gpt2"
     experts: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     learning_rate: dict[str, tuple[float, float, float]] = field(
-        default_factory=lambda: {
-            "code": (8.391640956, -0.8121798244, -0.25),
-            "paper": (8.39, -0.81, -0.25),
-        }
+        default_factory=lambda: {"code": (8.391640956, -0.8121798244, -0.25), "paper": (8.39, -0.81, -0.25)}
     )
 
 
 PAPER = Recipe()
+
+
+class Row(NamedTuple):
+    """One line of the listing as printed there; `tokens` in billions, rounded to two or three digits.
+
+    Eight rows have heads of 128 dimensions (blocks ≠ heads).
+    """
+
+    n_total: str
+    n_heads: int
+    n_blocks: int
+    d_model: int
+    n_active: str
+    experts: int
+    tokens: tuple[float, ...]
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(self.d_model, self.experts, self.n_blocks, self.n_heads)
+
+
+ROWS: tuple[Row, ...] = (
+    Row("5.0B", 16, 16, 1024, "321M", 32, (16, 8, 4, 2, 1, 0.5)),
+    Row("3.8B", 28, 28, 1792, "1.3B", 4, (11.1, 5.6, 2.8, 2)),
+    Row("3.3B", 11, 21, 1408, "683M", 8, (16, 8, 4, 2, 1, 0.5)),
+    Row("3.0B", 26, 26, 1664, "1.1B", 4, (80, 64, 48, 32, 16, 8, 4, 2, 1, 0.5)),
+    Row("2.7B", 36, 36, 2304, "2.7B", 1, (9.2, 5.5, 2.8, 2, 1.4, 0.98)),
+    Row("2.6B", 30, 30, 1920, "1.6B", 2, (5.4, 2.7)),
+    Row("2.6B", 16, 16, 1024, "321M", 16, (16, 8, 4, 2, 1, 0.5)),
+    Row("2.2B", 28, 28, 1792, "1.3B", 2, (18.6, 11.1, 5.6, 4, 2.8, 2)),
+    Row("2.1B", 12, 12, 768, "169M", 32, (8, 4, 2, 1, 0.5)),
+    Row("2.1B", 10, 16, 1280, "469M", 8, (32, 16, 8, 4, 2, 1)),
+    Row("1.9B", 22, 22, 1408, "709M", 4, (35.3, 12.2, 10.6, 7.7, 5.3, 3.8)),
+    Row("1.8B", 11, 21, 1408, "683M", 4, (8, 16, 4, 2, 1, 0.5)),
+    Row("1.8B", 26, 26, 1664, "1.1B", 2, (16, 8, 4, 2, 1, 0.5)),
+    Row("1.6B", 30, 30, 1920, "1.6B", 1, (5.4, 2.7)),
+    Row("1.4B", 16, 16, 1024, "321M", 8, (16, 8, 4, 2, 1, 0.5)),
+    Row("1.3B", 28, 28, 1792, "1.3B", 1, (6.5, 3.3, 18.6, 11.1, 5.6, 4, 2.8, 2)),
+    Row("1.3B", 10, 10, 640, "118M", 32, (4, 2, 1, 0.5)),
+    Row("1.2B", 10, 16, 1280, "469M", 4, (32, 16, 8, 4, 2, 1, 0.5)),
+    Row("1.1B", 12, 12, 768, "169M", 16, (8, 4, 2, 1, 0.5)),
+    Row("1.1B", 26, 26, 1664, "1.1B", 1, (14, 12, 10, 80, 64, 48, 32)),
+    Row("1.1B", 26, 26, 1664, "1.1B", 1, (16, 8, 4, 2, 1, 0.5)),
+    Row("1.1B", 22, 22, 1408, "709M", 2, (3.8, 49.8, 24.9, 12.5, 6.2, 3.1, 1.6, 0.778)),
+    Row("1.1B", 22, 22, 1408, "709M", 2, (21.8, 18.7, 15.6, 35.3, 12.2, 10.6, 7.7, 5.3)),
+    Row("1.1B", 18, 18, 1152, "426M", 4, (31, 25.9, 20.7, 10.4, 5.2, 2.6, 1.3)),
+    Row("1.1B", 11, 21, 1408, "683M", 2, (32, 16, 8, 4, 2, 1, 0.5)),
+    Row("890M", 24, 24, 1536, "890M", 1, (9.9, 5)),
+    Row("850M", 20, 20, 1280, "555M", 2, (16, 8)),
+    Row("774M", 16, 16, 1024, "321M", 4, (16, 8, 4, 2, 1, 0.5)),
+    Row("709M", 22, 22, 1408, "709M", 1, (35.3, 12.2, 10.6, 7.7, 5.3, 3.8, 12.5, 6.2)),
+    Row("705M", 10, 16, 1280, "469M", 2, (32, 16, 8, 4, 2, 1, 0.5)),
+    Row("683M", 11, 21, 1408, "683M", 1, (32, 16, 8, 4, 2, 1, 0.5)),
+    Row("671M", 10, 10, 640, "118M", 16, (4, 2, 1, 0.5)),
+    Row("664M", 8, 8, 512, "79M", 32, (2, 1, 0.5)),
+    Row("615M", 12, 12, 768, "169M", 8, (8, 4, 2, 1, 0.5)),
+    Row("555M", 20, 20, 1280, "555M", 1, (16, 8)),
+    Row("472M", 16, 16, 1024, "321M", 2, (16, 8, 4, 2, 1, 0.5)),
+    Row("469M", 10, 16, 1280, "469M", 1, (32, 16, 8, 4, 2, 1, 0.5)),
+    Row("376M", 10, 10, 640, "118M", 8, (4, 2, 1, 0.5)),
+    Row("362M", 8, 8, 512, "79M", 16, (2, 1, 0.5)),
+    Row("360M", 12, 12, 768, "169M", 4, (8, 4, 2, 1, 0.5)),
+    Row("321M", 16, 16, 1024, "321M", 1, (16, 8, 4, 2, 1, 0.5)),
+    Row("289M", 11, 11, 704, "142M", 4, (4.5, 2.3, 1.1)),
+    Row("285M", 9, 9, 576, "97M", 8, (3.3, 1.7)),
+    Row("282M", 13, 13, 832, "201M", 2, (6.4, 3.2, 1.6, 0.8)),
+    Row("233M", 12, 12, 768, "169M", 2, (8, 4, 2, 1, 0.5)),
+    Row("228M", 10, 10, 640, "118M", 4, (4, 2, 1, 0.5)),
+    Row("211M", 8, 8, 512, "79M", 8, (2, 1, 0.5)),
+    Row("169M", 12, 12, 768, "169M", 1, (8, 4, 2, 1, 0.5)),
+    Row("154M", 10, 10, 640, "118M", 2, (4, 2, 1, 0.5)),
+    Row("135M", 8, 8, 512, "79M", 4, (2, 1, 0.5)),
+    Row("118M", 10, 10, 640, "118M", 1, (4, 2, 1, 0.5)),
+    Row("98M", 8, 8, 512, "79M", 2, (2, 1, 0.5)),
+    Row("79M", 8, 8, 512, "79M", 1, (2, 1, 0.5)),
+)
+
+
+class Design(NamedTuple):
+    """Columns of one entry per run: parameters, tokens, E, and the index of the trunk that runs of one model share."""
+
+    n_active: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    experts: NDArray[np.float64]
+    trunk: NDArray[np.int64]
+
+
+def published_design() -> Design:
+    """The 270 runs of the listing."""
+    trunks: dict[Architecture, int] = {}
+    rows = []
+    for row in ROWS:
+        trunk = trunks.setdefault(row.architecture, len(trunks))
+        rows += [(row.architecture.n_active, tokens * 1e9, row.experts, trunk) for tokens in row.tokens]
+    n_active, tokens, experts, trunk_ids = zip(*rows, strict=True)
+    return Design(np.array(n_active, float), np.array(tokens), np.array(experts, float), np.array(trunk_ids))

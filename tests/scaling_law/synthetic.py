@@ -6,7 +6,7 @@ import numpy as np
 
 from scaling_law import JointLaw, Runs
 from scaling_law.size.architecture import active_parameters
-from scaling_law.size.listing import published_design
+from scaling_law.size.recipe import published_design
 
 TINY_LAW = {
     "a": 25.0,

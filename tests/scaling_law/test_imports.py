@@ -29,7 +29,7 @@ def test_query_imports_numpy_only():
 def test_fit_imports_no_learning_library():
     code = """
 import sys, numpy as np, scaling_law
-from scaling_law.size.listing import published_design
+from scaling_law.size.recipe import published_design
 d = published_design()
 law = scaling_law.JointLaw.published()
 runs = scaling_law.Runs.from_columns(*d[:3], law.loss(*d[:3]), d.trunk)

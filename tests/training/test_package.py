@@ -15,7 +15,7 @@ MESSAGE = 'training needs datasets, torch: pip install "joint-moe-scaling-laws[t
 
 def test_every_name_is_there():
     assert all(getattr(training, name).__name__ == name for name in training.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'swep'"):
+    with pytest.raises(AttributeError, match="swep"):
         _ = training.swep
 
 

@@ -35,8 +35,7 @@ from hub.record.names import size_name
 from hub.record.run_record import NAME_PATTERN
 from hub.release.cards import LICENSES
 from scaling_law.fitting.learning_rate import READINGS, LearningRateLaw
-from scaling_law.size.batch_ramp import BatchRamp, RampStage
-from scaling_law.size.recipe import PAPER
+from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from training.configuration.schedule import Schedule
 
 CAPACITY_GROUP_TOKENS = 16_384  # by default: 32 sequences of 512, as in the authors' runs of larger models

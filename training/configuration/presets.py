@@ -19,7 +19,7 @@ import yaml
 
 from hub.record.names import size_name
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.listing import ROWS
+from scaling_law.size.recipe import ROWS
 from training.configuration.arguments import ConfigurationError
 
 PAPER = "paper"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaling_law.size.batch_ramp import BatchRamp
+from scaling_law.size.recipe import BatchRamp
 
 
 @dataclass(frozen=True)

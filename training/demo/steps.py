@@ -25,7 +25,7 @@ from hub.plain.units import format_bytes, format_count
 from hub.release.cards import loading_code
 from scaling_law import FitResult, JointLaw, fit, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
-from scaling_law.figures import law_figures
+from scaling_law.figures import drawing, law_figures
 from training import corpus
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
@@ -196,7 +196,7 @@ class Demo:
             "published-memory-optimal": law_figures.memory_optimal(law, flops=1e22),
         }
         for name, axes in drawn.items():
-            print(f"wrote {law_figures.save(axes, self.folder / 'figures' / f'{name}.png')}")
+            print(f"wrote {drawing.save(axes, self.folder / 'figures' / f'{name}.png')}")
         return report.answer(table)
 
     def use(self, sweep: Sweep, released: list[RunRecord]) -> Path:

@@ -2,13 +2,13 @@
 
     <folder>/step0000400/      state/: model and optimizer, written by all processes together (torch's distributed
                                checkpoint: every tensor by its name, each process its share)
-        random-0.pt, …         torch's random states of every process
         progress.json          what else the loop needs to resume
         checksums.json         sha256 of every file; written last
 
 A checkpoint is written under a temporary name and renamed, so a folder without the `.tmp` is complete; its checksums
 find damage that happens later. Branch points are pinned; of the others the newest two are kept, so that there is one
-before the newest. With several machines the folder must be on a file system that all of them share.
+before the newest. With several machines the folder must be on a file system that all of them share. Nothing in the
+loop draws random numbers, so no random state is kept.
 
 Training stops for a copy into the host's memory only; a thread writes, checksums and syncs it. Until then the copy
 takes as much host memory as the checkpoint has bytes: 12 for each parameter, less where FSDP2 shares them out.
@@ -115,7 +115,10 @@ def remove(path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half written or half removed."""
     for path in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_file():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # -- state
@@ -134,8 +137,8 @@ def _state_of(session, with_optimizer: bool) -> dict:
 
 
 def load(path: Path, session) -> Progress:
-    """Restore model, optimizer and random states; returns the progress. Every process calls this."""
-    accelerator, optimizer = session.accelerator, session.optimizer.optimizer  # without Accelerate's wrapper
+    """Restore model and optimizer; returns the progress. Every process calls this."""
+    optimizer = session.optimizer.optimizer  # without Accelerate's wrapper
     reader = dcp.FileSystemReader(path / "state")
     stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
     state = _state_of(session, with_optimizer=stepped)
@@ -145,12 +148,6 @@ def load(path: Path, session) -> Progress:
         set_optimizer_state_dict(session.model, optimizer, state["optimizer"])
     else:
         optimizer.state.clear()
-    own = path / f"random-{accelerator.process_index}.pt"
-    if own.exists():  # not with more processes than before; the loop draws no random numbers
-        states = torch.load(own, weights_only=True)
-        torch.set_rng_state(states["torch"])
-        if accelerator.device.type == "cuda" and "cuda" in states:
-            torch.cuda.set_rng_state(states["cuda"], accelerator.device)
     return Progress(**json.loads((path / "progress.json").read_text()))
 
 
@@ -180,13 +177,9 @@ class CheckpointWriter:
             CheckpointError: the checkpoint before this one could not be written; or this one, if not asynchronous.
         """
         self.wait()
-        device = self._session.accelerator.device
-        random_states = {"torch": torch.get_rng_state()}
-        if device.type == "cuda":
-            random_states["cuda"] = torch.cuda.get_rng_state(device)
         state = _copy(_state_of(self._session, with_optimizer=bool(self._session.optimizer.state)), self._is_main)
         text, target = json.dumps(asdict(progress)), path_of(folder, progress.step)
-        self._pending = self._thread.submit(self._write, target, state, random_states, text, pinned)
+        self._pending = self._thread.submit(self._write, target, state, text, pinned)
         if not self._asynchronous:
             self.wait()
 
@@ -206,12 +199,8 @@ class CheckpointWriter:
         if group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
 
-    def _write(self, target: Path, state: dict, random_states: dict, progress: str, pinned: Collection[int]) -> None:
+    def _write(self, target: Path, state: dict, progress: str, pinned: Collection[int]) -> None:
         temporary = target.with_name(f".{target.name}.tmp")
-
-        def make() -> None:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
 
         def complete() -> None:
             (temporary / "progress.json").write_text(progress)
@@ -223,16 +212,13 @@ class CheckpointWriter:
             sync(target.parent)
             prune(target.parent, pinned)
 
-        index = self._session.accelerator.process_index
         try:
-            self._on_each(make, main_only=True)
-            self._on_each(lambda: torch.save(random_states, temporary / f"random-{index}.pt"))
             # One thread: an error in another of torch's writing threads is lost, and the checkpoint with it.
             # `complete` syncs what this machine wrote; what others wrote only they can.
             alone = self._group is None
             writer = dcp.FileSystemWriter(temporary / "state", thread_count=1, sync_files=not alone)
             dcp.save(state, storage_writer=writer, process_group=self._group, no_dist=alone)
-            self._on_each(complete, main_only=True)
+            self._on_main(complete)
         except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
             if self._is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -240,22 +226,19 @@ class CheckpointWriter:
             reason = f"{_reason(error)} ({free:,} bytes are free there)"
             raise CheckpointError(f"the checkpoint {target} could not be written: {reason}") from error
 
-    def _on_each(self, function: Callable[[], None], main_only: bool = False) -> None:
-        """Call it on every process, or on the main one, and raise on all what went wrong on any."""
+    def _on_main(self, function: Callable[[], None]) -> None:
+        """Call it on the main process, and raise on all what went wrong there."""
         error = None
-        if self._is_main or not main_only:
+        if self._is_main:
             try:
                 function()
             except (OSError, RuntimeError) as failure:
                 error = failure
-        if self._group is None:
-            if error is not None:
-                raise error
-            return
-        reasons: list[str | None] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(reasons, None if error is None else _reason(error), group=self._group)
-        if failed := [reason for reason in reasons if reason is not None]:
-            raise OSError(failed[0]) from error
+        reason = [error and _reason(error)]
+        if self._group is not None:
+            dist.broadcast_object_list(reason, src=0, group=self._group)
+        if reason[0] is not None:
+            raise OSError(reason[0]) from error
 
 
 def _copy(value, is_main: bool):

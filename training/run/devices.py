@@ -1,4 +1,4 @@
-"""Processes and devices: the Accelerator of a run, what its processes decide together, and the hardware they train on.
+"""Processes and devices: the Accelerator of a run, what its processes decide together, their signals and hardware.
 
 `accelerate launch` says how many processes there are and whether the model is replicated (DDP) or sharded (FSDP2).
 What its configuration file cannot say, or says in a way that would change the numbers, is set here.
@@ -6,9 +6,12 @@ What its configuration file cannot say, or says in a way that would change the n
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import re
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,11 @@ import psutil
 import torch
 
 from training.configuration.arguments import ConfigurationError, RunArguments
+
+logger = logging.getLogger(__name__)
+
+_LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun"}
+_LAUNCHER_MODULES = {"accelerate.commands.accelerate_cli", "accelerate.commands.launch", "torch.distributed.run"}
 
 # Dense bf16 matrix FLOP/s of one device, from the vendors' data sheets (without sparsity).
 PEAK_BF16_FLOPS = {
@@ -90,8 +98,8 @@ def _fsdp_plugin():
 
 def any_process(accelerator, *flags: bool) -> list[bool]:
     """Which of the flags are set on any process; collective with more than one."""
-    if accelerator.num_processes == 1:
-        return list(flags)  # without waiting for the device
+    if accelerator.num_processes == 1:  # without waiting for the device
+        return list(flags)
     counts = torch.tensor([float(flag) for flag in flags], device=accelerator.device)
     return [count > 0 for count in accelerator.reduce(counts, "sum").tolist()]
 
@@ -112,17 +120,56 @@ def on_main(accelerator, function: Callable[[], Any]) -> Any:
     return outcome[0]
 
 
+class StopSignal:
+    """Remembers the first SIGINT or SIGTERM in `number`, for the loop to stop between two steps.
+
+    The end of the launcher counts as a SIGTERM: `accelerate launch` of one process dies of a signal without passing it
+    on, and the training that it started would continue unseen.
+    """
+
+    number: int | None = None
+
+    def __init__(self) -> None:
+        self._launcher = _launcher()
+
+    def install(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._remember)
+
+    def requested(self) -> bool:
+        """Whether to stop."""
+        if self.number is None and self._launcher is not None and os.getppid() != self._launcher:
+            logger.warning("the launcher is gone (process %d): stopping as at SIGTERM", self._launcher)
+            self.number = signal.SIGTERM
+        return self.number is not None
+
+    def _remember(self, number, _frame) -> None:
+        # A second Ctrl-C gives up the checkpoint. A second SIGTERM does not: a scheduler often sends two, one to every
+        # process of a node and one passed on by the launcher.
+        if self.number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+def _launcher() -> int | None:
+    """The parent process if it is a launcher; None for a shell, which may end before what it started."""
+    parent = os.getppid()
+    try:
+        words = psutil.Process(parent).cmdline()
+    except psutil.Error:
+        return None
+    is_launcher = any(Path(word).name in _LAUNCHERS for word in words[:2]) or _LAUNCHER_MODULES & {*words[:3]}
+    return parent if is_launcher else None
+
+
 def describe(device: torch.device, world_size: int) -> str:
     """Such as `8 x NVIDIA H100 80GB HBM3` or `1 x AMD EPYC (2 threads)`."""
     if device.type == "cuda":
         return f"{world_size} x {torch.cuda.get_device_name(device)}"
-    return f"{world_size} x {_cpu_name()} ({torch.get_num_threads()} threads)"
-
-
-def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
+    name = found[1].strip() if found else platform.processor() or platform.machine()
+    return f"{world_size} x {name} ({torch.get_num_threads()} threads)"
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -138,10 +185,3 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def total_memory(device: torch.device) -> int:
-    """Bytes of memory of this device; on CPU, of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return psutil.virtual_memory().total

@@ -17,17 +17,11 @@ _HELD_OUT_SEED = 420  # which held-out sequences are used; independent of the ru
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A fixed choice of held-out sequences.
+    """A fixed choice of held-out sequences."""
 
-    Attributes:
-        sequences: int64 array (n, sequence_length + 1).
-        documents: int64 array (n, sequence_length): the document, numbered from 0, that each target is a token of.
-        origin: which text this is, as a run record states it.
-    """
-
-    sequences: np.ndarray
-    documents: np.ndarray
-    origin: str = ""
+    sequences: np.ndarray  # int64 (n, sequence_length + 1)
+    documents: np.ndarray  # int64 (n, sequence_length): the document, numbered from 0, that each target is a token of
+    origin: str = ""  # which text this is, as a run record states it
 
     @classmethod
     def from_cache(cls, cache: TokenCache, sequence_length: int, n_sequences: int, origin: str = "") -> HeldOut:
@@ -48,11 +42,6 @@ class HeldOut:
         return cls(cache.sequences(indices, sequence_length), documents.reshape(targets.shape), origin)
 
     @property
-    def tokens(self) -> int:
-        """Targets that the loss is a mean over."""
-        return self.sequences.shape[0] * (self.sequences.shape[1] - 1)
-
-    @property
     def n_documents(self) -> int:
         """Documents that the targets come from."""
         return int(self.documents.max()) + 1
@@ -60,13 +49,10 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """A held-out loss.
+    """The mean cross-entropy in nats per token, and its standard error over text like this.
 
-    Attributes:
-        loss: mean cross-entropy in nats per token.
-        standard_error: of that mean over text like this, in nats, with documents as clusters, since the tokens of a
-            document are not independent. None for a single document. The difference between two models on the same
-            text has a smaller error than this, since most of it is common to them.
+    Documents are clusters, since the tokens of a document are not independent; a single document has no error. The
+    difference between two models on the same text has a smaller error: most of it is common to them.
     """
 
     loss: float
@@ -74,13 +60,10 @@ class HeldOutLoss:
 
     @classmethod
     def of(cls, nats: np.ndarray, targets: np.ndarray) -> HeldOutLoss:
-        """The mean and its error from the sums of the documents.
+        """From the loss and the number of targets of each document, float64 (documents,).
 
-        The mean is a ratio of two sums over the documents, of nats and of targets; its error is that of the ratio
-        estimator (Cochran, Sampling Techniques, 1977, section 2.11).
-
-        Args:
-            nats, targets: loss and number of targets of each document, float64 (documents,).
+        The mean is a ratio of two sums; its error is that of the ratio estimator (Cochran, Sampling Techniques, 1977,
+        section 2.11).
         """
         total, n = targets.sum(), len(targets)
         mean = nats.sum() / total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from training.data.builder import GrowingCache
 from training.data.cache import open_cache
 from training.data.text import TextSource, check_dataset_exists
 from training.run.evaluation import HeldOut
-from training.run.trackers import check_trackers
+from training.run.log import check_trackers
 
 _HELD_OUT_ORDER_SEED = 0
 
@@ -41,15 +40,13 @@ def check_inputs(arguments: TrainingArguments) -> None:
     """
     check_dataset_exists(arguments.data.dataset)
     check_trackers(arguments.run.trackers)
-    before, now = _started(arguments), settled(arguments).to_dict()
-    if before is None:
-        return
-    path = Path(arguments.run.output_dir) / "config.yaml"
+    now, path = settled(arguments).to_dict(), Path(arguments.run.output_dir) / "config.yaml"
+    before = _started(arguments) or now
     problems = [
-        f"{section}.{name}: {now[section][name]!r}, but {path} has {before[section].get(name)!r}"
-        for section in now
-        for name in now[section]
-        if name not in _FREE.get(section, ()) and before[section].get(name) != now[section][name]
+        f"{section}.{name}: {value!r}, but {path} has {before[section].get(name)!r}"
+        for section, fields in now.items()
+        for name, value in fields.items()
+        if name not in _FREE.get(section, ()) and before[section].get(name) != value
     ]
     if problems:
         hint = "choose another run.output_dir, or the configuration that is there:\n  "
@@ -63,16 +60,7 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
         ConfigurationError: a micro-batch does not hold whole groups.
     """
     before = _started(arguments)
-    group = before["model"]["capacity_group_tokens"] if before else None
-    if arguments.model.capacity_group_tokens not in (None, group):
-        group = None  # given, and not as it was: `check_inputs` refuses that
-    arguments = arguments.with_capacity_group(group)
-    if group and not arguments.holds_whole_groups():
-        multiple = group // math.gcd(group, arguments.data.sequence_length)
-        raise ConfigurationError(
-            f"run.micro_batch_sequences: {arguments.run.micro_batch_sequences}; it must be a multiple of {multiple}, "
-            f"because the run in {arguments.run.output_dir} counts capacity in groups of {group} tokens"
-        )
+    arguments = arguments.with_capacity_group(before and before["model"]["capacity_group_tokens"])
     arguments.check_capacity_group()
     return arguments
 
@@ -130,13 +118,15 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
     """
     d, schedule = arguments.data, arguments.schedule_at(1.0)
     end = max(schedule.branch(tokens).tokens for tokens in arguments.schedule.tokens) // d.sequence_length
-    most = None if d.train_tokens is None else d.train_tokens // d.sequence_length
+    needed = SequenceOrder(arguments.run.seed, d.shuffle_window).needed(0, end)
+    if d.train_tokens is None:
+        return needed * d.sequence_length + 1, None
+    most = d.train_tokens // d.sequence_length
     if most == 0:
         raise ConfigurationError(
             f"data.train_tokens: {d.train_tokens}; it must hold a sequence of {d.sequence_length} tokens"
         )
-    needed = SequenceOrder(arguments.run.seed, d.shuffle_window).needed(0, end)
-    return min(needed, most or needed) * d.sequence_length + 1, most
+    return min(needed, most) * d.sequence_length + 1, most
 
 
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
@@ -160,11 +150,10 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
 def held_out_tokens(arguments: TrainingArguments) -> int:
     """Tokens of the held-out cache, which ends where the evaluation has enough."""
     length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    # A fixed shuffle chooses among more sequences than the evaluation takes, so that they come from more documents: a
-    # few long ones make a large error. Held out by a hash this costs too much, since each document found means reading
-    # a hundred others.
     if arguments.data.order == "stored":
         return int(1.5 * sequences * length) + length
+    # A fixed shuffle chooses among more sequences than it takes: more documents make a smaller error. Not where text
+    # is held out by a hash: each document found means reading a hundred others.
     return sequences * length * (4 if arguments.data.validation_split else 1) + 1
 
 
@@ -189,12 +178,12 @@ class PendingHeldOut:
         text = f"split {d.validation_split!r}"
         if not d.validation_split:
             text = f"{d.held_out_per_mille} in 1,000 documents of split {d.split!r}, by the hash of their id"
-        drawn = "drawn across all files" if d.order == "shuffled" else "in the stored order"
-        part = f"the first {len(cache):,} tokens {drawn}"
-        if len(cache) < cache.recipe["max_tokens"]:
-            part = f"all of its {len(cache):,} tokens"
-        origin = f"{text}; sequences from {part}"
-        return HeldOut.from_cache(cache, d.sequence_length, self._arguments.run.eval_sequences, origin)
+        part = f"all of its {len(cache):,} tokens"
+        if len(cache) >= cache.recipe["max_tokens"]:
+            drawn = "drawn across all files" if d.order == "shuffled" else "in the stored order"
+            part = f"the first {len(cache):,} tokens {drawn}"
+        sequences = self._arguments.run.eval_sequences
+        return HeldOut.from_cache(cache, d.sequence_length, sequences, f"{text}; sequences from {part}")
 
 
 def held_out(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> PendingHeldOut:

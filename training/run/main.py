@@ -34,15 +34,13 @@ from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Branch
 from training.data import pins
 from training.data.tokenizer import load_tokenizer
-from training.run import checkpoint, inputs, memory, releaser, results
+from training.run import checkpoint, inputs, releaser, results
 from training.run.checkpoint import CheckpointWriter
-from training.run.devices import any_process, make_accelerator, on_main
-from training.run.dry_run import dry_run
+from training.run.devices import StopSignal, any_process, make_accelerator, on_main
+from training.run.dry_run import dry_run, explained
 from training.run.evaluation import HeldOutLoss, evaluate
-from training.run.run_log import write_log
+from training.run.log import StepLog, StepTrace, write_log
 from training.run.step import Progress, count, make_session, train_step
-from training.run.step_log import StepLog, StepTrace
-from training.run.stop_signal import StopSignal
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +65,6 @@ def main(argv: list[str] | None = None) -> int:
         return releaser.exit_status(Run(arguments, finishers).execute(), finishers)
     except Exception as error:
         return report(error)
-
-
-class Diverged(RuntimeError):
-    """Loss or gradient was not finite for too many steps in a row."""
-
-    def __init__(self, message: str, progress: Progress):
-        super().__init__(message)
-        self.progress = progress
 
 
 class Interrupted(RuntimeError):
@@ -128,13 +118,14 @@ class Run:
         Raises:
             ConfigurationError: the folder holds a run on other tokens, or another process is training in it.
             CheckpointError: a checkpoint could not be written, say on a full disk.
-            OutOfMemory: a step does not fit; says which micro-batch would.
+            OutOfMemory: a step does not fit; says what to try.
         """
         with self._lock(), ExitStack() as stack:
             stack.callback(self._close)
             on_main(self.accelerator, self._begin)
             self.stop.install()
-            self._announce()
+            if self.accelerator.is_main_process:
+                self._announce()
             try:
                 status = 0 if self._train() else 1
             except Interrupted as error:
@@ -142,9 +133,7 @@ class Run:
                 logger.warning("%s", error)
                 status = 128 + (self.stop.number or signal.SIGTERM)
             except RuntimeError as error:
-                if not memory.is_out_of_memory(error):
-                    raise
-                raise memory.explained(self.session, error) from None
+                raise explained(self.session, error) from None
             self.accelerator.wait_for_everyone()  # else a process may tear the group down under another
             self.writer.close()
             self.accelerator.end_training()
@@ -162,13 +151,9 @@ class Run:
 
     def _close(self) -> None:
         """End what runs beside the training."""
-        self.trace.close()
-        self.writer.close()
-        self.data.tokens.close()
-        self.held_out.tokens.close()
-        if self.accelerator.is_main_process:
-            for finisher in self.finishers:
-                getattr(finisher, "close", lambda: None)()
+        finishers = self.finishers if self.accelerator.is_main_process else ()
+        for part in (self.trace, self.writer, self.data.tokens, self.held_out.tokens, *finishers):
+            getattr(part, "close", lambda: None)()
 
     def _begin(self) -> None:
         """On the main process: check and write down what the folder holds, and remove what a kill left there."""
@@ -192,16 +177,12 @@ class Run:
             self._completed(model, RunRecord.load(model))
 
     def _announce(self) -> None:
-        """Log what will be trained."""
-        if not self.accelerator.is_main_process:
-            return
-        arch = self.session.architecture
-        logger.info(
-            "d_model %d, %d blocks, E = %d: %.3g active of %.3g parameters; %s tokens; peak learning rate %.3g (%s)",
-            *(arch.d_model, arch.n_blocks, arch.experts, arch.n_active, arch.n_total),
-            ", ".join(f"{branch.tokens:,}" for branch in self.branches),
-            *(self.schedule.peak, self.session.learning_rate_law),
-        )
+        """Log what will be trained; on the main process."""
+        arch, tokens = self.session.architecture, ", ".join(f"{branch.tokens:,}" for branch in self.branches)
+        model = f"d_model {arch.d_model}, {arch.n_blocks} blocks, E = {arch.experts}"
+        parameters = f"{arch.n_active:.3g} active of {arch.n_total:.3g} parameters"
+        rate = f"peak learning rate {self.schedule.peak:.3g} ({self.session.learning_rate_law})"
+        logger.info("%s: %s; %s tokens; %s", model, parameters, tokens, rate)
         unique = self.data.unique_tokens  # None while it is not known whether more follows
         if unique is not None and (epochs := self.branches[-1].tokens / unique) > 1:
             logger.warning("the data repeats: %.2f epochs of %s tokens", epochs, f"{unique:,}")
@@ -213,32 +194,25 @@ class Run:
 
         def statuses() -> list[str | None]:
             """How each branch ended, final or diverged; None while it has not."""
-            models = [self.folder / self._name(branch) / "model" for branch in self.branches]
+            models = [self._folder(branch) / "model" for branch in self.branches]
             return [RunRecord.load(model).status if (model / "run.json").exists() else None for model in models]
 
-        ends = on_main(self.accelerator, statuses)
-        pending = [branch for branch, end in zip(self.branches, ends, strict=True) if end is None]
-        diverged = [self._name(branch) for branch, end in zip(self.branches, ends, strict=True) if end == "diverged"]
+        ends = list(zip(self.branches, on_main(self.accelerator, statuses), strict=True))
+        pending = [branch for branch, end in ends if end is None]
+        diverged = [self._folder(branch).name for branch, end in ends if end == "diverged"]
         if diverged:
             logger.error("diverged before, and not trained again: %s", ", ".join(diverged))
-        try:
-            self._train_trunk(pending)
-        except Diverged as error:
-            logger.error("the trunk diverged: %s", error)
-            self.writer.wait()
-            missing = on_main(self.accelerator, lambda: self._missing_points(pending))
-            for branch in pending:
-                if branch.decay_step in missing:
-                    self._save_model(self.folder / self._name(branch), branch, error.progress, "diverged")
-            for branch in pending:
-                if branch.decay_step not in missing:
-                    self._train_branch(branch)
-            return False
-        finished = [self._train_branch(branch) for branch in pending]  # one that diverges does not stop the rest
+        diverged_at = self._train_trunk(pending)
+        lost = on_main(self.accelerator, lambda: self._missing_points(pending)) if diverged_at else []
+        for branch in pending:
+            if branch.decay_step in lost:
+                self._save_model(self._folder(branch), branch, diverged_at, "diverged")
+        # One that diverges does not stop the rest.
+        finished = [branch.decay_step not in lost and self._train_branch(branch) for branch in pending]
         return all(finished) and not diverged
 
-    def _train_trunk(self, pending: list[Branch]) -> None:
-        """Bring the trunk to every branch point that a pending branch needs and that has no intact checkpoint."""
+    def _train_trunk(self, pending: list[Branch]) -> Progress | None:
+        """Bring the trunk to every branch point that a pending branch needs; returns where it diverged, or None."""
 
         def find_start() -> tuple[list[int], Path | None]:
             missing = self._missing_points(pending)
@@ -247,77 +221,78 @@ class Run:
 
         missing, start = on_main(self.accelerator, find_start)
         if not missing:
-            return
+            return None
         progress = checkpoint.load(start, self.session) if start else Progress()
         if start is None and 0 in self.branch_points:
-            self._save_checkpoint(self.trunk, progress)
-        with StepLog(self.session, self.trunk, progress.step, max(missing)) as log:
-            self._loop(progress, max(missing), None, self.trunk, log)
+            self.writer.save(self.trunk, progress, self.branch_points)
+        is_whole = self._loop(progress, max(missing), None, self.trunk)
         self.writer.wait()
+        return None if is_whole else progress
 
     def _train_branch(self, branch: Branch) -> bool:
         """Decay from the branch point to the end, evaluate, save; returns whether it did not diverge."""
-        folder = self.folder / self._name(branch)
+        folder = self._folder(branch)
 
         def find_start() -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             return checkpoint.newest_intact(folder) or checkpoint.path_of(self.trunk, branch.decay_step)
 
         progress = checkpoint.load(on_main(self.accelerator, find_start), self.session)
-        try:
-            with StepLog(self.session, folder, progress.step, branch.end_step) as log:
-                self._loop(progress, branch.end_step, branch, folder, log)
-            # No finite step in the whole window of the final loss: there is no loss to report.
-            status = "final" if progress.window_steps else "diverged"
-        except Diverged as error:
-            logger.error("%s diverged: %s", folder.name, error)
-            status = "diverged"
+        is_whole = self._loop(progress, branch.end_step, branch, folder)
+        # Without a finite step in the whole window of the final loss there is no loss to report.
+        status = "final" if is_whole and progress.window_steps else "diverged"
         self.writer.wait()  # before its folder is cleared of checkpoints
         self._save_model(folder, branch, progress, status)
         return status == "final"
 
-    def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path, log: StepLog) -> None:
+    def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> bool:
         """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
 
         `progress` is moved along in place. On the trunk every branch point is saved, and `end_step` is one of them; at
         the end of a branch the caller saves the model.
 
+        Returns:
+            False where it diverged: after `run.max_skipped_steps` non-finite steps in a row.
+
         Raises:
-            Diverged: after `run.max_skipped_steps` non-finite steps in a row.
             Interrupted: when a stop was requested, after saving.
         """
         run, session = self.arguments.run, self.session
+        pinned = self.branch_points if branch is None else set()
         session.model.train()
-        started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
-        while progress.step < end_step:
-            self.held_out.tokens.check()  # an error of the tokenising: better now than after the training
-            self.trace(progress.step)
-            rate = self.schedule.learning_rate(progress.step, branch)
-            result = train_step(session, progress.step, rate)
-            count(session, progress, result, branch)
-            progress.wall_seconds = before + time.monotonic() - started
+        with StepLog(session, folder, progress.step, end_step) as log:
+            started, before, saved_at = time.monotonic(), progress.wall_seconds, time.monotonic()
+            while progress.step < end_step:
+                self.held_out.tokens.check()  # an error of the tokenising: better now than after the training
+                self.trace(progress.step)
+                rate = self.schedule.learning_rate(progress.step, branch)
+                result = train_step(session, progress.step, rate)
+                count(session, progress, result, branch)
+                progress.wall_seconds = before + time.monotonic() - started
 
-            log(progress, result, rate)
-            if branch is None and progress.step in self.release_steps:
-                self._save_intermediate(progress)
-            if progress.step in self.evaluation_steps:
-                log.evaluation(progress, self._evaluate())
-            if progress.skipped_in_a_row >= run.max_skipped_steps:
-                in_a_row = f"{progress.skipped_in_a_row} steps in a row were not finite"
-                raise Diverged(f"{in_a_row}, the last at {progress.step - 1}", progress)
+                log(progress, result, rate)
+                if branch is None and progress.step in self.release_steps:
+                    self._save_intermediate(progress)
+                if progress.step in self.evaluation_steps:
+                    log.evaluation(progress, self._evaluate())
+                if progress.skipped_in_a_row >= run.max_skipped_steps:
+                    skipped = progress.skipped_in_a_row, progress.step - 1
+                    logger.error("%s diverged: %d steps in a row not finite, the last at %d", folder.name, *skipped)
+                    return False
 
-            # A stop asked of any process stops all after the same step; clocks differ, so the main process's decides.
-            due = self.accelerator.is_main_process and time.monotonic() - saved_at >= run.checkpoint_seconds
-            stop, due = any_process(self.accelerator, self.stop.requested(), due)
-            is_end, is_branch_point = progress.step == end_step, branch is None and progress.step in self.branch_points
-            if is_branch_point or (not is_end and (stop or due)):
-                self._save_checkpoint(folder, progress)
-                saved_at = time.monotonic()
-            if stop and not is_end:
-                raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
+                # All stop after the same step, whichever was asked to; of the clocks the main process's decides.
+                due = self.accelerator.is_main_process and time.monotonic() - saved_at >= run.checkpoint_seconds
+                stop, due = any_process(self.accelerator, self.stop.requested(), due)
+                is_end = progress.step == end_step
+                if progress.step in pinned or (not is_end and (stop or due)):
+                    self.writer.save(folder, progress, pinned)
+                    saved_at = time.monotonic()
+                if stop and not is_end:
+                    raise Interrupted(f"stopped after step {progress.step}; the checkpoint is saved")
+        return True
 
-    def _name(self, branch: Branch) -> str:
-        return final_branch_name(branch.tokens, self.arguments.run.seed)
+    def _folder(self, branch: Branch) -> Path:
+        return self.folder / final_branch_name(branch.tokens, self.arguments.run.seed)
 
     def _missing_points(self, pending: list[Branch]) -> list[int]:
         """Branch points without an intact checkpoint."""
@@ -326,22 +301,12 @@ class Run:
 
     # -- what it saves
 
-    def _save_checkpoint(self, folder: Path, progress: Progress) -> None:
-        self.writer.save(folder, progress, pinned=self.branch_points if folder == self.trunk else ())
-
     def _evaluate(self) -> HeldOutLoss:
         """The held-out loss now, dropless; collective."""
-        accelerator = self.accelerator
+        accelerator, sequences = self.accelerator, self.arguments.run.micro_batch_sequences
+        place = (accelerator.device, accelerator.process_index, accelerator.num_processes)
         with accelerator.autocast():
-            return evaluate(
-                self.session.model,
-                self.held_out.wait(),
-                self.arguments.run.micro_batch_sequences,
-                accelerator.device,
-                accelerator.process_index,
-                accelerator.num_processes,
-                lambda value: accelerator.reduce(value, "sum"),
-            )
+            return evaluate(self.session.model, self.held_out.wait(), sequences, *place, reduce=self.session.total)
 
     def _save_intermediate(self, progress: Progress) -> None:
         base = final_branch_name(self.schedule.ramp.tokens(progress.step), self.arguments.run.seed)
@@ -352,9 +317,7 @@ class Run:
     def _save_model(self, folder: Path, branch: Branch, progress: Progress, status: str) -> None:
         """Write <folder>/model with its record, whole or not at all; then the folder's checkpoints go. Collective.
 
-        Args:
-            branch: the run that the record is of; for an intermediate model the longest of its trunk.
-            status: final, intermediate or diverged; a diverged model is not evaluated.
+        An intermediate model is a part of the longest branch; a diverged one is not evaluated.
         """
         measured = None if status == "diverged" else (self.held_out.wait(), self._evaluate())
         state_dict = self.accelerator.get_state_dict(self.session.model)
@@ -364,15 +327,7 @@ class Run:
             with atomic.atomic_folder(folder / "model") as temporary:
                 config = self.accelerator.unwrap_model(self.session.model).config
                 weights = results.save_model(config, self.tokenizer, state_dict, temporary)
-                record = results.run_record(
-                    self.session,
-                    branch,
-                    progress,
-                    branch_name=folder.name,
-                    status=status,
-                    measured=measured,
-                    weights_sha256=weights,
-                )
+                record = results.run_record(self.session, branch, progress, folder.name, status, measured, weights)
                 logs = (self.trunk / "log.jsonl", folder / "log.jsonl")
                 write_log(temporary, record, *logs)
                 releaser.write_card(temporary, record, *logs, license=self.arguments.run.license)

@@ -20,9 +20,8 @@ from training.data.tokenizer import description, fingerprint
 from training.run import devices
 from training.run.evaluation import HeldOut, HeldOutLoss
 from training.run.inputs import data_order
-from training.run.model import utilisation_flops
-from training.run.step import Progress, Session
-from training.run.step_log import balance
+from training.run.log import balance
+from training.run.step import Progress, Session, utilisation_flops
 
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
@@ -34,7 +33,6 @@ def run_record(
     session: Session,
     branch: Branch,
     progress: Progress,
-    *,
     branch_name: str,
     status: str,
     measured: tuple[HeldOut, HeldOutLoss] | None,
@@ -49,15 +47,11 @@ def run_record(
     speed = tokens / progress.wall_seconds
     unique = min(tokens, session.data.unique_tokens or tokens)  # None while the rest of the data is unknown
     held_out, held_out_loss = measured or (None, None)
-    losses = {
-        "final": (progress.window_loss, progress.window_steps),
-        "intermediate": (sum(progress.recent_losses), len(progress.recent_losses)),
-        "diverged": (0.0, 0),
-    }
-    loss, n_losses = losses[status]
-    drop_rate = load = None
-    if status == "final":  # a dense model drops nothing and is balanced
-        routed = progress.window_routed
+    loss, n_losses, drop_rate, load = 0.0, 0, None, None
+    if status == "intermediate":
+        loss, n_losses = sum(progress.recent_losses), len(progress.recent_losses)
+    elif status == "final":  # a dense model drops nothing and is balanced
+        loss, n_losses, routed = progress.window_loss, progress.window_steps, progress.window_routed
         drop_rate = progress.window_dropped / sum(map(sum, routed)) if routed else 0.0
         load = balance(routed) if routed else 1.0
     # Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
@@ -77,7 +71,7 @@ def run_record(
         train_loss_window_tokens=tokens - ramp.tokens(progress.step - n_losses),
         eval_loss=held_out_loss and held_out_loss.loss,
         eval_loss_standard_error=held_out_loss and held_out_loss.standard_error,
-        eval_tokens=held_out and held_out.tokens,
+        eval_tokens=held_out and held_out.documents.size,
         eval_documents=held_out and held_out.n_documents,
         eval_data=held_out and held_out.origin,
         drop_rate=drop_rate,

@@ -1,4 +1,4 @@
-"""One update from one global batch, and what is remembered from step to step.
+"""From arguments to a model, one update of it from one global batch, and what is remembered from step to step.
 
 The loss and z-loss of a batch are means over all its tokens. Its balance loss, a product of two means, is the mean
 over its capacity groups, in which tokens also compete for the experts' places. A micro-batch holds whole groups, so
@@ -15,18 +15,94 @@ from statistics import median
 
 import torch
 
-from scaling_law.size.architecture import Architecture
-from training.configuration.arguments import TrainingArguments
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from scaling_law.fitting.learning_rate import READINGS, LearningRateLaw
+from scaling_law.size.architecture import Architecture, training_flops
+from training.configuration.arguments import ModelArguments, OptimizerArguments, TrainingArguments
 from training.configuration.schedule import Branch, Schedule
 from training.data.batches import TrainingData
 from training.run import devices
-from training.run.model import architecture, build_model, build_optimizer, model_config, peak_learning_rate
 
 _SPIKE_WINDOW = 128  # steps to compare with
 _SPIKE_LEAST = 16  # of them before anything is called a spike
 _SPIKE_DEVIATIONS = 6.0
 _MAD_TO_DEVIATION = 1.4826  # for normally distributed values
 _LEAST_DEVIATION = 0.002  # of the median: where all losses are nearly equal, a small rise is no spike
+
+
+# -- model and optimizer
+
+
+def architecture(model: ModelArguments, vocab_size: int) -> Architecture:
+    """The architecture in the paper's terms; it counts parameters and FLOPs."""
+    return Architecture(model.d_model, model.experts, model.n_blocks, model.n_heads, vocab_size)
+
+
+def utilisation_flops(arch: Architecture) -> float:
+    """FLOPs per token for the model FLOPs utilisation (MFU): 6 for each active weight that is multiplied.
+
+    The paper's 6 N_act D also counts the embedding, which is only looked up. Attention's scores are in neither.
+    """
+    return arch.training_flops(1) - float(training_flops(arch.d_model * arch.vocab_size, 1))
+
+
+def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int) -> SwitchMoeConfig:
+    """The transformers configuration of this run."""
+    arch = architecture(arguments.model, vocab_size)
+    return SwitchMoeConfig(
+        vocab_size=vocab_size,
+        hidden_size=arch.d_model,
+        num_hidden_layers=arch.n_blocks,
+        num_attention_heads=arch.n_heads,
+        num_experts=arch.experts,
+        max_position_embeddings=arguments.data.sequence_length,
+        capacity_factor=arguments.model.capacity_factor or None,
+        capacity_group_tokens=arguments.model.capacity_group_tokens,
+        router_aux_loss_coef=arguments.model.balance_loss,
+        router_z_loss_coef=arguments.model.z_loss,
+        attention_precision=arguments.model.attention_precision,
+        final_norm=arguments.model.final_norm,
+        initialization=arguments.model.initialization,
+        bos_token_id=eos_token_id,
+        eos_token_id=eos_token_id,
+    )
+
+
+def build_model(config: SwitchMoeConfig, seed: int) -> SwitchMoeForCausalLM:
+    """A new model, fp32, the same for the same seed on every process."""
+    torch.manual_seed(seed)
+    return SwitchMoeForCausalLM(config)
+
+
+def peak_learning_rate(arguments: OptimizerArguments, arch: Architecture) -> tuple[float, str]:
+    """The peak learning rate and where it comes from."""
+    if arguments.learning_rate is not None:
+        return arguments.learning_rate, "given"
+    law = LearningRateLaw.named(arguments.learning_rate_law)
+    rate = law.learning_rate(arch) * arguments.learning_rate_scale
+    scaled = "" if arguments.learning_rate_scale == 1 else f", times {arguments.learning_rate_scale:g}"
+    if arguments.learning_rate_law in READINGS:
+        return rate, f"Ludziejewski et al. 2025, reading '{law.reading}'{scaled}"
+    return rate, f"exp({law.intercept:.6g} {law.slope_n:+.6g} ln N {law.slope_e:+.6g} ln E), {law.source}{scaled}"
+
+
+def build_optimizer(model: torch.nn.Module, arguments: OptimizerArguments, device: torch.device):
+    """AdamW over fp32 weights: one group in the paper's runs, else decayed matrices and the undecayed rest."""
+    decayed, exempt = [], []
+    for name, parameter in model.named_parameters():
+        is_exempt = not arguments.decay_all and (parameter.ndim < 2 or "router" in name)
+        (exempt if is_exempt else decayed).append(parameter)
+    groups = [(decayed, arguments.weight_decay), (exempt, 0.0)]
+    return torch.optim.AdamW(
+        [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters],
+        lr=0.0,  # the loop sets it at every step
+        betas=(arguments.beta1, arguments.beta2),
+        eps=arguments.epsilon,
+        fused=device.type in {"cuda", "cpu"},
+    )
+
+
+# -- one update
 
 
 @dataclass
@@ -89,6 +165,17 @@ class StepResult:
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
+    def add(self, out, n_micro: int) -> None:
+        """Add the output of one of `n_micro` forward passes."""
+        self.lm_loss += out.lm_loss.detach()
+        self.balance_loss += out.balance_loss.detach() / n_micro
+        self.z_loss += out.z_loss.detach() / n_micro
+        if out.routing is None:
+            return
+        for name, share in {"tokens_per_expert": 1, "dropped_tokens": 1, "router_entropy": n_micro}.items():
+            value, before = getattr(out.routing, name).double() / share, getattr(self, name)
+            setattr(self, name, value if before is None else before + value)
+
 
 def train_step(session: Session, step: int, rate: float) -> StepResult:
     """One update from one global batch; it is skipped if the loss or gradient is not finite."""
@@ -117,7 +204,7 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
             auxiliary = a.model.balance_loss * out.balance_loss + a.model.z_loss * out.z_loss
             # The gradient is averaged over processes, so a process's part of a mean is multiplied by their number.
             accelerator.backward((out.lm_loss + auxiliary / n_micro) * world)
-        _add(result, out, n_micro)
+        result.add(out, n_micro)
 
     for group in session.optimizer.param_groups:
         group["lr"] = rate
@@ -129,20 +216,6 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
         session.optimizer.step()
     session.optimizer.zero_grad(set_to_none=True)
     return result
-
-
-def _add(result: StepResult, out, n_micro: int) -> None:
-    result.lm_loss += out.lm_loss.detach()
-    result.balance_loss += out.balance_loss.detach() / n_micro
-    result.z_loss += out.z_loss.detach() / n_micro
-    if (routing := out.routing) is None:
-        return
-    for name, share in {"tokens_per_expert": 1, "dropped_tokens": 1, "router_entropy": n_micro}.items():
-        value, before = getattr(routing, name).double() / share, getattr(result, name)
-        setattr(result, name, value if before is None else before + value)
-
-
-# -- from step to step
 
 
 @dataclass
@@ -173,37 +246,35 @@ class Progress:
 
 def count(session: Session, progress: Progress, result: StepResult, branch: Branch | None) -> None:
     """Add a step to the progress: skipped, or its loss with those before it and, at a branch's end, to its window."""
-    if not result.is_finite:
-        progress.skipped_steps.append(progress.step)
-        progress.skipped_in_a_row += 1
-    else:
-        progress.skipped_in_a_row = 0
-        result.is_spike = is_spike(progress.recent_losses, result.loss)
-        if result.is_spike:
-            progress.spikes.append(progress.step)
-        progress.recent_losses = [*progress.recent_losses, result.loss][-_SPIKE_WINDOW:]
-        if branch is not None and progress.step >= _window_start(session, branch):
-            progress.window_steps += 1
-            progress.window_loss += result.loss
-            if result.tokens_per_expert is not None:
-                routed = session.total(result.tokens_per_expert)
-                before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
-                progress.window_routed = (before + routed).tolist()
-                progress.window_dropped += session.total(result.dropped_tokens).sum().item()
+    step = progress.step
     progress.step += 1
-
-
-def _window_start(session: Session, branch: Branch) -> int:
-    """First step of the final-loss window, which has at least one step."""
-    first = session.schedule.ramp.steps(branch.tokens * (1 - session.arguments.run.train_loss_window))
-    return min(first, branch.end_step - 1)
+    if not result.is_finite:
+        progress.skipped_steps.append(step)
+        progress.skipped_in_a_row += 1
+        return
+    progress.skipped_in_a_row = 0
+    result.is_spike = is_spike(progress.recent_losses, result.loss)
+    if result.is_spike:
+        progress.spikes.append(step)
+    progress.recent_losses = [*progress.recent_losses, result.loss][-_SPIKE_WINDOW:]
+    if branch is None:
+        return
+    window = session.schedule.ramp.steps(branch.tokens * (1 - session.arguments.run.train_loss_window))
+    if step < min(window, branch.end_step - 1):  # the window has at least one step
+        return
+    progress.window_steps += 1
+    progress.window_loss += result.loss
+    if result.tokens_per_expert is not None:
+        routed = session.total(result.tokens_per_expert)
+        before = torch.tensor(progress.window_routed or 0.0, dtype=routed.dtype, device=routed.device)
+        progress.window_routed = (before + routed).tolist()
+        progress.window_dropped += session.total(result.dropped_tokens).sum().item()
 
 
 def is_spike(before: list[float], loss: float) -> bool:
-    """Whether `loss` lies far above the losses of the steps before.
+    """Whether `loss` lies far above those before: above their median, in units of their median absolute deviation.
 
-    Far is measured robustly, against the median, in standard deviations estimated by the median absolute deviation. So
-    earlier spikes do not hide later ones, and the steep fall at the start of training is no spike.
+    So earlier spikes do not hide later ones, and the steep fall at the start of training is no spike.
     """
     if len(before) < _SPIKE_LEAST:
         return False

@@ -47,7 +47,7 @@ from training.configuration.reading import explained, from_dict, read_yaml
 from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run.inputs import settled
-from training.run.model import architecture
+from training.run.step import architecture
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

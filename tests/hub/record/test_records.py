@@ -19,8 +19,7 @@ from pydantic import ValidationError
 from hub import load_records
 from hub.plain.errors import FilesError, RecordError
 from hub.plain.strict_json import MAX_RECORD_BYTES, loads
-from hub.record.checks import plain
-from hub.record.run_record import RunRecord
+from hub.record.run_record import RunRecord, plain
 from tests.hub.samples import DECIDING, make_record, record_fields
 
 ROOT = Path(__file__).parents[3]

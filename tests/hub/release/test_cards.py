@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.plain.errors import FilesError
-from hub.plain.markdown import escaped
-from hub.plain.metadata import read_card
+from hub.plain.markdown import escaped, read_card
 from hub.release.cards import model_card, sweep_card
 from tests.hub.samples import DECIDING, make_record
 

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 from hub import describe_index, list_runs, load_index, load_records, open_store, push_index, push_repo_cards, push_run
 from hub.plain.errors import ConflictError, FilesError, NotFoundError, RecordError
-from hub.plain.metadata import read_card, tags_of
+from hub.plain.markdown import read_card, tags_of
 from hub.release.push import push_listing
 from tests.hub.conftest import hub_store
 from tests.hub.loopback import TOKEN, Fault

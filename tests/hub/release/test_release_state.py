@@ -17,7 +17,7 @@ from hub import (
     run_folders,
 )
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
-from hub.plain.metadata import read_card
+from hub.plain.markdown import read_card
 from hub.record.names import branch_name
 from hub.record.run_record import RunRecord
 from hub.release.index import merge

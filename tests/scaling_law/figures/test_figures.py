@@ -8,7 +8,7 @@ import pytest
 from scaling_law import Conditions, JointLaw
 from scaling_law.figures import drawing
 from scaling_law.figures import law_figures as figures
-from scaling_law.law_files.card import law_pictures
+from scaling_law.law_files import law_pictures
 from scaling_law.laws.conditions import fitted_ranges
 from scaling_law.paper import figures as paper_figures
 from scaling_law.size.recipe import PAPER
@@ -173,9 +173,9 @@ def test_files(published, paper_fit, tmp_path):
             ("new/memory", figures.memory_optimal(published)),
             ("whole", drawing.new_figure()[0]),
         ):
-            assert figures.save(drawn, tmp_path / f"{name}{suffix}").read_bytes().startswith(magic)
+            assert drawing.save(drawn, tmp_path / f"{name}{suffix}").read_bytes().startswith(magic)
     with pytest.raises(ValueError, match="suffix"):
-        figures.save(drawing.new_figure()[1], tmp_path / "iso.bmp")
+        drawing.save(drawing.new_figure()[1], tmp_path / "iso.bmp")
     assert not (tmp_path / "iso.bmp").exists()
     same = [drawing.png(figures.isoflop(published, [1e20], [1])) for _ in range(2)]
     assert same[0] == same[1]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from scaling_law import Architecture, LearningRateLaw
 from scaling_law.commands.cli import app
-from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.runs.table import RunsError
 
 LAW = LearningRateLaw(6.0, -0.8, -0.2)

@@ -10,7 +10,7 @@ from hub.release.sources import read_file
 from hub.store.transport import Transport
 from scaling_law import JointLaw, Runs, fit, load_runs
 from scaling_law.runs.table import RunsError
-from scaling_law.size.listing import published_design
+from scaling_law.size.recipe import published_design
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import TOKEN
 from tests.hub.samples import make_record

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, fit
-from scaling_law.law_files.serialization import law_to_dict, load_law
+from scaling_law.law_files import law_to_dict, load_law
 from scaling_law.laws import LAWS, register
 from scaling_law.laws.terms import Term, expert_transform
 from scaling_law.paper.published import PRINTED, RECOVERED

@@ -10,7 +10,7 @@ import pytest
 from scaling_law import JointLaw
 from scaling_law.paper import published
 from scaling_law.paper.published_draws import make_draws, noise_level
-from scaling_law.size.listing import published_design
+from scaling_law.size.recipe import published_design
 
 DESIGN = published_design()[:3]
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from hub.plain.tables import as_text
 from scaling_law import Architecture, ChinchillaLaw, ExtrapolationError, JointLaw
-from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.inverse import cheapest_budget
-from scaling_law.planning.optimum import ComputeOptimum, optimal_widths
+from scaling_law.planning.optimum import ComputeOptimum, Constraints, optimal_widths
 from scaling_law.planning.plan import plan
 from scaling_law.size.architecture import active_parameters, kv_cache_elements, total_parameters
 

@@ -5,7 +5,7 @@ import yaml
 
 from scaling_law import ExtrapolationError
 from scaling_law.planning.plan import plan
-from scaling_law.size.batch_ramp import BatchRamp
+from scaling_law.size.recipe import BatchRamp
 from training.configuration.schedule import Schedule, total_tokens
 
 

@@ -14,13 +14,12 @@ from hub.plain.tables import as_text
 from scaling_law import JointLaw, fit, load_runs
 from scaling_law.commands.cli import app
 from scaling_law.figures.law_figures import models_within_memory
-from scaling_law.law_files.card import law_card
-from scaling_law.law_files.serialization import law_from_dict, law_to_dict
+from scaling_law.law_files import law_card, law_from_dict, law_to_dict
 from scaling_law.laws.conditions import Conditions
-from scaling_law.planning.constraints import Constraints
 from scaling_law.planning.design import advantage, next_runs, predicted_loss
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
 from scaling_law.planning.matched import matched_memory, plan_matched
+from scaling_law.planning.optimum import Constraints
 from scaling_law.planning.plan import plan
 
 RECORDED = Path(__file__).parents[3] / "docs" / "results" / "runs.jsonl"  # vocabulary 1,024, N_act 79k to 688k

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw
-from scaling_law.fitting.learning_rate_grid import LearningRateGrid
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.planning.matched import drawn_gain
-from scaling_law.report import findings
-from scaling_law.report.findings import Finding
+from scaling_law.report import results as findings
+from scaling_law.report.results import Finding
 from tests.scaling_law.fitting.test_learning_rate_grid import rows as learning_rate_rows
 
 PAPER = JointLaw.published()

@@ -11,8 +11,8 @@ from scaling_law import Architecture, JointLaw, fit, load_runs
 from scaling_law.commands.cli import app
 from scaling_law.planning.matched import plan_matched
 from scaling_law.report import results
-from scaling_law.report.page import BLOCKS, all_findings, write_report
-from scaling_law.report.results import Results
+from scaling_law.report.page import BLOCKS, write_report
+from scaling_law.report.results import Results, all_findings
 from tests.scaling_law.fitting.test_learning_rate_grid import rows as learning_rate_rows
 from tests.scaling_law.synthetic import TINY_LAW
 

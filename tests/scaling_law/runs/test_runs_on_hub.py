@@ -13,7 +13,7 @@ from hub.plain.errors import FilesError, NotFoundError
 from hub.release.push import tag_index
 from hub.store.base import Store
 from scaling_law import Architecture, ChinchillaLaw, Conditions, fit, load_runs
-from scaling_law.law_files.card import law_card
+from scaling_law.law_files import law_card
 from scaling_law.runs.table import RunsError
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub

@@ -18,7 +18,7 @@ from scaling_law.size.architecture import (
     width_of_active,
     width_of_total,
 )
-from scaling_law.size.listing import ROWS, published_design
+from scaling_law.size.recipe import ROWS, published_design
 
 
 def printed_value(text: str) -> tuple[float, float]:

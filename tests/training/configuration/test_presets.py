@@ -7,12 +7,12 @@ import yaml
 from typer.testing import CliRunner
 
 from modeling_switch_moe import SwitchMoeConfig
-from scaling_law.size.listing import ROWS, published_design
+from scaling_law.size.recipe import ROWS, published_design
 from training import presets as presets_command
 from training.configuration import presets
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict, parse_command_line
-from training.run.model import architecture, build_optimizer, model_config, peak_learning_rate
+from training.run.step import architecture, build_optimizer, model_config, peak_learning_rate
 
 OUT = {"run": {"output_dir": "out"}}
 
@@ -84,7 +84,7 @@ def test_peak_learning_rates_are_those_of_the_authors_code():
 def test_selective_decay_exempts_norms_and_routers(tiny):
     import torch
 
-    from training.run.model import build_model
+    from training.run.step import build_model
 
     arguments = tiny()
     model = build_model(model_config(arguments, 300, 0), 0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law.size.batch_ramp import BatchRamp, RampStage
+from scaling_law.size.recipe import BatchRamp, RampStage
 from training.configuration.schedule import Schedule
 
 

@@ -106,11 +106,8 @@ def test_what_would_change_the_drops_is_refused_on_resume(even):
     finish(even(schedule__tokens=[1280]))
     with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 32, but .*config.yaml has 64"):
         check_inputs(even(model__capacity_group_tokens=32))
-    with pytest.raises(ConfigurationError) as error:
+    with pytest.raises(ConfigurationError, match=r"64; a micro-batch .1 sequences .*sequences a multiple of 2,"):
         check_inputs(even(run__micro_batch_sequences=1))
-    assert "run.micro_batch_sequences: 1; it must be a multiple of 2, because" in str(error.value)
-    assert "capacity in groups of 64 tokens" in str(error.value)
-    assert "\n" not in str(error.value)
     check_inputs(even(run__micro_batch_sequences=4))
 
 

@@ -24,10 +24,10 @@ from tests.training.run.test_run import assert_same_weights, finish, lines_of, p
 from tests.training.token_caches import flip_a_bit
 from training.run import checkpoint
 from training.run import step as training_step
+from training.run.devices import StopSignal
+from training.run.dry_run import OutOfMemory, smaller_micro_batches
 from training.run.main import Run, main
-from training.run.memory import OutOfMemory, smaller_micro_batches
 from training.run.step import Progress
-from training.run.stop_signal import StopSignal
 
 ROOT = Path(__file__).parents[3]
 
@@ -69,7 +69,7 @@ def test_kills_at_telling_moments_change_nothing(tiny, tmp_path, start):
     arguments = tiny(**changes)
     folder = Path(arguments.run.output_dir)
     moments = (
-        lambda: [*(folder / "trunk").glob(".*.tmp")],
+        lambda: [*(folder / "trunk").glob(".step*.tmp")],
         lambda: max(checkpoint.steps(folder / "trunk"), default=0) >= 6,
         lambda: [*folder.glob("tokens*/log.jsonl")],
     )
@@ -280,34 +280,29 @@ def test_only_the_pinned_and_the_newest_two_are_kept(tmp_path):
 # -- memory
 
 
-def test_out_of_memory_says_which_micro_batch_fits(tiny, monkeypatch):
-    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"], model__capacity_group_tokens=32)
-    run = Run(arguments)
-    _limit_to_one_sequence(run, monkeypatch)
-    with pytest.raises(OutOfMemory, match=r"out of memory with run.micro_batch_sequences 4 .*; 1 fits .tried"):
+@pytest.mark.parametrize(
+    ("group", "advice"),
+    [
+        (32, "smaller ones that this run can go on with: 2, 1; or set run.gradient_checkpointing"),
+        (
+            128,
+            "no smaller one holds whole capacity groups of 128 tokens and cuts the batches evenly: use",
+        ),
+    ],
+)
+def test_out_of_memory_says_what_to_try(tiny, monkeypatch, group, advice):
+    sizes = {"run.micro_batch_sequences": 4, "schedule.batch_ramp": ["0:4"], "model.capacity_group_tokens": group}
+    run = Run(tiny(**sizes))
+
+    def too_large(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(run.session.model, "forward", too_large)
+    with pytest.raises(OutOfMemory, match=r"run.micro_batch_sequences 4 \(CUDA out of memory.*\); " + advice):
         run.execute()
-    advised = arguments.replaced(run={"micro_batch_sequences": 1, "gradient_checkpointing": True})
-    finish(advised)  # what was advised is not refused
-
-
-def test_out_of_memory_advises_nothing_that_a_resume_refuses(tiny, monkeypatch):
-    run = Run(tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:4"]))  # whose group is its micro-batch
-    _limit_to_one_sequence(run, monkeypatch)
-    with pytest.raises(OutOfMemory) as error:
-        run.execute()
-    assert "no smaller micro-batch holds whole capacity groups of 128 tokens" in str(error.value)
-    assert str(error.value).endswith("; or set run.gradient_checkpointing")
-
-
-def _limit_to_one_sequence(run, monkeypatch):
-    forward = run.session.model.forward
-
-    def limited(*args, input_ids, **kwargs):
-        if len(input_ids) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return forward(*args, input_ids=input_ids, **kwargs)
-
-    monkeypatch.setattr(run.session.model, "forward", limited)
+    if group == 32:
+        advised = {"micro_batch_sequences": 1, "gradient_checkpointing": True}
+        finish(run.arguments.replaced(run=advised))  # what is advised is not refused
 
 
 def test_only_micro_batches_that_the_ramp_allows_are_advised(tiny):

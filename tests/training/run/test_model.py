@@ -12,7 +12,7 @@ from tests.training.run.test_run import lines_of
 from training.configuration.arguments import ModelArguments, OptimizerArguments
 from training.run import devices
 from training.run.main import Run
-from training.run.model import (
+from training.run.step import (
     architecture,
     build_model,
     build_optimizer,

@@ -7,7 +7,7 @@ import pytest
 
 from tests.hub.loopback import TOKEN
 from tests.hub.samples import make_record
-from training.run.run_log import NAME, run_log, write_log
+from training.run.log import NAME, run_log, write_log
 
 
 def write(path, tokens, **extra):

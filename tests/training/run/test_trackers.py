@@ -13,7 +13,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from tests.training.run.test_run import finish, lines_of
 from tests.training.wandb_files import read_runs
 from training.configuration.arguments import ConfigurationError
-from training.run import trackers as trackers_module
+from training.run import log as trackers_module
 from training.run.main import Run, main
 
 SEGMENTS = {"d64-E4-seed0-trunk": "trunk"} | {
@@ -45,9 +45,9 @@ def interrupted_once(arguments, monkeypatch, at_step: int) -> None:
     without another checkpoint than that of the first branch point."""
     log = trackers_module.Trackers.log
 
-    def failing(self, values, step, tokens):
-        log(self, values, step, tokens)
-        if step == at_step:
+    def failing(self, line):
+        log(self, line)
+        if line["step"] == at_step:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -1,0 +1,209 @@
+"""What a fit can be trusted for: which coefficients the runs determine, and which runs do not follow the law.
+
+Identifiability is judged before a fit from the design of the runs (`design_problems`): one number of experts cannot
+show the effect of E, one ratio D/N cannot separate the two powers; and after it from the Jacobian at the optimum
+(`examine`): flat directions, and coefficients whose standard error is too large to be useful (`RESOLUTION`).
+
+Outliers are found by a trimmed fit and a robust scale (`find_outliers`). The Huber loss bounds the pull of one bad
+run, but a tenth of the runs moves the law. So the law is refitted to the `CORE` of runs nearest to it until these stay
+the same (the concentration steps of least trimmed squares: Rousseeuw and Van Driessen 2006, "Computing LTS regression
+for large data sets"), and then to all runs that agree with that fit. A run's deviation is measured from the fit
+without it, in robust standard deviations of such a prediction: high leverage neither hides a bad run nor condemns a
+distant one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_law.fitting.objective import Objective
+from scaling_law.fitting.problem import Problem
+from scaling_law.laws import LAWS
+from scaling_law.laws.terms import BY_EXPERTS, CONSTANT, INTERACTION, SIZE, SLOPE, TRANSFORM, roles
+
+FloatArray = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# The standard error up to which a coefficient counts as determined: exponents and interactions absolutely; factors by
+# their logarithm (1: a factor e); E_start and E_max by ln(E_start − 1) and ln(E_max − E_start).
+RESOLUTION = {SLOPE: 0.05, BY_EXPERTS: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7}
+TRANSFORM_RESOLUTION = 0.7
+RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
+CORE = 0.7  # the part of the runs that the trimmed fit rests on
+HALVES = 16  # random halves of the runs that the trimmed fit also starts from
+MOST = 0.3  # if a larger part of the runs is suspicious, the law or the table is wrong
+TAIL = 1e-6  # two-sided probability, in Student's t, beyond which a run is suspicious
+SMALLEST = 0.01  # deviations of ln L below this are never suspicious
+
+
+def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float, dict[str, float], tuple[str, ...]]:
+    """From the Jacobian at θ [p] over the `free` parameters: condition number, standard errors, what is undetermined.
+
+    The Jacobian is centred and its columns are scaled. Standard errors are those of the logarithm for a, b, c, of
+    ln(E_start − 1) and ln(E_max − E_start) (ln(E_max − 1) where E_max is bounded), else absolute; infinite for
+    directions that the runs do not see.
+    """
+    names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
+    residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
+    influence = objective.influence(residual)
+    scale, singular, rotation = _decomposed(jacobian[:, free] * np.sqrt(influence)[:, None])
+    seen = singular > RANK_TOLERANCE * max(singular[0], 1e-300)
+    spare = int(np.sum(objective.weight > 0)) - len(names)
+    variance = float(influence @ residual**2 / spare) if spare > 0 else np.inf
+    # to the law's own coordinates: rows of `back` are parameters, columns are singular directions
+    back = objective.natural_jacobian()[np.ix_(free, free)] @ (rotation.T / scale[:, None])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        errors = np.sqrt(variance * np.sum((back[:, seen] / singular[seen]) ** 2, axis=1))
+    unseen = np.linalg.norm(back[:, ~seen], axis=1) > 1e-6 * np.linalg.norm(back, axis=1)
+    errors = np.where(unseen, np.inf, errors)
+    condition = float(singular[0] / singular[-1]) if singular[-1] > 0 else float("inf")
+    table = {name: float(error) for name, error in zip(names, errors, strict=True)}
+    limits = {name: RESOLUTION[role] for name, role in roles(objective.terms).items()}
+    vague = tuple(name for name, error in table.items() if not error <= limits.get(name, TRANSFORM_RESOLUTION))
+    return condition, table, vague
+
+
+def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The norms of a Jacobian's columns, and its singular values and right singular vectors once scaled by these."""
+    scale = np.linalg.norm(jacobian, axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    _, singular, rotation = np.linalg.svd(jacobian / scale, full_matrices=True)
+    return scale, np.concatenate([singular, np.zeros(len(scale) - len(singular))]), rotation
+
+
+def describe_error(name: str, error: float, positive: Collection[str]) -> str:
+    """A standard error in words: ×÷ for what is fitted as a logarithm (those `positive`, and Ê's), ± for the rest."""
+    if not np.isfinite(error):
+        return "not determined at all"
+    if name in positive or name in TRANSFORM:
+        what = {"e_start": " of e_start − 1", "e_max": " of e_max − e_start"}.get(name, "")
+        factor = f"×÷ {np.exp(error):.3g}" if error < np.log(1e6) else "more than ×÷ 1e6"
+        return f"{factor}{what}"
+    return f"± {error:.2g}"
+
+
+def design_problems(law: str, columns: Mapping[str, FloatArray], free: set[str]) -> list[str]:
+    """Why the design of the runs cannot determine all the free coefficients of `law`; empty if it can."""
+    found = []
+    if len(columns["loss"]) < len(free):
+        found.append(
+            f"{len(columns['loss'])} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})"
+        )
+    terms = LAWS[law].terms
+    role = roles(terms)
+    about_experts = sorted(name for name in free if role.get(name, BY_EXPERTS) in (BY_EXPERTS, INTERACTION))
+    experts = np.unique(columns["experts"])
+    if len(experts) == 1 and about_experts:
+        found.append(f"all runs have experts={experts[0]:g}: {', '.join(about_experts)} are not identifiable")
+    for term in terms:
+        hit = sorted(name for name in free & {*term.coefficients} if role[name] in (SLOPE, INTERACTION))
+        if term.variable and hit and np.ptp(np.log(columns[term.variable])) < 1e-6:
+            value = columns[term.variable][0]
+            found.append(f"all runs have {term.variable}={value:g}: {', '.join(hit)} are not identifiable")
+    ratio = np.log(columns["tokens"] / columns["n_active"])
+    powers = [term for term in terms if term.variable in ("n_active", "tokens")]
+    both = sorted(name for term in powers for name in free & {*term.coefficients} if role[name] in (SIZE, SLOPE))
+    if len({term.variable for term in powers}) == 2 and len(ratio) > 1 and np.ptp(ratio) < 0.02 and both:
+        value = np.exp(ratio.mean())
+        found.append(f"all runs have tokens/n_active={value:.3g}: {', '.join(both)} cannot be told apart")
+    return found
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Which runs [n] are suspicious and how far off [n] they lie: ln L of the run minus that of the fit without it.
+
+    `theta` [p] is the fit to the other runs. `too_many` says that more than `MOST` of the runs used are suspicious.
+    """
+
+    suspicious: Mask
+    deviation: FloatArray
+    theta: FloatArray
+    too_many: bool
+
+
+def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
+    """The suspicious runs among those of positive weight, from the fit θ [p] to all of them."""
+    weight, loss = problem.objective.weight, problem.columns["loss"]
+    used = problem.used
+    residual = -problem.objective.residuals(theta[None])[0]
+    if np.all(np.abs(residual[used]) <= SMALLEST):
+        return Outliers(np.zeros_like(used), residual, theta, False)
+    problem = problem.with_constant_below(float(np.quantile(loss[used], MOST)))  # a bad run must not limit it
+    kept, theta = _core(problem, theta, weight)
+    for _ in range(20):
+        deviation, limit = _judge(problem, theta, kept)
+        agree = used & (np.abs(deviation) <= limit)
+        if np.array_equal(agree, kept):
+            break
+        kept, theta = agree, _refit(problem, theta[None], (weight * agree)[None])[0]
+    suspicious = used & ~kept
+    return Outliers(suspicious, deviation, theta, bool(suspicious.sum() > MOST * used.sum()))
+
+
+def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask, FloatArray]:
+    """The core of runs with the best trimmed fit, and that fit: the best of several concentrations.
+
+    One starts from θ, the others from fits to fixed random halves of the runs, of which some are free of the bad runs
+    that may have pulled θ.
+    """
+    used, free = weight > 0, int(np.sum(problem.lower < problem.upper))
+    count = int(used.sum())
+    size = min(count, max(int(np.ceil(CORE * count)), (count + free + 1) // 2))
+    rng = np.random.default_rng(0)
+    rows = np.flatnonzero(used)
+    halves = np.zeros((HALVES, len(used)))
+    for half in halves:
+        half[rng.permutation(rows)[: max(count // 2, min(count, free + 1))]] = 1.0
+    start = np.tile(theta, (HALVES, 1))
+    points = np.concatenate([theta[None], _refit(problem, start, weight * halves, 1e-4)])
+    kept, _ = _nearest(problem, points, used, size)
+    for steps in (2, 30):  # all for two steps; then the best few until nothing changes
+        for _ in range(steps):
+            points = _refit(problem, points, weight * kept, 1e-5)
+            before, (kept, distance) = kept, _nearest(problem, points, used, size)
+            if np.array_equal(before, kept):
+                break
+        best = np.argsort(distance, kind="stable")[:4]
+        points, kept, distance = points[best], kept[best], distance[best]
+    return kept[0], points[0]
+
+
+def _nearest(problem: Problem, points: FloatArray, used: Mask, size: int) -> tuple[NDArray[np.bool_], FloatArray]:
+    """For each θ [S, p]: the `size` used runs nearest to it, [S, n], and the sum of their squared distances, [S]."""
+    distance = np.where(used, np.abs(problem.objective.residuals(points)), np.inf)
+    order = np.argsort(distance, axis=1, kind="stable")[:, :size]
+    kept = np.zeros(distance.shape, bool)
+    np.put_along_axis(kept, order, True, axis=1)
+    return kept, np.sum(np.take_along_axis(distance, order, axis=1) ** 2, axis=1)
+
+
+def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray, FloatArray]:
+    """Deviation of ln L of every run from the fit without it [n], and how large it may be [n]."""
+    from scipy.special import stdtrit
+
+    free = problem.free(theta)
+    residual, jacobian = (part[0] for part in problem.objective.linearised(theta[None]))
+    residual, jacobian = -residual, jacobian[:, free]
+    scale, singular, rotation = _decomposed(jacobian[kept])
+    singular = np.maximum(singular, RANK_TOLERANCE * max(singular[0], 1e-300))
+    leverage = np.sum((jacobian / scale @ rotation.T / singular) ** 2, axis=1)
+    alone = np.where(kept, np.maximum(1.0 - leverage, 1e-12), 1.0)  # a run of leverage 1 is its own prediction
+    spare = int(kept.sum()) - int(free.sum())
+    if spare < 1:
+        return residual, np.full(len(residual), np.inf)
+    judged = kept & (leverage < 0.9)
+    sigma = 1.4826 * float(np.median(np.abs(residual[judged]) / np.sqrt(alone[judged]))) if judged.any() else np.inf
+    deviation = residual / alone
+    spread = sigma * np.where(kept, 1.0 / np.sqrt(alone), np.sqrt(1.0 + leverage))
+    limit = np.maximum(-float(stdtrit(spare, TAIL / 2)) * spread, SMALLEST)
+    return deviation, limit
+
+
+def _refit(problem: Problem, theta: FloatArray, weight: FloatArray, tolerance: float = 1e-8) -> FloatArray:
+    """Fits from θ [S, p] with weights [S, n]; flat directions need not be followed to their end to see a bad run."""
+    return problem.solve(theta, weight, max_iterations=100 if tolerance < 1e-6 else 30, tolerance=tolerance).theta

@@ -1,0 +1,179 @@
+"""Laws as files and as Hub repositories: `scaling_law.json`, and a card with its figures.
+
+Files are written atomically; what is read may come from anyone's repository, and is validated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import hub  # lazy: its rooms are imported when a law is read from the Hub
+from hub.plain import strict_json
+from hub.plain.markdown import escaped
+from hub.plain.tables import Table
+from hub.plain.units import format_count
+from scaling_law.figures import drawing, law_figures
+from scaling_law.laws import LAWS, ChinchillaLaw, Conditions, JointLaw, Law
+from scaling_law.planning.optimum import has_optimum
+
+FILE_NAME = "scaling_law.json"
+FORMAT, VERSION = "scaling_law", 1
+ISOFLOP_EXPERTS = (1.0, 4.0, 16.0)
+ISOFLOP_BUDGETS, MEMORY_BUDGET = (1e19, 1e20, 1e21, 1e22), 1e22  # the paper's figures; FLOPs
+LARGEST_PAPER_RUN = 5.3e20
+
+
+def law_to_dict(law: Law) -> dict[str, Any]:
+    """Plain JSON values from which `law_from_dict` makes an equal law (floats keep every bit)."""
+    data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "law": law.name, "formula": law.formula}
+    data["coefficients"] = law.coefficients
+    if isinstance(law, ChinchillaLaw) and law.experts is not None:
+        data["experts"] = law.experts
+    if law.conditions is not None:
+        data["conditions"] = law.conditions.to_dict()
+    if law.draws is not None:
+        data["draws"] = law.draws.tolist()
+    return data
+
+
+def law_from_dict(data: Any, source: str = "law") -> Law:
+    """Read what `law_to_dict` made; ValueError naming `source` and the field for anything else."""
+    data = strict_json.checked(data, FORMAT, VERSION, source)
+    kind = LAWS.get(str(data.get("law")))
+    if kind is None:
+        raise ValueError(f"{source}: law={data.get('law')!r} is not one of {sorted(LAWS)}")
+    options: dict[str, Any] = {name: data[name] for name in ("experts", "draws") if data.get(name) is not None}
+    try:
+        if data.get("conditions") is not None:
+            options["conditions"] = Conditions.from_dict(data["conditions"])
+        return kind(**data["coefficients"], **options)
+    except (KeyError, TypeError):
+        raise ValueError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def law_to_json(law: Law) -> bytes:
+    """The content of `scaling_law.json`; NaN and infinities are refused."""
+    return strict_json.versioned(FORMAT, VERSION, law_to_dict(law))
+
+
+def save_law(law: Law, folder: str | Path) -> Path:
+    """Write `scaling_law.json` (coefficients at full precision, conditions, draws) into `folder`; its path."""
+    return strict_json.write(Path(folder) / FILE_NAME, FORMAT, VERSION, law_to_dict(law))
+
+
+def load_law(source: str | Path, revision: str | None = None) -> Law:
+    """A law from a folder, a JSON file, or a Hub repo "owner/name" (only if no such path exists).
+
+    Raises:
+        FileNotFoundError: nothing there, and no such repository on the Hub.
+        ValueError: what is there is no law.
+    """
+    path = Path(source)
+    try:
+        content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
+    except hub.NotFoundError as error:
+        what = f"neither a folder or Hub repo with a {FILE_NAME}, nor a law's file ({error})"
+        raise FileNotFoundError(f"{source}: {what}") from None
+    data = strict_json.loads(content, what=str(source), max_bytes=strict_json.MAX_FILE_BYTES)
+    return law_from_dict(data, str(source))
+
+
+def push_law(
+    law: Law, repo: str, *, token: str | None = None, private: bool = False, license: str | None = None
+) -> str:
+    """Push the law, its card and its figures to the main branch of the Hub repo "owner/name", in one commit.
+
+    Returns the commit's id (sha). The card names a licence (an identifier of the Hub's list) only if one is given.
+    ValueError for a name of another form; `hub.HubError` for what the Hub refuses.
+    """
+    owner, slash, name = repo.partition("/")
+    if not owner or not slash or not name or "/" in name:
+        raise ValueError(f"repo={repo!r} must have the form owner/name")
+    pictures = law_pictures(law)
+    card = law_card(law, repo, tuple(pictures), license=license).encode()
+    store = hub.HubStore(owner, private=private, token=token)
+    files = {FILE_NAME: law_to_json(law), "README.md": card, **pictures}
+    return hub.publish_files(store, name, files, message=f"Add a {law.name} scaling law").commit
+
+
+# ------------------------------------------------------------------ cards
+
+
+def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: str | None = None) -> str:
+    """The README.md of a law's repository, with metadata that the Hub accepts; it names a licence if one is given."""
+    kind = type(law).__name__
+    parts = [
+        f"# {kind}: `{law.formula}`",
+        "N is active parameters, D training tokens, Ê the transformed number of experts "
+        "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)); losses are in nats per token.",
+        loading_code(law, repo),
+        "## Coefficients",
+        Table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()]).markdown(),
+    ]
+    if law.draws is not None:
+        parts.append(f"`scaling_law.json` also holds {len(law.draws)} bootstrap draws of them, for intervals.")
+        if law.conditions is not None and law.conditions.draws is not None:
+            parts.append(f"The draws: {escaped(law.conditions.draws)}.")
+    if law.conditions is not None:
+        parts += ["## Conditions", *_conditions(law.conditions)]
+    parts += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
+    tags = ["tags:", "- scaling-laws", "- mixture-of-experts", "- joint-moe-scaling-laws"]
+    metadata = ["---", *([f"license: {license}"] if license else []), *tags, "---"]
+    return "\n\n".join(["\n".join(metadata), *parts]) + "\n"
+
+
+def loading_code(law: Law, place: str) -> str:
+    """A block of Python that loads this law from `place`; a law of another package is imported from there."""
+    kind, module = type(law).__name__, type(law).__module__
+    module = "scaling_law" if module.startswith("scaling_law.") else module
+    return f'```python\nfrom {module} import {kind}\n\nlaw = {kind}.from_pretrained("{place}")\nprint(law)\n```'
+
+
+def _conditions(conditions: Conditions) -> list[str]:
+    """What the law was fitted on, paragraph by paragraph."""
+    parts = [escaped(conditions.provenance)]
+    if conditions.dataset is not None:
+        link = f"[{escaped(conditions.dataset)}](https://huggingface.co/datasets/{conditions.dataset})"
+        parts.append(f"The runs: {link}{f' at commit `{conditions.commit}`' if conditions.commit else ''}.")
+        if conditions.commit:
+            where = f", where={str(conditions.where)!r}" if conditions.where else ""
+            code = f'runs = load_runs("{conditions.dataset}", revision="{conditions.commit}"{where})'
+            parts.append(f"```python\nfrom scaling_law import load_runs\n\n{code}\n```")
+    if conditions.rmse is not None:
+        trunks = f" of {conditions.trunks} trunks ({conditions.trunk_source})" if conditions.trunks else ""
+        runs = escaped(f"{conditions.n_runs} runs{trunks}")
+        parts.append(f"{runs}, RMSE {conditions.rmse:.4f} nats. {escaped(conditions.status or '')}")
+    if conditions.set_aside:
+        names = ", ".join(escaped(name) for name in conditions.set_aside[:20])
+        more = ", …" if len(conditions.set_aside) > 20 else ""
+        parts.append(f"Set aside as outliers, and not among these runs: {names}{more}.")
+    header = {"Active parameters": "n_active", "Tokens": "tokens", "Tokens per parameter": "tokens_per_parameter"}
+    rows = []
+    for r in conditions.ranges:
+        spans = [" to ".join(map(format_count, getattr(r, name))) for name in header.values()]
+        rows.append(["all" if r.experts is None else f"{r.experts:g}", *spans])
+    parts.append(Table(("E", *header), rows).markdown())
+    parts.append("Predictions outside these ranges are extrapolations and come with a warning.")
+    if conditions.vocab_size is not None:
+        parts.append(f"Sizes count the vocabulary of these runs, {conditions.vocab_size:,} tokens.")
+    return [*parts, f"```json\n{json.dumps(conditions.objective, indent=1)}\n```"]
+
+
+def law_pictures(law: Law) -> dict[str, bytes]:
+    """isoFLOP and memory-optimal figures as PNG, by file name; none for laws that have no optimum.
+
+    Budgets are as far from the law's largest run as the paper's figures are from the paper's.
+    """
+    if not isinstance(law, JointLaw) or not has_optimum(law.chinchilla_coefficients(ISOFLOP_EXPERTS)).any():
+        return {}
+    fitted = law.conditions.overall if law.conditions else None
+    scale = 10.0 ** round(math.log10(fitted.training_flops[1] / LARGEST_PAPER_RUN)) if fitted else 1.0
+    return {
+        "isoflop.png": drawing.png(law_figures.isoflop(law, [scale * f for f in ISOFLOP_BUDGETS], ISOFLOP_EXPERTS)),
+        "memory_optimal.png": drawing.png(law_figures.memory_optimal(law, scale * MEMORY_BUDGET)),
+    }

@@ -1,0 +1,343 @@
+"""What a run writes while it trains: a progress bar, a line of JSON every few steps, Accelerate's trackers, a trace.
+
+A branch begins at a step that the trunk has passed. In a tracker run that they shared its steps would go backwards,
+and wandb drops such steps. So trunk and branches each have a tracker run of their own, in the project named after the
+sweep and in a group named after the size and seed, over the axis of tokens.
+
+    <output_dir>/<trunk or branch>/log.jsonl       one JSON object per line: step, tokens, loss and the rest
+                 <trunk or branch>/tracker.json    the id by which a resumed run continues its tracker run
+                 tensorboard/<trunk or branch>/    TensorBoard's events; wandb and trackio keep theirs where they do
+                 <branch>/model/log.jsonl          the trunk's lines up to the branch point, then the branch's
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+from tqdm.auto import tqdm
+
+from hub.plain.atomic import write_bytes, write_json
+from hub.plain.errors import contains_token
+from hub.record.run_record import RunRecord
+from training.configuration.arguments import ConfigurationError, TrainingArguments
+from training.run.devices import on_main, peak_memory
+from training.run.evaluation import HeldOutLoss
+from training.run.step import Progress, Session, StepResult, utilisation_flops
+
+logger = logging.getLogger(__name__)
+
+NAME = "log.jsonl"
+MAX_BYTES = 4_000_000  # of a released log
+_EVENTS = ("skipped_batch", "loss_spike", "eval_loss")  # their lines stay in a thinned log
+
+
+def balance(tokens_per_expert: list[list[float]]) -> float:
+    """Load of the fullest expert over the mean load, averaged over layers; 1 is perfect balance, E is collapse.
+
+    Args:
+        tokens_per_expert: (layers, experts), counted before dropping.
+    """
+    loads = [max(row) * len(row) / max(sum(row), 1) for row in tokens_per_expert]
+    return sum(loads) / len(loads)
+
+
+class StepLog:
+    """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
+
+    Args:
+        folder: of the trunk or branch; gets `log.jsonl`. Lines from beyond `start_step`, left by a run that was
+            interrupted later than its last checkpoint, are removed.
+    """
+
+    def __init__(self, session: Session, folder: Path, start_step: int, end_step: int):
+        a, arch, accelerator = session.arguments, session.architecture, session.accelerator
+        self.session, self.ramp = session, session.schedule.ramp
+        start_tokens = self.ramp.tokens(start_step)
+        self.trackers = Trackers(accelerator, a, folder, start_tokens)
+        # step, wall seconds and data wait at the last line
+        self._since: tuple[int, float | None, float] = (start_step, None, session.data.wait_seconds)
+        self._file = None
+        if accelerator.is_main_process:
+            path = folder / NAME
+            write_bytes(path, b"".join(text for text, line in _lines(path) if line["step"] <= start_step))
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
+        self._bar = tqdm(
+            total=self.ramp.tokens(end_step),
+            initial=start_tokens,
+            desc=f"d{arch.d_model} E{arch.experts} {folder.name}",
+            unit="tok",
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=not (a.run.progress and accelerator.is_main_process),
+        )
+
+    def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
+        step = progress.step  # already counts this update
+        self._bar.update(self.ramp.tokens(step) - self.ramp.tokens(step - 1))
+        if step % self.session.arguments.run.log_steps and result.is_finite and not result.is_spike:
+            return
+        line = self._line(progress, result, rate)
+        if not result.is_finite:
+            # Where the batch lies in the order of the data, and which sequences of the token cache it has.
+            position, count = self.ramp.position(step - 1), self.ramp.sequences(step - 1)
+            sequences = self.session.data.indices(position, count).tolist()
+            line["skipped_batch"] = {"position": position, "sequences": sequences}
+            logger.warning(
+                "step %d was skipped: not finite (loss %s, gradient norm %s); its batch is in log.jsonl",
+                *(step - 1, result.loss, result.gradient_norm),
+            )
+        if result.is_spike:
+            line["loss_spike"] = True
+            before = median(progress.recent_losses[:-1])
+            logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
+        self._show(line)
+        self._write(line)
+
+    def evaluation(self, progress: Progress, measured: HeldOutLoss) -> None:
+        """Record a held-out loss (nats per token, dropless) with its standard error."""
+        loss, error = measured.loss, measured.standard_error
+        line = {"step": progress.step, "tokens": self.ramp.tokens(progress.step), "eval_loss": _finite(loss)}
+        line["eval_perplexity"] = _finite(math.exp(min(loss, 700.0)))
+        if error is not None:
+            line["eval_loss_standard_error"] = _finite(error)
+        logger.info("step %d: held-out loss %.4f%s", progress.step, loss, "" if error is None else f" ± {error:.4f}")
+        self._write(line)
+
+    def _write(self, line: dict) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        self.trackers.log(line)
+
+    def _show(self, line: dict) -> None:
+        parts = [f"loss {line['loss']:.3f}" if line["loss"] is not None else "loss not finite"]
+        parts += [f"{line['tokens_per_second']:,.0f} tok/s"] if line["tokens_per_second"] else []
+        parts += [f"MFU {line['mfu']:.1%}"] if line["mfu"] else []
+        self._bar.set_postfix_str(", ".join(parts), refresh=False)
+
+    def _line(self, progress: Progress, result: StepResult, rate: float) -> dict:
+        total, peak = self.session.total, self.session.peak_flops
+        step, tokens, waited = progress.step, self.ramp.tokens(progress.step), self.session.data.wait_seconds
+        since_step, since_seconds, since_waited = self._since
+        self._since = (step, progress.wall_seconds, waited)
+        seconds = progress.wall_seconds - since_seconds if since_seconds is not None else None
+        speed = (tokens - self.ramp.tokens(since_step)) / seconds if seconds else None
+        balance_loss, z_loss = total(torch.stack([result.balance_loss, result.z_loss])).tolist()
+        line = {
+            "step": step,
+            "tokens": tokens,
+            "loss": _finite(result.loss),
+            "learning_rate": rate,
+            "batch_sequences": self.ramp.sequences(step - 1),
+            "gradient_norm": _finite(result.gradient_norm),
+            "balance_loss": _finite(balance_loss),
+            "z_loss": _finite(z_loss),
+            "tokens_per_second": speed,
+            "mfu": speed * utilisation_flops(self.session.architecture) / peak if speed and peak else None,
+            "data_wait_seconds": waited - since_waited,
+            "memory_bytes": peak_memory(self.session.accelerator.device),
+            "wall_seconds": progress.wall_seconds,
+        }
+        if result.tokens_per_expert is not None:
+            routed, dropped = total(result.tokens_per_expert), total(result.dropped_tokens)
+            line["drop_rate"] = (dropped.sum() / routed.sum()).item()
+            line["expert_load_max_over_mean"] = balance(routed.tolist())
+            line["router_entropy"] = _finite(total(result.router_entropy).mean().item())
+            line["tokens_per_expert"] = [[int(n) for n in row] for row in routed.tolist()]
+        return line
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        self.trackers.finish()
+        if self._file is not None:
+            self._file.close()
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
+
+
+# -- trackers
+
+
+def check_trackers(names: list[str]) -> None:
+    """Refuse a tracker that would log nothing: Accelerate passes over one that is not installed.
+
+    Raises:
+        ConfigurationError: a name is unknown, or its package is not installed.
+    """
+    from accelerate.tracking import get_available_trackers
+    from accelerate.utils import LoggerType
+
+    known, installed = LoggerType.list(), [str(tracker) for tracker in get_available_trackers()]
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(f"run.trackers: {name!r}; allowed are {', '.join(known)}")
+        if name not in installed and (name != "all" or not installed):
+            missing, others = "no tracker is" if name == "all" else f"{name!r} is not", ", ".join(installed) or "none"
+            raise ConfigurationError(f"run.trackers: {missing} installed; allowed are {others}")
+
+
+class Trackers:
+    """The tracker runs of the trunk or of one branch; on the main process alone, the others log nothing.
+
+    Args:
+        folder: of the trunk or branch; its name names the tracker run.
+        start_tokens: tokens that are trained already.
+
+    Raises:
+        ConfigurationError: a tracker cannot be started, say because its service refuses the login; on all processes.
+    """
+
+    def __init__(self, accelerator, arguments: TrainingArguments, folder: Path, start_tokens: int):
+        self._started: list = []
+        if arguments.run.trackers:
+            on_main(accelerator, lambda: self._start(arguments, folder, start_tokens))
+
+    def log(self, line: dict) -> None:
+        """Log the numbers of a line of the step log; the load of the experts as its summary for every layer."""
+        values = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "step"}
+        values["updates"] = line["step"]
+        for layer, row in enumerate(line.get("tokens_per_expert", ())):
+            values[f"expert_load_max_over_mean/layer{layer:02d}"] = balance([row])
+        for tracker in self._started:  # wandb counts steps, and is told to draw over the tokens
+            tracker.log(values, step=line["step" if tracker.name == "wandb" else "tokens"])
+
+    def finish(self) -> None:
+        """End the tracker runs, so that the next branch begins its own."""
+        while self._started:
+            self._started.pop().finish()
+
+    def _start(self, arguments: TrainingArguments, folder: Path, start_tokens: int) -> None:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
+
+        output_dir = Path(arguments.run.output_dir)
+        group = f"{arguments.model.name}-seed{arguments.run.seed}"
+        name = f"{group}-{folder.name.partition('-')[0]}"
+        run_id, is_new = _run_id(folder / "tracker.json", name)
+        settings = {
+            "wandb": {"id": run_id, "name": name, "group": group, "resume": "allow"},
+            # trackio continues the latest run of a name, so the name has to be this run's alone.
+            "trackio": {"name": run_id, "group": group, "resume": "allow"},
+            # Events from beyond the checkpoint that training resumes from are hidden.
+            "tensorboard": {"purge_step": start_tokens + 1},
+        }
+        for tracker_name in map(str, filter_trackers(arguments.run.trackers, output_dir)):
+            kind = LOGGER_TYPE_TO_CLASS[tracker_name]
+            place = [str(output_dir)] if kind.requires_logging_directory else []
+            project = arguments.run.sweep
+            if tracker_name == "tensorboard":
+                project, place = folder.name, [str(output_dir / "tensorboard")]
+            try:
+                tracker = kind(project, *place, **settings.get(tracker_name, {}))
+                tracker.start()
+                self._started.append(tracker)
+                if is_new or tracker_name != "tensorboard":  # which would show the configuration as one more run
+                    tracker.store_init_configuration(arguments.flat())
+            except Exception as error:  # each service has errors of its own
+                self.finish()
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise ConfigurationError(f"run.trackers: {tracker_name} could not be started: {reason}") from error
+            if tracker_name == "wandb":
+                tracker.tracker.define_metric("*", step_metric="tokens")
+
+
+def _run_id(path: Path, name: str) -> tuple[str, bool]:
+    """The id of a tracker run, which a run of the same name in another folder does not share; whether it is new."""
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))["id"], False
+    run_id = f"{name}-{secrets.token_hex(4)}"
+    write_json(path, {"id": run_id})
+    return run_id, True
+
+
+# -- the profiler
+
+
+class StepTrace:
+    """A profiler's trace of the steps `first` to `last - 1` of one process, for chrome://tracing or perfetto.
+
+    Call it before every step, and `close` at the end. Without steps it does nothing.
+    """
+
+    def __init__(self, path: Path, steps: list[int]):
+        self.path, self.steps = path, range(*steps) if steps else range(0)
+        self._profile: torch.profiler.profile | None = None
+
+    def __call__(self, step: int) -> None:
+        if self._profile is None and step == self.steps.start and step in self.steps:
+            self._profile = torch.profiler.profile(record_shapes=True, profile_memory=True)
+            self._profile.start()
+        elif step >= self.steps.stop:
+            self.close()
+
+    def close(self) -> None:
+        """Write the trace, if one was begun."""
+        if self._profile is not None:
+            profile, self._profile = self._profile, None
+            profile.stop()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(self.path))
+
+
+# -- the log that is released with a model
+
+
+def write_log(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path) -> None:
+    """Write the run's log beside its model; none if there are no lines.
+
+    A log that cannot be read, or that holds an access token, is left out with a warning: a run of weeks is not lost
+    for it.
+    """
+    try:
+        content = run_log(record, trunk_log, branch_log)
+    except OSError as error:
+        logger.warning("the log of %s could not be read: %s", record.run_id, error)
+        return
+    if contains_token(content.decode()):
+        logger.warning("the log of %s holds what looks like an access token, and is not released", record.run_id)
+    elif content:
+        write_bytes(folder / NAME, content)
+
+
+def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """The lines of the trunk up to the branch point and of the branch; an intermediate model has the trunk's alone.
+
+    Args:
+        max_bytes: of the result. Every 2nd, 4th, … line stays until it fits, and the lines of events.
+    """
+    parts = [(trunk_log, record.tokens)]
+    if record.branch_point_tokens is not None:
+        parts = [(trunk_log, record.branch_point_tokens), (branch_log, record.tokens)]
+    lines = [(text, line) for log, last in parts for text, line in _lines(log) if line["tokens"] <= last]
+    events = {i for i, (_, line) in enumerate(lines) if any(name in line for name in _EVENTS)}
+    kept, every = range(len(lines)), 1
+    while every < len(lines) and sum(len(lines[i][0]) for i in kept) > max_bytes:
+        every *= 2
+        # With more events than there is room for only the first and the last line are left.
+        kept = sorted({*range(0, len(lines), every), len(lines) - 1, *(events if every < len(lines) else ())})
+    return b"".join(lines[i][0] for i in kept)
+
+
+def _lines(log: Path) -> Iterator[tuple[bytes, dict]]:
+    """(text, values) of every line; incomplete ones, such as the last of a killed process, are passed over."""
+    if not log.exists():
+        return
+    with open(log, "rb") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+                _ = line["step"], line["tokens"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            yield text.rstrip(b"\r\n") + b"\n", line
