@@ -256,13 +256,12 @@ def release_runs(
     """Release runs, then the index of each sweep and `main` of its repositories, and tag and collect them if asked to.
 
     Args:
-        store, runs: as for `push_runs`.
+        store, runs, license, options: as for `push_runs`.
         index: whether to write the indexes, and what follows from them.
         describe: called with each sweep once all its runs are in the index: publishes a law of it and returns the
             law's repository and the index as it is then.
         tag: a name for this state of the indexes; empty for none.
         collection: whether to put the repositories of each sweep into a collection.
-        license, options: as for `push_runs`.
 
     Raises:
         FilesError, AccessError: as `push_runs`; nothing was written.

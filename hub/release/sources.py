@@ -64,9 +64,9 @@ def repository(source: str | Path) -> RepositoryReference | None:
     if not explicit and (isinstance(source, Path) or Path(text).exists()):
         return None
     match = _REPOSITORY.fullmatch(text.removeprefix("hf://").removeprefix("datasets/" if explicit else ""))
+    if match is None and explicit:
+        raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, with @REVISION if wanted")
     if match is None:
-        if explicit:
-            raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, with @REVISION if wanted")
         return None
     if match[3] and ".." in match[3]:
         raise FilesError(f"{text!r}: the revision {match[3]!r} is no branch, tag or commit")
@@ -99,11 +99,9 @@ def load_records(
 def load_rows(
     source: str | Path, *, revision: str | None = None, problems: list[str] | None = None, foreign: bool = True
 ) -> LoadedRows:
-    """As `load_records`, with the source's name and commit, and for tables of any kind.
+    """As `load_records`, with the source's name and commit, and for tables of any kind, `.csv` too.
 
-    Args:
-        source, revision, problems: as there; a `.csv` file, too.
-        foreign: rows that are no run records stay mappings, and a folder of several sweeps is refused.
+    With `foreign`, rows that are no run records stay mappings, and a folder of several sweeps is refused.
     """
     reference = repository(source)
     if reference is not None:
@@ -222,9 +220,6 @@ def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -
         store: where from.
         record: a row of the index; its commit pins the content.
         destination: a new or empty folder. Without one, the store's own folder (the Hub's cache) is returned.
-
-    Returns:
-        A folder that `from_pretrained` takes.
 
     Raises:
         NotFoundError: the record was never released, or is gone.
