@@ -373,7 +373,14 @@ def _prediction_of(place: str) -> str:
 
 def _run_table(record: RunRecord) -> str:
     """Size, experts, tokens, losses, recipe and cost of one run; rows with an empty value are left out."""
-    rows = (*_measured(record), *_recipe(record), *_cost(record))
+    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
+    hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
+    rows = (
+        *_measured(record),
+        *_recipe(record),
+        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
+        ("Hardware, wall time", f"{_known(record.hardware)}, {hours}"),
+    )
     return Table(("", "Value"), [row for row in rows if row[1] != ""]).markdown()
 
 
@@ -427,15 +434,6 @@ def _recipe(record: RunRecord) -> Sequence[tuple[str, object]]:
         ("Precision, seed", f"{record.precision}{attention}, {_known(record.seed)}"),
         ("Data", f"{record.dataset.id} (revision {revision}, fingerprint {fingerprint})"),
         ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_known(record.tokenizer.fingerprint)})"),
-    )
-
-
-def _cost(record: RunRecord) -> Sequence[tuple[str, object]]:
-    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
-    hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
-    return (
-        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
-        ("Hardware, wall time", f"{_known(record.hardware)}, {hours}"),
     )
 
 

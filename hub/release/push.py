@@ -304,9 +304,9 @@ def _without_license(folders: Iterable[Path]) -> str:
     """A message for whoever releases these folders on how many runs' cards name no licence; empty if all do."""
     cards = [folder / "README.md" for folder in folders]
     texts = [card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "" for card in cards]
-    if not (missing := sum(license_of(text) is None for text in texts)):
-        return ""
-    return f"no licence: {missing} of {len(cards)} runs name none; pass --license, such as --license apache-2.0"
+    missing = sum(license_of(text) is None for text in texts)
+    text = f"no licence: {missing} of {len(cards)} runs name none; pass --license, such as --license apache-2.0"
+    return text if missing else ""
 
 
 def check_options(store: Store, *, license: str | None, tag: str, collection: bool) -> None:
