@@ -1,6 +1,184 @@
-"""`python -m hub push|pull|runs|repair`: releases from the shell."""
+"""`python -m hub push|pull|runs|repair`: releases from the shell.
 
-from hub.cli import main
+A store is a folder, or `hf://ORGANISATION` for the Hub; nothing leaves the machine unless the latter is given.
+Results go to standard output, progress and messages to standard error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, track
+
+from hub.plain import commands
+from hub.plain.errors import FilesError
+from hub.plain.tables import Table, print_table
+from hub.plain.units import format_bytes
+from hub.record.filter import select
+from hub.record.run_record import RunRecord
+from hub.record.table import to_jsonl
+from hub.release.cards import loading_code, runs_table, tokenizer_name
+from hub.release.index import load_index, repair_index
+from hub.release.push import MAX_WORKERS, check_options, prepare, release_runs
+from hub.release.sources import pull_runs
+from hub.store.base import Store
+from hub.store.files import release_of, run_folders, size_of
+from hub.store.folder import LocalStore
+from hub.store.hub import open_store
+
+app = commands.App(name="hub", help="Release training runs to a folder or to the Hugging Face Hub, and fetch them.")
+log = Console(stderr=True)
+
+Sweep = Annotated[str, typer.Argument(help="The sweep's name.")]
+Where = Annotated[str, typer.Option("--where", help='Filter, e.g. "E=8, D >= 1B, final".')]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
+
+
+@app.command()
+def push(
+    source: Annotated[Path, typer.Argument(metavar="RUN_OR_SWEEP", help="A run's folder, or a parent of such.")],
+    store: commands.Store,
+    private: commands.Private = False,
+    dry_run: DryRun = False,
+    index: Annotated[bool, typer.Option(help="Write the sweep's index at the end.")] = True,
+    tag: commands.Tag = "",
+    collection: commands.Collection = False,
+    license: commands.License = None,
+    workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="Runs pushed at the same time.")] = 4,
+) -> None:
+    """Release a run's folder, or every run below a sweep's folder, and then the sweep's index.
+
+    Only files that differ from what is there are sent: re-run the command to resume, or to correct a release whose
+    records, code or cards changed. Exit status 4: not all of it was pushed.
+    """
+    runs = [(folder, RunRecord.load(folder)) for folder in run_folders(source)]
+    target = open_store(store, private=private)
+    check_options(target, license=license, tag=tag, collection=collection)
+    if dry_run:
+        print_table(_plan(target, runs))
+        return
+    with Progress(console=log) as progress:
+        task = progress.add_task("pushing", total=len(runs))
+
+        def done(_: RunRecord) -> None:
+            progress.advance(task)
+
+        released = release_runs(
+            target, runs, workers=workers, license=license, index=index, tag=tag, collection=collection, done=done
+        )
+    for place in released.indexes.values():
+        _say(f"index {place.repo} at {place.commit[:12]}")
+    for line in released.messages:
+        _say(line)
+    for record in released.records:
+        typer.echo(f"{record.repo}@{record.branch} {record.commit}")
+    if released.records:  # last, so that it can be copied to the end
+        _say("\nTo load one of them in Python (this runs the code of the release):\n")
+        _say(_loading(target, released.records[-1]))
+    if released.failed:
+        raise released.failed
+
+
+@app.command()
+def pull(
+    store: commands.Store,
+    sweep: Sweep,
+    to: Annotated[Path, typer.Option("--to", help="Folder to fetch into.")],
+    where: Where = "final",
+    revision: commands.Revision = None,
+) -> None:
+    """Fetch the checkpoints that match a filter; every file is checked against what was released.
+
+    `--revision` is that of the sweep's index.
+    """
+    source = open_store(store)
+    chosen = select(load_index(source, sweep, revision), where)
+    if not chosen:
+        raise FilesError(f"no run of {sweep!r} matches {where!r}")
+    for _, folder in track(pull_runs(source, chosen, to), "fetching", len(chosen), console=log):
+        typer.echo(str(folder))
+
+
+@app.command()
+def runs(
+    store: commands.Store,
+    sweep: Annotated[str | None, typer.Argument(help="The sweep's name; without one, the sweeps are listed.")] = None,
+    where: Where = "",
+    revision: commands.Revision = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one record per line.")] = False,
+) -> None:
+    """List a sweep's runs, or the sweeps of a store. `--revision` is that of the sweep's index."""
+    source = open_store(store)
+    if sweep is None:
+        for name in source.repos("dataset"):
+            if name.endswith("-runs"):
+                typer.echo(name.removesuffix("-runs"))
+        return
+    problems: list[str] = []
+    chosen = select(load_index(source, sweep, revision, problems=problems), where)
+    for problem in problems:
+        _say(f"left out: {problem}")
+    if json:
+        print(to_jsonl(chosen).decode(), end="")
+    else:
+        print_table(runs_table(chosen, title=f"{len(chosen)} runs of {sweep}"))
+
+
+@app.command()
+def repair(
+    store: commands.Store,
+    sweep: Sweep,
+    dry_run: DryRun = False,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Remove rows of repositories that are gone or not visible.")
+    ] = False,
+) -> None:
+    """Rebuild a sweep's index from the run.json of its branches, and print what changed."""
+    with log.status("reading the branches"):
+        repaired = repair_index(open_store(store), sweep, dry_run=dry_run, drop_missing=drop_missing)
+    for line in (*repaired.changes, *repaired.stays):
+        typer.echo(" ".join(line.split()))
+    rows = f"{repaired.rows} run{'s' if repaired.rows != 1 else ''}"
+    if not repaired.changes:
+        _say(f"the index of {sweep} agrees with its branches: {rows}")
+    elif repaired.publication is None:
+        _say(f"dry run, nothing was written; changes: {len(repaired.changes)}")
+    else:
+        _say(f"index {repaired.publication.repo} at {repaired.publication.commit[:12]}: {rows}")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _loading(store: Store, record: RunRecord) -> str:
+    """Python that loads a released run, unbroken, so that it can be pasted."""
+    place, revision = record.repo or "", record.commit or record.branch
+    if isinstance(store, LocalStore):
+        place, revision = str(store.folder("model", place, record.branch or "").resolve()), None
+    return loading_code(place, revision, tokenizer=tokenizer_name(record))
+
+
+def _plan(store: Store, runs: list[tuple[Path, RunRecord]]) -> Table:
+    """What a push would send."""
+    rows = []
+    for folder, record in runs:
+        release = release_of(folder)
+        prepared = prepare(store, release, record)
+        size = format_bytes(sum(map(size_of, release.files.values())))
+        skipped = ", ".join(release.skipped) or None
+        rows.append((record.run_id, prepared.repo, prepared.branch, len(release.files), size, skipped))
+    header = ("run", "repository", "branch", "files", "size", "not pushed")
+    return Table(header, rows, title=f"would be pushed to {store.uri}")
+
+
+def main() -> None:
+    """`python -m hub`."""
+    app(prog_name="python -m hub")
+
 
 if __name__ == "__main__":
     main()

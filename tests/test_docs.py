@@ -19,7 +19,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 APPS = {
     "scaling-law": "scaling_law.commands.cli",
-    "python -m hub": "hub.cli",
+    "python -m hub": "hub.__main__",
     "python -m training.sweep": "training.sweep.cli",
     "python -m training.prepare": "training.prepare",
     "python -m training.presets": "training.presets",

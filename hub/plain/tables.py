@@ -68,14 +68,9 @@ class Table:
     In a terminal too narrow for it a table becomes several below each other: nothing is cut or left out. Columns of
     numbers are aligned to the right, long texts are folded.
 
-    Args:
-        header: names of the columns, or () for none.
-        rows: cells; what is not a text is shown as `cell` shows it.
-        title, notes, warnings: a line above; lines below.
-        keys: names of the columns that tell rows apart, repeated in every part of a split table; default: the first.
-        first: names of the columns that the first part has at least, besides the keys.
-        styles: rich's style of each row, if any.
-        total: the cells of a last row, set apart.
+    `keys` names the columns that tell rows apart, repeated in every part of a split table (default: the first);
+    `first` those that its first part has at least, besides. `styles` are rich's, one for each row; `total` is a last
+    row, set apart.
     """
 
     header: Sequence[str]

@@ -313,10 +313,12 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
         ValueError: something that JSON does not have, a number that is not finite, a text with a secret, a path of a
             machine or an e-mail address. The field is named; a secret itself is not repeated.
     """
-    if value is None or value is True or value is False:
-        return value
     if type(value) is not str and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return plain(value.item(), name, depth)  # of numpy, whose float64 is a float, too
+        value = value.item()  # of numpy, whose float64 is a float, too
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, str):
         if problem := _problem_of(value):
             raise ValueError(f"{redacted(name)}: {problem}")
@@ -325,25 +327,19 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
         if not abs(value) < 10**30 and not (isinstance(value, float) and math.isfinite(value)):
             raise ValueError(f"{name}: {str(value)[:40]} is not a finite number of at most 30 digits; null is allowed")
         return value
-    if depth == 0:
-        raise ValueError(f"{name}: nested deeper than {_MAX_DEPTH} levels")
-    if hasattr(value, "model_dump"):
-        value = value.model_dump()
     if not isinstance(value, (dict, list, tuple)):
         kind = type(value).__name__
         raise ValueError(f"{name}: a value of type {kind}, allowed are numbers, texts, lists, objects and null")
-    if len(value) > _MAX_ITEMS:
-        raise ValueError(f"{name}: {len(value)} entries, allowed are {_MAX_ITEMS}")
+    if depth == 0 or len(value) > _MAX_ITEMS:
+        raise ValueError(f"{name}: nested deeper than {_MAX_DEPTH} levels, or more than {_MAX_ITEMS} entries")
     if not isinstance(value, dict):
         return [plain(item, f"{name}[{position}]", depth - 1) for position, item in enumerate(value)]
-    inner = {}
-    for key, item in value.items():
+    for key in value:
         if not isinstance(key, str):
             raise ValueError(f"{name}: field names must be strings")
         if problem := _problem_of(key):
             raise ValueError(f"{redacted(f'{name}.{key[:40]}')} (the field's name): {problem}".lstrip("."))
-        inner[key] = plain(item, f"{name}.{key[:80]}" if name else key[:80], depth - 1)
-    return inner
+    return {key: plain(item, f"{name}.{key[:80]}".lstrip("."), depth - 1) for key, item in value.items()}
 
 
 @lru_cache(maxsize=4096)  # most texts of a table are those of its other rows

@@ -16,16 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
 from hub.plain import atomic, strict_json
 from hub.plain.errors import FilesError, RecordError, redacted
 from hub.record.run_record import RunRecord, type_of
-
-if TYPE_CHECKING:
-    import pyarrow
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +154,10 @@ def to_parquet(records: Iterable[RunRecord]) -> bytes | None:
     import pyarrow
     import pyarrow.parquet
 
-    table = pyarrow.Table.from_pylist([_flattened(record.to_dict()) for record in records], schema=_arrow_schema())
+    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}  # lists and objects are JSON text
+    columns = {column: types.get(kind, pyarrow.string()) for column, (_, kind) in _columns().items()}
+    schema = pyarrow.schema([*columns.items(), (_UNKNOWN_FIELDS, pyarrow.string())])
+    table = pyarrow.Table.from_pylist([_flattened(record.to_dict()) for record in records], schema=schema)
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
@@ -219,14 +219,6 @@ def _columns() -> dict[str, tuple[tuple[str, ...], type]]:
         else:
             found[name] = ((name,), kind)
     return found
-
-
-def _arrow_schema() -> pyarrow.Schema:
-    import pyarrow
-
-    types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
-    columns = {column: types.get(kind, pyarrow.string()) for column, (_, kind) in _columns().items()}
-    return pyarrow.schema([*columns.items(), (_UNKNOWN_FIELDS, pyarrow.string())])  # lists and objects are JSON text
 
 
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:

@@ -63,15 +63,12 @@ def fit(
     result = fitting.fit(
         table,
         kind,
-        fixed=dict(fix),
-        bounds=dict(bound),
-        outliers=outliers,
+        **_settings(fix, bound, outliers, allow_unidentifiable),
         huber_delta=huber_delta,
         weights=None if weights == "equal" else weights,
         l2=l2,
         starts=starts,
         release=release,
-        allow_unidentifiable=allow_unidentifiable,
         progress=not as_json,
     )
     draws = result.bootstrap(bootstrap, progress=not as_json) if bootstrap else None
@@ -79,7 +76,7 @@ def fit(
     if output is not None:
         law.save_pretrained(output)
     intervals = {name: draws.interval(name) for name in law.coefficients} if draws else None
-    value = result.to_dict() | {"intervals": intervals, "skipped": list(table.skipped)} if as_json else None
+    value = result.to_dict() | {"intervals": intervals, "skipped": list(table.skipped)}
     show(value, as_json, Group(result.summary(), *([draws.summary()] if draws else [])))
     for reason in table.skipped if not as_json else ():
         typer.secho(f"skipped {reason}", err=True, fg="yellow")
@@ -110,8 +107,8 @@ def profile(
 
         scaling-law profile org/sweep-runs --level 0.9 --json
     """
-    robust: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
-    result = fitting.fit(_load(runs, loss, status), kind, fixed=dict(fix), bounds=dict(bound), **robust)
+    settings = _settings(fix, bound, outliers, allow_unidentifiable)
+    result = fitting.fit(_load(runs, loss, status), kind, **settings)
     names = [name.strip() for name in coefficients.split(",")] if coefficients else result.fitted
     found = [uncertainty.profile_interval(result, name, level) for name in names]
     rows = [{name: getattr(p, name) for name in ("coefficient", "value", "low", "high")} for p in found]
@@ -217,6 +214,11 @@ def report(
         scaling-law report docs/results --into docs/report.md
     """
     show_written(write_report(folder, into, trunks=trunks, outliers=outliers), as_json)
+
+
+def _settings(fix: Any, bound: Any, outliers: str, allow_unidentifiable: bool) -> dict[str, Any]:
+    held = {"fixed": dict(fix), "bounds": dict(bound)}
+    return held | {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
 
 
 def _load(

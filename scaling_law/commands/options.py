@@ -29,9 +29,9 @@ Force = Annotated[bool, option("Answer even where the law is far outside of its 
 Experts = Annotated[Any, quantity(EXPERTS, "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]")]
 VocabSize = Annotated[int | None, option("Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]")]
 Flops = Annotated[float, quantity(COUNT, "Compute budget of training (and inference): 1e22.")]
-Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.")]
+Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.", "--memory")]
 MaxParameters = Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")]
-KvTokens = Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16,384.")]
+KvTokens = Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16,384.", "--kv-tokens")]
 InferenceTokens = Annotated[float, quantity(COUNT, "Tokens served over the model's life: 100B.")]
 
 # of fits

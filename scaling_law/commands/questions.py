@@ -65,11 +65,16 @@ def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
     return row | {"trusted": not law.beyond_guard(n, d, e), "warnings": law.warnings(n, d, e)}
 
 
+def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The arguments of a command that it passes on as they are, under the names that Python has for them."""
+    return {name: value for name, value in arguments.items() if name not in names}
+
+
 def optimal(
     flops: options.Flops,
-    memory: options.Memory = None,
+    max_memory_bytes: options.Memory = None,
     max_parameters: options.MaxParameters = None,
-    kv_tokens: options.KvTokens = 0.0,
+    kv_cache_tokens: options.KvTokens = 0.0,
     experts: options.Experts = None,
     inference_tokens: options.InferenceTokens = 0.0,
     bytes_per_parameter: Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
@@ -92,28 +97,15 @@ def optimal(
 
         scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
     """
-    table = options.choose_law(law, ChinchillaForm).optimal(
-        flops,
-        experts,
-        max_memory_bytes=memory,
-        max_parameters=max_parameters,
-        kv_cache_tokens=kv_tokens,
-        inference_tokens=inference_tokens,
-        bytes_per_parameter=bytes_per_parameter,
-        bytes_per_kv=bytes_per_kv,
-        kv_heads_ratio=kv_heads_ratio,
-        vocab_size=vocab_size,
-        integral=integral,
-        force=force,
-    )
+    table = options.choose_law(law, ChinchillaForm).optimal(**_without(locals(), "law", "as_json"))
     show(table.to_dict() if as_json else None, as_json, table)
 
 
 def plan(
     flops: options.Flops,
-    memory: options.Memory = None,
+    max_memory_bytes: options.Memory = None,
     max_parameters: options.MaxParameters = None,
-    kv_tokens: options.KvTokens = 0.0,
+    kv_cache_tokens: options.KvTokens = 0.0,
     inference_tokens: options.InferenceTokens = 0.0,
     experts: options.Experts = None,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
@@ -138,21 +130,10 @@ def plan(
 
         scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
     """
-    made = planning.plan(
-        options.choose_law(law, ChinchillaForm),
-        flops,
-        experts,
-        branches=branches,
-        gpu_flops=gpu_tflops * 1e12,
-        mfu=mfu,
-        max_memory_bytes=memory,
-        max_parameters=max_parameters,
-        kv_cache_tokens=kv_tokens,
-        inference_tokens=inference_tokens,
-        vocab_size=vocab_size,
-        learning_rate_law=LearningRateLaw.named(learning_rate_law),
-        force=force,
-    )
+    question = _without(locals(), "gpu_tflops", "sweep", "output", "law", "learning_rate_law", "as_json")
+    rates = LearningRateLaw.named(learning_rate_law)
+    chosen = options.choose_law(law, ChinchillaForm)
+    made = planning.plan(chosen, **question, gpu_flops=gpu_tflops * 1e12, learning_rate_law=rates)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(made.to_yaml(sweep), encoding="utf-8")
@@ -165,8 +146,8 @@ def plan(
 def reach(
     loss: Annotated[float, option("The loss to reach, nats per token: 2.2.")],
     flops: Annotated[Any, quantity(COUNT, "With a budget: the least memory that reaches the loss within it.")] = None,
-    memory: options.Memory = None,
-    kv_tokens: options.KvTokens = 0.0,
+    max_memory_bytes: options.Memory = None,
+    kv_cache_tokens: options.KvTokens = 0.0,
     inference_tokens: options.InferenceTokens = 0.0,
     experts: options.Experts = None,
     vocab_size: options.VocabSize = None,
@@ -184,13 +165,13 @@ def reach(
 
         scaling-law reach --loss 2.15 --flops 1e22 --json
     """
-    if flops is not None and memory is not None:
+    if flops is not None and max_memory_bytes is not None:
         raise ValueError("--memory and --flops: give one of them; the other is the answer")
     chosen = options.choose_law(law, ChinchillaForm)
-    limits: dict[str, Any] = {"kv_cache_tokens": kv_tokens, "inference_tokens": inference_tokens}
+    limits: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "inference_tokens": inference_tokens}
     limits |= {"vocab_size": vocab_size, "force": force}
     if flops is None:
-        found = cheapest_budget(chosen, loss, experts, max_memory_bytes=memory, **limits)
+        found = cheapest_budget(chosen, loss, experts, max_memory_bytes=max_memory_bytes, **limits)
     else:
         found = smallest_memory(chosen, flops, loss, experts, **limits)
     show({"loss": loss, "rows": found.to_rows(), "warnings": list(found.warnings)}, as_json, found)
@@ -296,9 +277,9 @@ def next_runs(
     max_run_flops: Annotated[Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]")] = None,
     vocab_size: options.VocabSize = None,
     noise: Annotated[float | None, option("Standard deviation of ln L of one run. [default: from the fit]")] = None,
-    memory: options.Memory = None,
+    max_memory_bytes: options.Memory = None,
     max_parameters: options.MaxParameters = None,
-    kv_tokens: options.KvTokens = 0.0,
+    kv_cache_tokens: options.KvTokens = 0.0,
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
@@ -314,7 +295,8 @@ def next_runs(
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
     """
     chosen = options.choose_law(law, JointLaw)
-    limits = {"max_memory_bytes": memory, "max_parameters": max_parameters, "kv_cache_tokens": kv_tokens}
+    limits = {"max_memory_bytes": max_memory_bytes, "max_parameters": max_parameters}
+    limits["kv_cache_tokens"] = kv_cache_tokens
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
     widths = widths and [int(width) for width in widths]
     largest = flops / 4 if max_run_flops is None else max_run_flops

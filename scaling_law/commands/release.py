@@ -41,7 +41,7 @@ _REPO_SUFFIX = "-law"
 
 @dataclass(frozen=True)
 class LawOnRuns:
-    """A law beside runs: those it was `fitted` to, or others."""
+    """A law beside runs: those it was `fitted` to, or others; errors in nats per token."""
 
     law: Law
     runs: Runs
@@ -49,16 +49,16 @@ class LawOnRuns:
 
     @property
     def residuals(self) -> NDArray[np.float64]:
-        """Predicted minus observed loss [n], nats per token."""
+        """Predicted minus observed loss [n]."""
         return errors_of(self.law, self.runs)
 
     @property
     def rmse(self) -> float:
-        """Over all runs, nats per token."""
+        """Over all runs."""
         return float(np.sqrt(np.mean(self.residuals**2)))
 
     def predictions(self) -> dict[str, float]:
-        """Run id -> predicted loss, nats per token."""
+        """Run id -> predicted loss."""
         return dict(zip(self.runs.run_id, (self.runs.loss + self.residuals).tolist(), strict=True))
 
 

@@ -1,8 +1,4 @@
-"""Shared by all figures: one colour for each E, loss curves with their range and interval, axes, legends, files.
-
-Every figure function draws on the axes it is given, or on a new figure, and returns them; `save` writes the file.
-matplotlib is imported when something is drawn, and needs no display.
-"""
+"""Shared by all figures: one colour for each E, loss curves with their range and interval, axes, legends, files."""
 
 from __future__ import annotations
 
@@ -29,25 +25,16 @@ LOSS = "loss (nats per token)"
 TOKENS, ACTIVE, FLOPS = "training tokens D", "active parameters N_act", "training FLOPs"
 # log2 E → colour: those of Okabe and Ito, from cold to warm, and wine. Any two stay apart for the three kinds of
 # colour blindness; an E between takes a colour between, and from 128 on they darken to brown.
-_COLOURS = {
-    0: "#1f1f1f",
-    1: "#0072B2",
-    2: "#56B4E9",
-    3: "#009E73",
-    4: "#E69F00",
-    5: "#D55E00",
-    6: "#CC79A7",
-    7: "#882255",
-    10: "#4D3000",
-}
+_POWERS = (0, 1, 2, 3, 4, 5, 6, 7, 10)
+_COLOURS = ["#1f1f1f", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#882255", "#4D3000"]
 
 
 def colour_of(experts: float) -> tuple[float, float, float]:
     """The colour (red, green, blue) of E in every figure, for any E ≥ 1: near-black for dense, then blue to red."""
     from matplotlib.colors import to_rgb
 
-    power, channels = np.log2(max(experts, 1.0)), zip(*map(to_rgb, _COLOURS.values()), strict=True)
-    red, green, blue = (float(np.interp(power, list(_COLOURS), values)) for values in channels)
+    power, channels = np.log2(max(experts, 1.0)), zip(*map(to_rgb, _COLOURS), strict=True)
+    red, green, blue = (float(np.interp(power, _POWERS, values)) for values in channels)
     return red, green, blue
 
 
@@ -119,11 +106,7 @@ def _figure_of(drawn: Any) -> Figure:
 def draw_loss(
     ax: Axes, law: Law, x: ArrayLike, n_active: ArrayLike, tokens: ArrayLike, experts: float, **style: Any
 ) -> None:
-    """The predicted loss along `x` [k] for N_act and D [k] (or numbers): a line in the colour of E.
-
-    Solid where the law has runs, dashed outside its fitted range (if it is known), and a band for the 95 % interval if
-    the law has draws. `style` goes to the line.
-    """
+    """The predicted loss along `x` [k] for N_act and D [k] (or numbers), solid inside the law's fitted range."""
     x, n, d = np.broadcast_arrays(*(np.asarray(v, float) for v in (x, n_active, tokens)))
     loss, inside = np.asarray(law.loss(n, d, experts)), in_fitted_range(law, n, d, experts)
     draws = None if law.draws is None else law.loss_draws(n, d, experts)
@@ -131,13 +114,7 @@ def draw_loss(
 
 
 def draw_curve(
-    ax: Axes,
-    x: FloatArray,
-    y: FloatArray,
-    inside: NDArray[np.bool_],
-    experts: float,
-    draws: FloatArray | None = None,
-    **style: Any,
+    ax: Axes, x: FloatArray, y: FloatArray, inside: Any, experts: float, draws: FloatArray | None = None, **style: Any
 ) -> None:
     """A line in the colour of E: solid where `inside` [k], dashed elsewhere, with the band of its `draws`."""
     style = {"color": colour_of(experts), "linewidth": 1.4, **style}

@@ -128,10 +128,9 @@ def draw_memory_optimal(
             drawn = law.loss_draws(within.n_active[part, i], within.tokens[part, i], experts[i])
             drawing.draw_band(ax, memory[part], drawn, experts[i], alpha=0.25)
         for k, ((_, left), (_, right)) in enumerate(pairwise(regions)):  # a bar for each boundary
-            height = 0.03 + 0.03 * (k % 2)  # of the axes: at two heights, for neighbours may overlap
-            style: dict[str, Any] = {"marker": "|", "markersize": 5, "linewidth": 1.2, "label": "_" + drawing.BOUNDARY}
-            ends = boundary_interval(law, within, experts, left, right)
-            ax.plot(ends, [height, height], color=drawing.DARK, transform=ax.get_xaxis_transform(), **style)
+            ends, height = boundary_interval(law, within, experts, left, right), 0.03 + 0.03 * (k % 2)
+            (bar,) = ax.plot(ends, [height, height], "|-", color=drawing.DARK, transform=ax.get_xaxis_transform())
+            bar.set(markersize=5, linewidth=1.2, label="_" + drawing.BOUNDARY)
     reached = losses[np.arange(len(best)), best]
     ax.set(xlim=(memory[0], memory[-1]), ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
     drawing.log_axis(ax, "memory limit (parameters)")

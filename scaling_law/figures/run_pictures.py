@@ -1,7 +1,4 @@
-"""The pictures of a run's card, drawn from its step logs: the training curve, and how evenly the experts were loaded.
-
-The same logs give the same bytes. matplotlib is imported when a picture is drawn, and needs no display.
-"""
+"""The pictures of a run's card, drawn from its step logs; the same logs give the same bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hub.record.run_record import RunRecord
-from scaling_law.figures.drawing import LOSS, TOKENS, axes_or_new, legend, log_axis, new_figure, png
+from scaling_law.figures import drawing
 
 CURVE, LOAD = "training_curve.png", "expert_load.png"
 CAPTIONS = {
@@ -32,24 +29,21 @@ def run_pictures(record: RunRecord, trunk_log: Path, branch_log: Path) -> dict[s
     pictures = {}
     curves = {"trunk": _curve(trunk), "decay": _curve(branch)}
     if any(len(tokens) for tokens, _ in curves.values()):
-        pictures[CURVE] = png(training_curve(curves, record))
+        pictures[CURVE] = drawing.png(training_curve(curves, record))
     last = branch or trunk[-max(1, len(trunk) // 10) :]  # an intermediate model lies on the trunk
     routed = [line["tokens_per_expert"] for line in last if line["tokens_per_expert"]]
     if record.experts > 1 and routed:
-        pictures[LOAD] = png(expert_load(np.sum(routed, axis=0, dtype=float)))
+        pictures[LOAD] = drawing.png(expert_load(np.sum(routed, axis=0, dtype=float)))
     return pictures
 
 
 def _lines(log: Path) -> Iterator[dict]:
-    if not log.exists():
-        return
-    with open(log, encoding="utf-8") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # cut short when a process was killed
-            yield {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
+    for text in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # cut short when a process was killed
+        yield {name: line.get(name) for name in ("tokens", "loss", "tokens_per_expert")}
 
 
 def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
@@ -62,20 +56,19 @@ def _curve(lines: list[dict]) -> tuple[np.ndarray, np.ndarray]:
 
 def training_curve(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], record: RunRecord, ax: Any = None) -> Any:
     """Training loss against tokens on `ax`, which is returned; `curves`: (tokens, loss) of "trunk" and "decay"."""
-    ax = axes_or_new(ax, 6.4, 3.8, dpi=100)
+    ax = drawing.axes_or_new(ax, 6.4, 3.8, dpi=100)
     for name, (tokens, loss) in curves.items():
         # a line needs two points: a curve of one or two gets markers
         ax.plot(tokens, loss, color=_COLOURS[name], label=name, linewidth=1.2, marker="." if len(tokens) < 3 else "")
-    if record.eval_loss is not None:
-        ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=f"held out: {record.eval_loss:.4f}")
     every = np.concatenate([loss for _, loss in curves.values()])
     low, high = every.min(), np.quantile(every, 0.98)
     if record.eval_loss is not None:
+        ax.plot(record.tokens, record.eval_loss, "k*", markersize=9, label=f"held out: {record.eval_loss:.4f}")
         low, high = min(low, record.eval_loss), max(high, record.eval_loss)
-    ax.set(ylabel=LOSS)
-    log_axis(ax, TOKENS)
+    ax.set(ylabel=drawing.LOSS)
+    drawing.log_axis(ax, drawing.TOKENS)
     ax.set_ylim(low - 0.04 * max(high - low, 1e-3), high + 0.1 * max(high - low, 1e-3))
-    legend(ax)
+    drawing.legend(ax)
     return ax
 
 
@@ -87,11 +80,11 @@ def expert_load(routed: np.ndarray, ax: Any = None) -> Any:
     relative = routed / np.maximum(routed.mean(axis=1, keepdims=True), 1.0)
     if ax is None:
         width, height = 2.6 + 0.22 * max(experts, 8), 1.4 + 0.18 * max(layers, 4)
-        ax = new_figure(min(width, 11.0), min(height, 9.0), dpi=100)[1]
+        ax = drawing.new_figure(min(width, 11.0), min(height, 9.0), dpi=100)[1]
     ax.grid(False)
     image = ax.imshow(relative, cmap="viridis", vmin=0.0, vmax=max(2.0, float(relative.max())), aspect="auto")
     ax.set(xlabel="expert", ylabel="layer")
-    for axis in (ax.xaxis, ax.yaxis):  # at least one whole number, also where there is one layer only
+    for axis in (ax.xaxis, ax.yaxis):  # at least one whole number
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.figure.colorbar(image, ax=ax, label="load / even load")
     return ax

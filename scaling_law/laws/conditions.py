@@ -112,14 +112,11 @@ class Conditions:
         """(lowest, highest) N_act, D, D/N and E of all runs together; empty if the ranges are unknown."""
         if (r := self.overall) is None:
             return {}
-        found = {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter}
-        return found | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
+        own = {"E": (self.experts[0], self.experts[-1])} if self.experts else {}
+        return {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter} | own
 
     def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
-        """True where N, D, D/N or E is further outside the range of all runs than `GUARD`; broadcasts.
-
-        False where the ranges are unknown.
-        """
+        """True where N, D, D/N or E is further outside the range of all runs than `GUARD` (if known); broadcasts."""
         quantities = _quantities(n_active, tokens, experts)
         beyond = np.zeros(np.broadcast_shapes(*map(np.shape, quantities.values())), bool)
         for name, (low, high) in self.fitted_limits().items():
@@ -201,10 +198,8 @@ def excesses(
     slack: float = 0.0,
 ) -> Iterator[Excess]:
     """For each quantity and end, the value that leaves its `limits` by the largest factor; all broadcast."""
-    for name, values in quantities.items():
-        if name not in limits:
-            continue
-        arrays = np.broadcast_arrays(*(np.asarray(v, float) for v in (values, *limits[name], experts)))
+    for name, own in limits.items():
+        arrays = np.broadcast_arrays(*(np.asarray(v, float) for v in (quantities[name], *own, experts)))
         value, low, high, e = (v.ravel() for v in arrays)
         for times in (low / value, value / high):
             times = np.where(np.isfinite(value), times, 0.0)
@@ -213,7 +208,7 @@ def excesses(
 
 
 def advice(found: Iterable[Excess]) -> list[str]:
-    """What to do about these: a sentence for each quantity that lies beyond the guard."""
+    """A sentence for each quantity that lies beyond the guard."""
     names = dict.fromkeys(excess.name for excess in found if excess.beyond)
     return [f"{name} is over {GUARD[name]:g} times outside: do not act on this prediction" for name in names]
 

@@ -31,10 +31,7 @@ FloatArray = NDArray[np.float64]
 
 
 class _Draws:
-    """The field `draws` of a law: an array, None, or a function that reads the array when it is first needed.
-
-    A descriptor as a dataclass's default: a query that needs no interval then never opens the file of the draws.
-    """
+    """The field `draws` of a law: a query that needs no interval never opens their file."""
 
     def __get__(self, law: Law, kind: type[Law] | None = None) -> FloatArray | None:
         if callable(stored := law.__dict__["draws"]):
@@ -56,9 +53,9 @@ class _Draws:
 class Law:
     """What all laws share. `conditions` describe the fit; `draws` are coefficients of refits.
 
-    A kind of law has a `name`, a `formula` and its `terms`, from which its values follow. `draws` has
-    shape [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None; a function without arguments
-    that returns such an array is called when the draws are first needed.
+    A kind of law has a `name`, a `formula` and its `terms`, from which its values follow. `draws` has shape
+    [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None, or a function that returns such an
+    array and is called when they are first needed.
 
     N, D and E broadcast in every method. D may be None where no term depends on it; E left out means dense models.
     """
@@ -155,10 +152,9 @@ class Law:
 
     def __repr__(self) -> str:
         body = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())
-        notes = []
-        if self.conditions is not None:
-            runs = f", {self.conditions.n_runs} runs" if self.conditions.n_runs else ""
-            notes.append(f"{self.conditions.provenance}{runs}")
+        notes, known = [], self.conditions
+        if known is not None:
+            notes.append(f"{known.provenance}, {known.n_runs} runs" if known.n_runs else known.provenance)
         if self.draws is not None:
             notes.append(f"{len(self.draws)} draws")
         return f"{type(self).__name__}({body})" + (f"  # {'; '.join(notes)}" if notes else "")
@@ -172,8 +168,8 @@ def register(kind: type[LawT]) -> type[LawT]:
 
     ValueError if the name is missing or another law's, or if the fields are not the coefficients of the terms.
     """
-    known = LAWS.get(kind.name)
-    if not kind.name or (known and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__)):
+    known = LAWS.get(kind.name, kind)
+    if not kind.name or (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
         raise ValueError(f"{kind.__name__}.name={kind.name!r} must be given, and not be another law's: {sorted(LAWS)}")
     wanted = coefficients_of(kind.terms)
     if sorted(wanted) != sorted(kind.coefficient_names()):
@@ -192,10 +188,7 @@ def checked_experts(experts: ArrayLike) -> FloatArray:
 
 
 class ChinchillaForm(Law):
-    """A law that is m N^μ + n D^ν + c for each E, and so has optima.
-
-    A subclass has a coefficient `c` and defines `chinchilla_coefficients`.
-    """
+    """A law that is m N^μ + n D^ν + c for each E, and so has optima; a subclass has a coefficient `c`."""
 
     if TYPE_CHECKING:  # bound by `scaling_law.law_methods`, as those of Law
         compute_optimal = law_methods.compute_optimal
@@ -248,12 +241,10 @@ class ChinchillaLaw(ChinchillaForm):
 
     def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> list[str]:
         own = self.default_experts()
-        asked = np.unique(np.asarray(own if experts is None else experts, float))
-        found = super().warnings(n_active, tokens, own if experts is None else experts)
-        if others := [f"{e:g}" for e in asked.tolist() if e != own]:
-            found.append(
-                f"this Chinchilla law holds for E = {own:g}: its loss for E = {', '.join(others)} is the same"
-            )
+        asked = own if experts is None else experts
+        found = super().warnings(n_active, tokens, asked)
+        if others := ", ".join(f"{e:g}" for e in np.unique(asked).tolist() if e != own):
+            found.append(f"this Chinchilla law holds for E = {own:g}: its loss for E = {others} is the same")
         return found
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
@@ -296,7 +287,6 @@ class JointLaw(ChinchillaForm):
         def published(cls, rounded: bool = False) -> JointLaw: ...
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
-        """(m, μ, n, ν) for each E of `experts`, as arrays of its shape."""
         return joint_to_chinchilla(tuple(self.coefficients.values()), checked_experts(experts))
 
     def to_chinchilla(self, experts: float) -> ChinchillaLaw:

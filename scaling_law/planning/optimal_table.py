@@ -49,8 +49,7 @@ class OptimalRow:
 
     `d_model` is fractional unless the table is integral, and then `architecture` exists. `loss_interval` holds 95 % of
     the law's draws. `limited_by` is "compute" where the compute optimum fits, "memory" where it does not, and
-    "smallest" where it is smaller than d_model 64. `trusted` is False beyond the range guard, where a row is not
-    compared with others; `warnings` say how far outside each quantity is.
+    "smallest" where it is smaller than d_model 64. `trusted` is False beyond the range guard: see `warnings`.
     """
 
     experts: float
@@ -114,12 +113,13 @@ class Comparison:
     def __str__(self) -> str:
         if len(self.tied) == 1:
             return f"E = {self.best:g} is {self.difference:.4f} nats better than E = {self.runner_up:g}"
-        names = [f"{e:g}" for e in sorted(self.tied)]
-        head = f"E = {', '.join(names[:-1])} and {names[-1]} cannot be told apart"
+        *first, last = sorted(self.tied)
+        text = f"E = {_listed(first)} and {last:g} cannot be told apart"
+        between = f"{self.difference:.4f} nats between the best two"
         if self.win_shares:
-            shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in sorted(self.tied))
-            return f"{head}: {self.difference:.4f} nats between the best two; lowest loss: E = {shares} of the draws"
-        return f"{head} ({self.difference:.4f} nats between the best two; the law's error is {self.error:.2g})"
+            shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in (*first, last))
+            return f"{text}: {between}; lowest loss: E = {shares} of the draws"
+        return f"{text} ({between}; the law's error is {self.error:.2g})"
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class OptimalTable(ResultTable):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
     Attributes:
-        law: where its coefficients come from; law_error: RMSE of its fit in nats, if known.
-        experts_that_do_not_fit: at any size; experts_without_optimum: E → why the law has none there.
+        law, law_error: where its coefficients come from, and the RMSE of its fit in nats, if known.
+        experts_without_optimum: E → why the law has none there.
         forced: rows beyond the range guard are compared, too.
         draw_losses: the rows' losses under each draw of the law, [n_draws, rows], or None.
     """
@@ -173,15 +173,10 @@ class OptimalTable(ResultTable):
             interval = intervals.get(row.experts)
             return interval[0] <= 0 if interval else row.loss - best.loss < (self.law_error or 0.0)
 
-        return Comparison(
-            best=best.experts,
-            runner_up=others[0].experts,
-            difference=others[0].loss - best.loss,
-            interval=intervals.get(others[0].experts),
-            error=self.law_error,
-            tied=(best.experts, *(row.experts for row in others if as_good(row))),
-            win_shares=shares,
-        )
+        second, tied = others[0], (best.experts, *(row.experts for row in others if as_good(row)))
+        interval = intervals.get(second.experts)
+        ahead = second.loss - best.loss
+        return Comparison(best.experts, second.experts, ahead, interval, self.law_error, tied, shares)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -367,25 +362,20 @@ def _rows(
 def _smallest_width(experts: FloatArray, constraints: Constraints) -> tuple[str, ...]:
     """A note where the optimum is smaller than any model that is counted: often another vocabulary is meant."""
     smallest = format_count(float(active_parameters(HEAD_DIM, vocab_size=constraints.vocab_size)))
-    note = (
-        f"E = {_listed(experts)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
-        f"{constraints.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
-    )
+    note = f"E = {_listed(experts)}: the compute optimum is smaller than d_model {HEAD_DIM} with a vocabulary of "
+    note += f"{constraints.vocab_size:,} (N_act {smallest}), which is taken instead; vocab_size (--vocab-size) sets it"
     return (note,) if experts.size else ()
 
 
 def _nothing_fits(flops: float, experts: FloatArray, constraints: Constraints) -> str:
     """Why, with what would be needed."""
-    e, vocab = float(experts.min()), constraints.vocab_size
-    smallest = active_parameters(HEAD_DIM, vocab_size=vocab)
-    if affordable_tokens(flops, smallest, constraints.inference_tokens) <= 0:
-        needed = float(inference_flops(smallest, constraints.inference_tokens))
-        return (
-            f"nothing fits: inference_tokens={constraints.inference_tokens:g} alone cost at least "
-            f"{format_flops(needed)} FLOPs, which leaves nothing of flops={flops:g} for training"
-        )
+    e, served = float(experts.min()), constraints.inference_tokens
+    smallest = active_parameters(HEAD_DIM, vocab_size=constraints.vocab_size)
+    if affordable_tokens(flops, smallest, served) <= 0:
+        needed = format_flops(float(inference_flops(smallest, served)))
+        return f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={flops:g}"
     memory = float(constraints.weight_bytes(HEAD_DIM, e) + constraints.kv_bytes(HEAD_DIM))
-    parameters = format_count(float(total_parameters(HEAD_DIM, e, vocab_size=vocab)))
+    parameters = format_count(float(total_parameters(HEAD_DIM, e, vocab_size=constraints.vocab_size)))
     return (
         f"nothing fits: the smallest model (d_model {HEAD_DIM}, E = {e:g}) has {parameters} parameters and needs at "
         f"least {format_bytes(memory)} ({memory:.0f} bytes) with its KV cache"

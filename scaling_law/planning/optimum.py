@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, literal
-from hub.plain.units import format_count, parse_bytes, parse_context, parse_count, parse_experts
+from hub.plain.units import parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.laws import ChinchillaForm, JointLaw, Law
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.laws.law import joint_to_chinchilla
@@ -85,9 +85,8 @@ class Constraints:
             name, value = own.name, getattr(self, own.name)
             if value is None and own.default is None:
                 continue
-            allowed = "finite and not negative" if own.default == 0 else "positive and finite"
-            if own.default is None:
-                allowed += ", or None for no limit"
+            none = ", or None for no limit" if own.default is None else ""
+            allowed = "finite and not negative" if own.default == 0 else f"positive and finite{none}"
             number = _PARSERS[name](value, name) if isinstance(value, str) and name in _PARSERS else value
             if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
                 raise ValueError(f"{name}={literal(value)} is not a number; it must be {allowed}")
@@ -174,8 +173,8 @@ def compute_optimal(
 ) -> ComputeOptimum:
     """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
 
-    `experts` None asks for those of `default_experts`. Raises ValueError for bad input or where the law has no
-    optimum; ExtrapolationError where an answer lies beyond the range guard, unless `force`.
+    Raises ValueError for bad input or where the law has no optimum; ExtrapolationError where an answer lies beyond the
+    range guard, unless `force`.
     """
     budget = positive("flops", flops)
     e = asked_experts(law, experts)
@@ -191,12 +190,10 @@ def compute_optimal(
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
     """(N, D) minimising m N^μ + n D^ν with N D = budget; broadcasts. Needs m, n > 0 and μ, ν < 0.
 
-    With negative exponents G = (μm / νn)^(−1/(μ+ν)): the paper (Section "Compute Optimality") prints it for positive
-    ones.
+    The paper (Section "Compute Optimality") prints G = (μm / νn)^(−1/(μ+ν)) for positive exponents.
     """
-    log_g = -np.log(mu * m / (nu * n)) / (mu + nu)
     log_budget = np.log(budget)
-    log_n = log_g + nu / (mu + nu) * log_budget
+    log_n = nu / (mu + nu) * log_budget - np.log(mu * m / (nu * n)) / (mu + nu)
     return np.exp(log_n), np.exp(log_budget - log_n)
 
 
@@ -204,8 +201,9 @@ def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[A
 class WidthOptimum:
     """The optimum as arrays that broadcast over budgets and E.
 
-    `exists` is False for an E without an optimum, `fits` there and where even d_model = 64 does not fit. `free` is the
-    d_model of the optimum without limits, which may be below 64.
+    `exists` is False for an E without an optimum, `fits` there and where even d_model = 64 does not fit; the loss is
+    infinite there. `truncated` is True where a limit, not compute, decides the size. `free` is the d_model of the
+    optimum without limits, which may be below 64.
     """
 
     d_model: FloatArray
@@ -221,10 +219,9 @@ class WidthOptimum:
 def optimal_widths(
     law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike, constraints: Constraints, integral: bool = False
 ) -> WidthOptimum:
-    """The constrained optimum for each pair of the broadcast of `flops` and `experts`, vectorised; no range check.
+    """The constrained optimum for each pair of the broadcast of `flops` and `experts`; no range check.
 
-    `truncated` is True where a limit, not compute, decides the size. Where `fits` is False (nothing within the limits,
-    or an E for which the law has no optimum) the loss is infinite. ValueError if it has one for no E at all.
+    ValueError if the law has an optimum for no E at all.
     """
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
     coefficients = law.chinchilla_coefficients(e)
@@ -270,8 +267,7 @@ def widths_of(
 def optimum_draws(law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = None, **limits: Any) -> WidthOptimum:
     """The constrained optimum under every draw of the law: arrays [n_draws, E], NaN where a draw has none.
 
-    `experts` and `limits` as in `law.optimal`. ValueError for a law without draws. An interval of a quantity is
-    `np.nanquantile(law.optimum_draws(1e21, [1, 8]).n_active, [0.025, 0.975], axis=0)`.
+    `experts` and `limits` as in `law.optimal`. ValueError for a law without draws.
     """
     columns, e = _draws(law), np.atleast_1d(asked_experts(law, experts))
     constraints = Constraints.of(law, **limits)
@@ -285,15 +281,13 @@ def drawn_optimum(law: JointLaw, flops: ArrayLike, experts: ArrayLike) -> tuple[
     """The compute-optimal N_act, D and loss of every draw of `law`, each [n_draws, E], in closed form.
 
     NaN for a draw without an optimum. One E may be asked at several budgets. ValueError for a law without draws.
-    `optimum_draws` has widths from 64 on, and limits.
     """
     columns, e = _draws(law), np.atleast_1d(np.asarray(experts, float))
     with np.errstate(all="ignore"):  # in draws without an optimum
         coefficients = joint_to_chinchilla(columns, e)
         n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
         loss = law.evaluate(columns, n_active, tokens, e)
-    exists = has_optimum(coefficients)
-    n_active, tokens, loss = (np.where(exists, values, np.nan) for values in (n_active, tokens, loss))
+    n_active, tokens, loss = (np.where(has_optimum(coefficients), v, np.nan) for v in (n_active, tokens, loss))
     return n_active, tokens, loss
 
 
@@ -312,7 +306,7 @@ def _unconstrained(coefficients: Any, budget: FloatArray, inference_tokens: floa
         return optimum
 
     def slope(x: FloatArray, flops: FloatArray, m: Any, mu: Any, n: Any, nu: Any) -> FloatArray:
-        """The derivative of the loss by x = ln N, which increases."""
+        """The derivative of the loss by x = ln N, which increases with x."""
         tokens = np.maximum(affordable_tokens(flops, np.exp(x), inference_tokens), 1e-300)
         # dD/dx = −(D + D_inf / 3) = −F / 6N
         return np.asarray(m * mu * np.exp(mu * x) - n * nu * tokens ** (nu - 1) * affordable_tokens(flops, np.exp(x)))
@@ -345,15 +339,9 @@ def why_no_optimum(law: ChinchillaForm, experts: float) -> str:
 
 
 def no_optimum(law: ChinchillaForm, experts: ArrayLike) -> str:
-    """Why this law cannot be asked for an optimum, and what it can be asked."""
+    """Why this law cannot be asked for an optimum."""
     asked = np.unique(np.asarray(experts, float))
     without = asked[~has_optimum(law.chinchilla_coefficients(asked))].tolist()
     reasons = "; ".join(f"E = {e:g}: {why_no_optimum(law, e)}" for e in without)
-    message = f"this law has no compute optimum for {'any' if len(without) == len(asked) else 'some'} of these experts"
-    message += f": {reasons}"
-    if law.conditions is not None and (limits := law.conditions.fitted_limits()):
-        names = ("N_act", "D")
-        spans = [f"{name} {format_count(limits[name][0])} to {format_count(limits[name][1])}" for name in names]
-        own = ", ".join(f"{e:g}" for e in law.conditions.experts)
-        message += f". It can be asked for the `loss` of models inside its runs: {', '.join(spans)}, E = {own}"
-    return message
+    which = "any" if len(without) == len(asked) else "some"
+    return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` can be asked for"

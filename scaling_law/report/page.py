@@ -8,7 +8,7 @@ Figures go beside the Markdown file (`figures/report-fit.png`; of a subfolder th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from scaling_law.laws import JointLaw
 from scaling_law.report.results import Results, all_findings, isoflop_profiles, repeat_scatter
 from scaling_law.size.architecture import affordable_tokens
 
+Block = Iterator[tuple[object, ...] | str]
 LEARNING_RATE_EXPERTS = (1, 8)  # fitted on these; the others check it, as in the paper
 RUNS = "{} runs of {} trunks; {} tokens trained in all, {:.1e} to {:.1e} FLOPs each, D/N_act from {:.1f} to {:.0f}."
 EPOCHS = " At most {:.2f} epochs of the data."
@@ -47,14 +48,14 @@ def write_report(folder: str | Path, report: str | Path, **options: Any) -> list
     text = target.read_text(encoding="utf-8")
     subfolders = sorted(path.parent.name for path in folder.glob("*/runs.jsonl"))
     results = {about: Results(folder / about, **options) for about in ("", *subfolders)}
-    blocks = {f"{about}/{name}".lstrip("/"): (about, make) for about in results for name, make in BLOCKS.items()}
-    found = [name for name in blocks if block_of(text, name) is not None]
+    blocks = {f"{about}/{name}".lstrip("/"): (about, name) for about in results for name in BLOCKS}
+    found = [block for block in blocks if block_of(text, block) is not None]
     if not found:
         known = ", ".join(BLOCKS)
         raise ValueError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {known}")
-    for name in found:
-        about, make = blocks[name]
-        text = replace_block(text, name, make(results[about]))
+    for block in found:
+        about, name = blocks[block]
+        text = replace_block(text, block, block_text(name, results[about]))
     written = [target]
     for about, own in results.items():
         for name, draw in FIGURES.items():
@@ -65,28 +66,24 @@ def write_report(folder: str | Path, report: str | Path, **options: Any) -> list
     return written
 
 
-def _table(rows: Sequence[Mapping[str, object]], below: str = "") -> str:
-    """A Markdown table, and a paragraph below it."""
-    return f"{Table.of(rows).markdown()}\n\n{below}".strip()
+def block_text(name: str, results: Results) -> str:
+    """The Markdown of a block: a table of the tuples that its function yields, the header first; then its texts."""
+    parts = list(BLOCKS[name](results))
+    rows, texts = [p for p in parts if not isinstance(p, str)], [p for p in parts if isinstance(p, str)]
+    return "\n\n".join([*([Table(list(map(str, rows[0])), rows[1:]).markdown()] if rows else []), *texts])
 
 
-def runs_block(results: Results) -> str:
+def runs_block(results: Results) -> Block:
     """What was run."""
+    yield "d_model", "blocks", "N_act", "N_total", "E", "tokens D", "runs"
     shapes: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for row in results.rows:
         shapes.setdefault((row["d_model"], row["n_blocks"], row["n_heads"]), []).append(row)
-    rows = [
-        {
-            "d_model": d,
-            "blocks": blocks,
-            "N_act": format_count(own[0]["n_active"]),
-            "N_total": " to ".join(format_count(end([r["n_total"] for r in own])) for end in (min, max)),
-            "E": ", ".join(map(str, sorted({r["experts"] for r in own}))),
-            "tokens D": ", ".join(map(format_count, sorted({r["tokens"] for r in own}))),
-            "runs": len(own),
-        }
-        for (d, blocks, _), own in sorted(shapes.items())
-    ]
+    for (d, blocks, _), own in sorted(shapes.items()):
+        n_total = " to ".join(format_count(end([r["n_total"] for r in own])) for end in (min, max))
+        experts = ", ".join(map(str, sorted({r["experts"] for r in own})))
+        tokens = ", ".join(map(format_count, sorted({r["tokens"] for r in own})))
+        yield d, blocks, format_count(own[0]["n_active"]), n_total, experts, tokens, len(own)
     runs = results.runs
     ratio, trunks = runs.tokens / runs.n_active, len(set(runs.trunk.tolist()))
     trained = format_count(_trained_tokens(results.rows))
@@ -94,7 +91,7 @@ def runs_block(results: Results) -> str:
     if epochs := [row["epochs"] for row in results.rows if row.get("epochs") is not None]:
         said += EPOCHS.format(max(epochs))
     deviation, freedom = repeat_scatter(runs)
-    return _table(rows, said + (SEEDS.format(deviation, freedom) if freedom else ""))
+    yield said + (SEEDS.format(deviation, freedom) if freedom else "")
 
 
 def _trained_tokens(rows: list[dict[str, Any]]) -> int:
@@ -106,141 +103,111 @@ def _trained_tokens(rows: list[dict[str, Any]]) -> int:
     return sum(trunks.values()) + sum(row["tokens"] - (row.get("branch_point_tokens") or 0) for row in rows)
 
 
-def losses_block(results: Results) -> str:
+def losses_block(results: Results) -> Block:
     """Every loss: a row for each trunk, a column for each token count."""
     counts = dict.fromkeys(format_count(t) for t in sorted({row["tokens"] for row in results.rows}))
-    trunks: dict[tuple[Any, ...], dict[str, object]] = {}
+    yield "d_model", "E", "seed", "peak LR", *counts
+    trunks: dict[tuple[object, ...], dict[str, str]] = {}
     for row in sorted(results.rows, key=lambda r: (r["n_active"], r["experts"], r.get("seed") or 0)):
-        rate = f"{row['schedule']['peak_learning_rate']:.4f}"
-        trunk = {"d_model": row["d_model"], "E": row["experts"], "seed": row.get("seed"), "peak LR": rate}
-        cells = trunks.setdefault(tuple(trunk.values()), trunk | dict.fromkeys(counts, ""))
-        cells[format_count(row["tokens"])] = f"{row[results.runs.loss_name]:.3f}"
-    return _table(list(trunks.values()))
+        trunk = row["d_model"], row["experts"], row.get("seed"), f"{row['schedule']['peak_learning_rate']:.4f}"
+        losses = trunks.setdefault(trunk, dict.fromkeys(counts, ""))
+        losses[format_count(row["tokens"])] = f"{row[results.runs.loss_name]:.3f}"
+    yield from ((*trunk, *losses.values()) for trunk, losses in trunks.items())
 
 
-def fit_block(results: Results) -> str:
+def fit_block(results: Results) -> Block:
     """Coefficients with intervals, and how well they are determined."""
+    yield "coefficient", "fitted", "95 % (cluster bootstrap)", "the paper's"
     published = JointLaw.published().coefficients
-    rows = [
-        {
-            "coefficient": name,
-            "fitted": f"{value:.4g}",
-            "95 % (cluster bootstrap)": "{:.4g} to {:.4g}".format(*results.bootstrap.interval(name)),
-            "the paper's": f"{published[name]:.4g}",
-        }
-        for name, value in results.law.coefficients.items()
-    ]
+    for name, value in results.law.coefficients.items():
+        interval = "{:.4g} to {:.4g}".format(*results.bootstrap.interval(name))
+        yield name, f"{value:.4g}", interval, f"{published[name]:.4g}"
     status = " ".join(results.fitted.status.messages) or "All coefficients are determined."
-    return _table(rows, FIT.format(results.fitted.rmse, len(results.runs), results.runs.loss.mean(), status))
+    yield FIT.format(results.fitted.rmse, len(results.runs), results.runs.loss.mean(), status)
 
 
-def residuals_block(results: Results) -> str:
+def residuals_block(results: Results) -> Block:
     """Errors for each E, and of a Chinchilla fit of its own."""
+    yield "E", "runs", "RMSE of the joint law", "its bias", "RMSE of a Chinchilla law for this E"
     rmse, bias = results.fitted.rmse_by_experts(), results.fitted.bias_by_experts()
-    parts = {e: results.runs.subset(results.runs.experts == e) for e in results.experts}
-    return _table(
-        [
-            {
-                "E": f"{e:g}",
-                "runs": len(own),
-                "RMSE of the joint law": f"{rmse[e]:.4f}",
-                "its bias": f"{bias[e]:+.4f}",
-                "RMSE of a Chinchilla law for this E": f"{fit(own, 'chinchilla', outliers=results.outliers).rmse:.4f}",
-            }
-            for e, own in parts.items()
-        ]
-    )
+    for e in results.experts:
+        own = results.runs.subset(results.runs.experts == e)
+        chinchilla = fit(own, "chinchilla", outliers=results.outliers)
+        yield f"{e:g}", len(own), f"{rmse[e]:.4f}", f"{bias[e]:+.4f}", f"{chinchilla.rmse:.4f}"
 
 
-def extrapolation_block(results: Results) -> str:
+def extrapolation_block(results: Results) -> Block:
     """How fits predict runs that were held out."""
-    rows: list[dict[str, object]] = []
+    yield "held out", "fitted / predicted", "RMSE, joint law", "its bias", "RMSE, Chinchilla for each E", "spread"
     for compared in results.held_out:
         held, rmse = compared.split.validation, compared.rmse
+        bias = np.mean(compared.joint.errors_on(held))
         separate = "cannot" if compared.left_out else f"{rmse['separate']['validation']:.4f}"
-        rows.append(
-            {
-                "held out": compared.split.by,
-                "fitted / predicted": f"{len(compared.split.train)} / {len(held)}",
-                "RMSE, joint law": f"{rmse['joint']['validation']:.4f}",
-                "its bias": f"{np.mean(compared.joint.errors_on(held)):+.4f}",
-                "RMSE, Chinchilla for each E": separate,
-                "spread": f"{np.std(held.loss):.3f}",
-            }
-        )
-    return _table(rows)
+        joint = f"{rmse['joint']['validation']:.4f}", f"{bias:+.4f}"
+        counts = f"{len(compared.split.train)} / {len(held)}"
+        yield compared.split.by, counts, *joint, separate, f"{np.std(held.loss):.3f}"
 
 
-def isoflop_block(results: Results) -> str:
+def isoflop_block(results: Results) -> Block:
     """The runs at fixed budgets, without a law."""
-    rows: list[dict[str, object]] = []
+    yield "FLOPs", "E", "best N_act", "D/N_act there", "loss", "against dense"
     for flops in results.budgets:
         profiles = isoflop_profiles(results.runs, flops)
         dense = next((p.best_loss for p in profiles if p.experts == 1), float("nan"))
-        rows += [
-            {
-                "FLOPs": f"{flops:.0e}",
-                "E": f"{p.experts:g}",
-                "best N_act": f"{format_count(p.best_n_active)}{' (end of the sizes)' * p.at_edge}",
-                "D/N_act there": f"{affordable_tokens(flops, p.best_n_active) / p.best_n_active:.3g}",
-                "loss": f"{p.best_loss:.3f}",
-                "against dense": "" if p.experts == 1 else f"{p.best_loss - dense:+.3f}",
-            }
-            for p in profiles
-        ]
-    return _table(rows)
+        for p in profiles:
+            size = f"{format_count(p.best_n_active)}{' (end of the sizes)' * p.at_edge}"
+            ratio = affordable_tokens(flops, p.best_n_active) / p.best_n_active
+            gain = "" if p.experts == 1 else f"{p.best_loss - dense:+.3f}"
+            yield f"{flops:.0e}", f"{p.experts:g}", size, f"{ratio:.3g}", f"{p.best_loss:.3f}", gain
 
 
-def findings_block(results: Results) -> str:
+def findings_block(results: Results) -> Block:
     """Claim, verdict, evidence."""
-    columns = ("", "claim", "on these runs", "share", "evidence")
-    found = [(f.name, f.claim, f.verdict, f"{f.share:.1%}", f.evidence) for f in all_findings(results)]
-    return _table([dict(zip(columns, row, strict=True)) for row in found])
+    yield "", "claim", "on these runs", "share", "evidence"
+    for finding in all_findings(results):
+        yield finding.name, finding.claim, finding.verdict, f"{finding.share:.1%}", finding.evidence
 
 
-def learning_rates_block(results: Results) -> str:
+def learning_rates_block(results: Results) -> Block:
     """Best rates of the grid, and two laws: of E = 1 and 8 as in the paper, and of all models."""
     if results.rates is None:
-        return "No learning rates were searched."
+        yield "No learning rates were searched."
+        return
     laws = {"E = 1 and 8": results.rates.fit(LEARNING_RATE_EXPERTS), "all models": results.rates.fit()}
-    columns = dict(zip(("law of E = 1 and 8 (regret, nats)", "law of all models"), laws.values(), strict=True))
-    rows: list[dict[str, object]] = []
+    yield "d_model", "E", "N_act", "best of the grid", "law of E = 1 and 8 (regret, nats)", "law of all models"
     for model in results.rates.models:
         a = model.architecture
-        rows.append({"d_model": a.d_model, "E": a.experts, "N_act": format_count(a.n_active)})
-        rows[-1]["best of the grid"] = f"{model.best:.4f}"
-        for name, law in columns.items():
-            rate = law.learning_rate(a)
-            rows[-1][name] = f"{rate:.4f} ({model.loss_at(rate) - min(model.losses):+.3f})"
+        rates = [law.learning_rate(a) for law in laws.values()]
+        regrets = [f"{rate:.4f} ({model.loss_at(rate) - min(model.losses):+.3f})" for rate in rates]
+        yield a.d_model, a.experts, format_count(a.n_active), f"{model.best:.4f}", *regrets
     said = (RATES.format(name, law.intercept, law.slope_n, law.slope_e, law.rmse) for name, law in laws.items())
-    return _table(rows, "\n".join(said))
+    yield "\n".join(said)
 
 
-def matched_block(results: Results) -> str:
+def matched_block(results: Results) -> Block:
     """Predicted before training, and measured."""
     if results.matched is None:
-        return "No matched experiment was run."
+        yield "No matched experiment was run."
+        return
+    yield (
+        *("E", "compared at", "d_model", "N_act", "N_total", "D", "FLOPs"),
+        *("predicted (95 %)", "measured", "interval", "against dense"),
+    )
     plan, losses = results.matched
     means = [float(np.mean(seen)) if seen else float("nan") for seen in losses]
-    rows = []
     for model, seen, loss in zip(plan.models, losses, means, strict=True):
-        a = model.architecture
-        rows.append(
-            {
-                "E": a.experts,
-                "compared at": model.role if a.experts > 1 else "dense",
-                "d_model": a.d_model,
-                "N_act": format_count(a.n_active),
-                "N_total": format_count(a.n_total),
-                "D": format_count(model.tokens),
-                "FLOPs": format_flops(model.architecture.training_flops(model.tokens)),
-                "predicted (95 %)": f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
-                "measured": ", ".join(f"{value:.3f}" for value in seen),
-                "interval": "" if not seen else "inside" if model.low <= loss <= model.high else "outside",
-                "against dense": "" if a.experts == 1 or np.isnan(loss - means[0]) else f"{loss - means[0]:+.3f}",
-            }
+        a, is_moe = model.architecture, model.architecture.experts > 1
+        yield (
+            a.experts,
+            model.role if is_moe else "dense",
+            a.d_model,
+            *map(format_count, (a.n_active, a.n_total, model.tokens)),
+            format_flops(a.training_flops(model.tokens)),
+            f"{model.loss:.3f} ({model.low:.3f} to {model.high:.3f})",
+            ", ".join(f"{value:.3f}" for value in seen),
+            "" if not seen else "inside" if model.low <= loss <= model.high else "outside",
+            f"{loss - means[0]:+.3f}" if is_moe and not np.isnan(loss - means[0]) else "",
         )
-    return _table(rows)
 
 
 # ------------------------------------------------------------------ figures
@@ -353,7 +320,7 @@ def matched_losses(results: Results, ax: Any = None) -> Any:
     return ax
 
 
-BLOCKS: dict[str, Callable[[Results], str]] = {
+BLOCKS: dict[str, Callable[[Results], Block]] = {
     "runs": runs_block,
     "losses": losses_block,
     "learning-rates": learning_rates_block,

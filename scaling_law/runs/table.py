@@ -209,7 +209,8 @@ def load_runs(
     if not good or (problems and on_invalid == "raise"):
         raise RunsError(_listed(origin, problems))
     clusters, trunk_source = trunks_of(rows, trunks, origin)
-    vocabularies = {size for i in good for size in _whole(rows[i], "vocab_size") or ()}
+    told = [rows[i] for i in good if not _is_missing(rows[i].get("vocab_size"))]
+    vocabularies = {(_whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
     n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in columns)
     return Runs(
         n,
@@ -225,7 +226,7 @@ def load_runs(
         commit=table.commit,
         trunk_source=trunk_source,
         warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
-        vocab_size=vocabularies.pop() if len(vocabularies) == 1 else None,
+        vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
     )
 

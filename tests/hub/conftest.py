@@ -104,7 +104,7 @@ def store(request, tmp_path):
 @pytest.fixture
 def command(monkeypatch, capsys):
     """Runs `python -m hub`; gives its exit status, standard output and standard error."""
-    from hub.cli import main
+    from hub.__main__ import main
 
     def run(*words):
         monkeypatch.setattr("sys.argv", ["hub", *map(str, words)])

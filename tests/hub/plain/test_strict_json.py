@@ -1,4 +1,4 @@
-"""Files that say their format and version."""
+"""Strict JSON, and files that say their format and version."""
 
 from __future__ import annotations
 
@@ -32,3 +32,26 @@ def test_another_file_is_refused_by_name(tmp_path: Path, fields: object, reason:
     with pytest.raises(RecordError, match=reason) as caught:
         strict_json.read(tmp_path / "x.json", "law", 2)
     assert "x.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"a": -Infinity}', "-Infinity is not a JSON number"),
+        ('{"a": 1e999}', "outside the range"),
+        ('{"a": ' + "9" * 5000 + "}", "5000 digits"),
+        ('{"a": 1, "a": 2}', "'a' occurs twice"),
+        ("[" * 100_000, "nested deeper"),
+        ("[" * 30 + "]" * 30, "nested deeper"),
+        ('{"a": 1,}', "not valid JSON"),
+        ("", "not valid JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b" " * (strict_json.MAX_RECORD_BYTES + 1), "allowed are at most"),
+    ],
+)
+def test_json_that_is_not_strict_is_refused(text: str | bytes, reason: str) -> None:
+    with pytest.raises(RecordError, match=reason) as caught:
+        strict_json.loads(text, what="runs.jsonl line 3")
+    assert str(caught.value).startswith("runs.jsonl line 3: ")
+    assert len(str(caught.value)) < 300

@@ -15,33 +15,18 @@ from hub.plain.units import (
     parse_experts,
 )
 
+GB, GIB = 1e9, 1024**3
+MEANINGS = {
+    parse_count: {"1e22": 1e22, " 1.1B ": 1.1e9, "100B": 1e11, "7b": 7e9, "16k": 16_000, "50_257": 50_257, 3: 3},
+    parse_bytes: {"80GB": 80 * GB, "80gb": 80 * GB, "80G": 80 * GB, "640 GB": 640 * GB, "1000": 1000}
+    | {"80GiB": 80 * GIB, "80 gib": 80 * GIB, "80Gi": 80 * GIB},
+    parse_context: {"16k": 16_384, "16K": 16_384, "16000": 16_000, "1M": 1024**2},
+}
 
-@pytest.mark.parametrize(
-    ("parse", "text", "value"),
-    [
-        (parse_count, "1e22", 1e22),
-        (parse_count, " 1.1B ", 1.1e9),
-        (parse_count, "100B", 1e11),
-        (parse_count, "16k", 16_000),
-        (parse_count, "50_257", 50_257),
-        (parse_count, 3, 3),
-        (parse_bytes, "80GB", 80e9),
-        (parse_bytes, "80GiB", 80 * 1024**3),
-        (parse_bytes, "640 GB", 640e9),
-        (parse_bytes, "80G", 80e9),
-        (parse_bytes, "80gb", 80e9),
-        (parse_bytes, "80 gib", 80 * 1024**3),
-        (parse_bytes, "80Gi", 80 * 1024**3),
-        (parse_count, "7b", 7e9),
-        (parse_context, "16K", 16_384),
-        (parse_bytes, "1000", 1000),
-        (parse_context, "16k", 16_384),
-        (parse_context, "16000", 16_000),
-        (parse_context, "1M", 1024**2),
-    ],
-)
-def test_meanings(parse, text, value):
-    assert parse(text) == value
+
+@pytest.mark.parametrize("parse", MEANINGS)
+def test_meanings(parse):
+    assert {text: parse(text) for text in MEANINGS[parse]} == MEANINGS[parse]
 
 
 @pytest.mark.parametrize(
@@ -68,28 +53,11 @@ def test_formatted_counts_read_back(value):
     assert parse_count(format_count(value)) == pytest.approx(value, rel=6e-3)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "–"),
-        (0, "0"),
-        (12, "12"),
-        (0.3612, "0.361"),
-        (999, "999"),
-        (999.6, "1K"),
-        (1_500, "1.5K"),
-        (999_936, "1M"),
-        (999.9e6, "1B"),
-        (1.7205e9, "1.72B"),
-        (-2e9, "-2B"),
-        (999.4e12, "999T"),
-        (999.9e12, "1e15"),
-        (1e22, "1e22"),
-        (float("inf"), "inf"),
-    ],
-)
-def test_format_count(value, text):
-    assert format_count(value) == text
+def test_format_count():
+    shown = {None: "–", 0: "0", 12: "12", 0.3612: "0.361", 999: "999", 999.6: "1K", 1_500: "1.5K", 999_936: "1M"}
+    shown |= {999.9e6: "1B", 1.7205e9: "1.72B", -2e9: "-2B", 999.4e12: "999T", 999.9e12: "1e15", 1e22: "1e22"}
+    assert {value: format_count(value) for value in shown} == shown
+    assert format_count(float("inf")) == "inf"
 
 
 def test_format_bytes_and_flops():

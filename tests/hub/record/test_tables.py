@@ -76,10 +76,7 @@ def test_broken_lines_are_all_named_and_can_be_left_out(tmp_path: Path) -> None:
     for part in ("runs.jsonl line 2: not valid JSON", "line 5", "'wrong'", "experts", "line 6", "line 7: NaN"):
         assert part in message
     problems: list[str] = []
-    assert [record.run_id for record in load_records(file, problems=problems)] == [
-        "demo-d64-E4-a",
-        "b",
-    ]
+    assert [record.run_id for record in load_records(file, problems=problems)] == ["demo-d64-E4-a", "b"]
     assert [problem.split(":")[0] for problem in problems] == [f"runs.jsonl line {n}" for n in (2, 5, 6, 7)]
 
 

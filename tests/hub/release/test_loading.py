@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hub import open_store, push_run
-from hub.cli import main
+from hub.__main__ import main
 from hub.record.run_record import RunRecord
 from hub.release.cards import loading_code
 from hub.release.push import push_listing
@@ -124,7 +124,7 @@ def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, mon
 
 
 def test_push_to_the_hub_prints_the_commit(loopback, model_folder, monkeypatch, capsys):
-    monkeypatch.setattr("hub.cli.open_store", lambda uri, private=False: hub_store(loopback))
+    monkeypatch.setattr("hub.__main__.open_store", lambda uri, private=False: hub_store(loopback))
     code = pushed_code("hf://org", model_folder, monkeypatch, capsys)
     (record,) = [
         json.loads(row) for row in hub_store(loopback).read("dataset", "demo-runs", "runs.jsonl").splitlines()

@@ -218,10 +218,9 @@ def test_foreign_files_are_refused(published, tmp_path, change, message):
 
 
 def test_missing_and_mistaken_laws(published, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"scaling_law\.json"):
-        load_law(tmp_path)
-    with pytest.raises(FileNotFoundError, match="neither a folder"):
-        load_law("not-there")
+    for source, message in ((tmp_path, r"scaling_law\.json"), ("not-there", "neither a folder")):
+        with pytest.raises(FileNotFoundError, match=message):
+            load_law(source)
     published.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="JointLaw, not a ChinchillaLaw"):
         ChinchillaLaw.from_pretrained(tmp_path)

@@ -90,12 +90,6 @@ def test_no_run_is_shorter_than_its_warmup(law):
     known = law.replace(conditions=replace(law.conditions, warmup_tokens=130e6))
     assert next_runs(known, answer, 1e19, noise=NOISE).to_dict() == given.to_dict()
     assert next_runs(known, answer, 1e19, noise=NOISE, warmup_tokens=0).chosen == short.chosen
-    with pytest.raises(ValueError, match=r"warmup_tokens=1T: no candidate run has the 1\.25T tokens"):
-        next_runs(law, answer, 1e19, noise=NOISE, warmup_tokens=1e12)
-    with pytest.raises(ValueError, match="warmup_tokens=-1"):
-        next_runs(law, answer, 1e19, noise=NOISE, warmup_tokens=-1)
-    with pytest.raises(ValueError, match="flops=-1"):
-        next_runs(law, answer, -1.0)
 
 
 def test_the_warmup_comes_from_the_records():
@@ -106,14 +100,25 @@ def test_the_warmup_comes_from_the_records():
     assert law.conditions.warmup_tokens == 51_000
 
 
-def test_refusals(law):
-    with pytest.raises(ValueError, match="30 draws"):
-        next_runs(JointLaw.published(rounded=True), predicted_loss(1e9, 1e10, 1), 1e20)
-    with pytest.raises(ValueError, match="max_flops=1"):
-        candidate_grid(1.0)
-    with pytest.raises(ValueError, match="max_runs=0"):
-        next_runs(law, predicted_loss(1e9, 1e10, 1), 1e20, max_runs=0)
-    with pytest.raises(ValueError, match="tokens_per_parameter"):
-        candidate_grid(1e19, tokens_per_parameter=(5, 1))
-    with pytest.raises(ValueError, match="too few"):
-        next_runs(law, lambda law: 1.0, 1e20, noise=NOISE)
+LOSS = predicted_loss(1e9, 1e10, 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "ask"),
+    [
+        ("30 draws", lambda law: next_runs(JointLaw.published(rounded=True), LOSS, 1e20)),
+        ("max_flops=1", lambda law: candidate_grid(1.0)),
+        ("tokens_per_parameter", lambda law: candidate_grid(1e19, tokens_per_parameter=(5, 1))),
+        ("max_runs=0", lambda law: next_runs(law, LOSS, 1e20, max_runs=0)),
+        ("too few", lambda law: next_runs(law, lambda law: 1.0, 1e20, noise=NOISE)),
+        ("flops=-1", lambda law: next_runs(law, LOSS, -1.0)),
+        ("warmup_tokens=-1", lambda law: next_runs(law, LOSS, 1e19, noise=NOISE, warmup_tokens=-1)),
+        (
+            r"warmup_tokens=1T: no candidate run has the 1\.25T tokens",
+            lambda law: next_runs(law, LOSS, 1e19, noise=NOISE, warmup_tokens=1e12),
+        ),
+    ],
+)
+def test_refusals(law, message, ask):
+    with pytest.raises(ValueError, match=message):
+        ask(law)

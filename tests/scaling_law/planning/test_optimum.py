@@ -91,10 +91,8 @@ def test_optimum_properties(log_flops, log_memory, log_cache, inference, experts
     assert memory <= 10**log_memory * (1 + 1e-9)
     assert 6 * n * tokens + 2 * n * inference == pytest.approx(flops, rel=1e-9)
     assert found.loss[0] == pytest.approx(law.loss(n, tokens, experts), rel=1e-12)
-    larger = optimal_widths(
-        law, flops, [experts], Constraints(**limits | {"max_memory_bytes": 10 ** (log_memory + 0.3)})
-    )
-    assert larger.loss[0] <= found.loss[0] + 1e-12
+    roomier = Constraints(**limits | {"max_memory_bytes": 10 ** (log_memory + 0.3)})
+    assert optimal_widths(law, flops, [experts], roomier).loss[0] <= found.loss[0] + 1e-12
     if integral:
         assert d % 64 == 0
 
@@ -317,20 +315,11 @@ def test_draws_without_an_optimum_leave_an_interval(published):
     assert np.all(low < high)
 
 
-def test_a_law_that_does_not_fall_has_no_optimum_and_says_what_it_can_answer(published):
+def test_a_law_that_does_not_fall_has_no_optimum_and_says_why(published):
     law = published.replace(beta=0.3)
     for ask in (law.optimal, law.compute_optimal, lambda flops: cheapest_budget(law, 2.3)):
-        with pytest.raises(
-            ValueError, match=r"no compute optimum for any of these experts: E = 1: .* fall with D"
-        ) as e:
+        with pytest.raises(ValueError, match=r"no compute optimum for any of these experts: E = 1: .* fall with D"):
             ask(1e20)
-        assert "`loss` of models inside its runs: N_act 78.7M to 2.72B, D 500M to 80B, E = 1, 2, 4" in str(e.value)
-
-
-def test_an_optimum_below_the_smallest_width_is_said_to_be(published):
-    table = published.optimal(3e15, [1, 8], vocab_size=100_000)
-    assert {row.limited_by for row in table} == {"smallest"}
-    assert any("smaller than d_model 64 with a vocabulary of 100,000" in warning for warning in table.warnings)
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -350,14 +339,13 @@ def test_a_narrow_terminal_shows_the_answer_first_and_drops_nothing(published, w
 
 
 def test_results_are_frames_and_html(published):
-    table, found = published.optimal(1e20, [1, 8]), published.compute_optimal([1e20, 1e21], [1, 8])
-    assert table.to_dataframe().experts.tolist() == [1, 8]
+    found = published.compute_optimal([1e20, 1e21], [1, 8])
     frame = found.to_dataframe()
     assert frame.flops.tolist() == [1e20, 1e20, 1e21, 1e21]
     assert frame.n_active.tolist() == found.n_active.ravel().tolist()
-    for result in (table, found):
-        assert "<pre" in result._repr_html_()
-        assert "N_act" in result._repr_html_()
+    for result in (published.optimal(1e20, [1, 8]), found):
+        assert "<pre" in (html := result._repr_html_())
+        assert "N_act" in html
 
 
 def test_a_rate_outside_the_range_of_its_law_is_warned_of(published):

@@ -11,7 +11,7 @@ from scaling_law import Architecture, JointLaw, fit, load_runs
 from scaling_law.commands.cli import app
 from scaling_law.planning.matched import plan_matched
 from scaling_law.report import results
-from scaling_law.report.page import BLOCKS, write_report
+from scaling_law.report.page import BLOCKS, block_text, write_report
 from scaling_law.report.results import Results, all_findings
 from tests.scaling_law.fitting.test_learning_rate_grid import rows as learning_rate_rows
 from tests.scaling_law.synthetic import TINY_LAW
@@ -113,7 +113,7 @@ def test_a_subfolder_has_blocks_of_its_own(folder):
 
 def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
     write(folder / "results" / "runs.jsonl", records(seeds=(0, 1)))
-    text = BLOCKS["runs"](Results(folder / "results"))
+    text = block_text("runs", Results(folder / "results"))
     # 24 trunks to 0.8 of 4M, and the decays of 0.5M, 1M and 4M
     assert "103M tokens" in text
     assert "72 runs of 24 trunks" in text
@@ -121,7 +121,7 @@ def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
 
 
 def test_every_loss_stands_in_the_row_of_its_trunk(folder):
-    text = BLOCKS["losses"](Results(folder / "results"))
+    text = block_text("losses", Results(folder / "results"))
     assert text.splitlines()[0] == r"| d_model | E | seed | peak LR | 500K | 1M | 4M |"
     a = Architecture(128, 4, vocab_size=2048)
     losses = [f"{float(JointLaw(**TINY_LAW).loss(a.n_active, t, 4)):.3f}" for t in (500_000, 1_000_000, 4_000_000)]
