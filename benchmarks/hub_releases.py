@@ -9,7 +9,7 @@ latency to every request. A run has 15 files, as training leaves them. Counted a
 limits: 1,000 in five minutes for a free account), all requests, and seconds. The obvious way checks nothing that was
 sent, fills no `main`, and has no index that a fit could read; ours does all three.
 
-The pace that keeps below the limit (`store.pace`) does not wait here: the seconds are those of the work, and how long
+The pace that keeps below the limit (`Pace`) does not wait here: the seconds are those of the work, and how long
 it would have waited is a row of its own.
 
 Bounds: one call for each commit, to push again one read of each repository, to load one call in all.

@@ -24,8 +24,6 @@ from .release.index import load_index as load_index
 from .release.index import push_index as push_index
 from .release.index import push_repo_cards as push_repo_cards
 from .release.index import repair_index as repair_index
-from .release.pull import pull_run as pull_run
-from .release.pull import pull_runs as pull_runs
 from .release.push import collect as collect
 from .release.push import push_run as push_run
 from .release.push import push_runs as push_runs
@@ -34,6 +32,8 @@ from .release.push import tag_index as tag_index
 from .release.sources import load_records as load_records
 from .release.sources import load_rows as load_rows
 from .release.sources import publish_files as publish_files
+from .release.sources import pull_run as pull_run
+from .release.sources import pull_runs as pull_runs
 from .release.sources import read_file as read_file
 from .release.sources import read_records as read_records
 from .store.base import Publication as Publication

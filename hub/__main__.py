@@ -22,8 +22,8 @@ from hub.record.run_record import RunRecord
 from hub.record.table import to_jsonl
 from hub.release.cards import loading_code, runs_table, tokenizer_name
 from hub.release.index import load_index, repair_index
-from hub.release.pull import pull_runs
 from hub.release.push import MAX_WORKERS, check_options, prepare, release_runs
+from hub.release.sources import pull_runs
 from hub.store.base import Store
 from hub.store.files import release_of, run_folders, size_of
 from hub.store.folder import LocalStore

@@ -96,10 +96,9 @@ def pull_command(
 def pull_published(
     run: PublishedRun, destination: Path, repository: str = REPOSITORY, revision: str | None = None
 ) -> str:
-    """Fetch a checkpoint at one commit, and write config, code, weights (fp32), run.json and README.md as one folder.
+    """Fetch a checkpoint, and write config, code, weights (fp32), run.json and README.md as one folder.
 
-    Returns:
-        The commit that the file was read at: that of `revision`, or the newest one.
+    Returns the commit that the file was read at: that of `revision`, or the newest one.
 
     Raises:
         FilesError: the destination is not new or empty; the file is no checkpoint of the runs, or not of this one.

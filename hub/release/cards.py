@@ -75,25 +75,21 @@ def model_card(
         predicted_loss: the loss (nats/token) that a scaling law predicts for this run, shown beside the measured one.
         license: an identifier of the Hub's list of licences; without one the card names none.
     """
-    active, tokens = format_count(record.n_active), format_count(record.tokens)
+    kind, purpose = "dense", "as the one-expert case of a Mixture-of-Experts scaling law"
     if record.experts > 1:
-        lead = (
-            f"A Switch Mixture-of-Experts language model of the sweep {escaped(record.sweep)}, trained on {tokens} "
-            f"tokens to measure how loss depends on size, data and the number of experts, as in {PAPER}."
-        )
-    else:
-        lead = (
-            f"A dense language model of the sweep {escaped(record.sweep)}, trained on {tokens} tokens as the "
-            f"one-expert case of a Mixture-of-Experts scaling law, as in {PAPER}."
+        kind, purpose = (
+            "Switch Mixture-of-Experts",
+            "to measure how loss depends on size, data and the number of experts",
         )
     status = {
-        "diverged": ["**This run diverged; its weights are kept for study only.**"],
-        "intermediate": ["This is an intermediate checkpoint of a run that went on."],
+        "diverged": "**This run diverged; its weights are kept for study only.**",
+        "intermediate": "This is an intermediate checkpoint of a run that went on.",
     }
     parts = [
-        f"# {record.experts} expert{'s' * (record.experts > 1)}, {active} active parameters",
-        lead,
-        *status.get(record.status, []),
+        f"# {record.experts} expert{'s' * (record.experts > 1)}, {format_count(record.n_active)} active parameters",
+        f"A {kind} language model of the sweep {escaped(record.sweep)}, trained on {format_count(record.tokens)} "
+        f"tokens {purpose}, as in {PAPER}.",
+        *([status[record.status]] if record.status in status else []),
         "## How to load",
         block(LOADING, _loading_example(record)),
         "## The run",
@@ -124,11 +120,9 @@ def refreshed(card: str, fresh: str) -> str:
 
 
 def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
-    """Whether two cards say the same of a run; its neighbours in the sweep may differ, as they come and go.
+    """Whether two cards (UTF-8) say the same of a run; its neighbours in the sweep may differ, as they come and go.
 
-    Args:
-        present, wanted: the texts (UTF-8).
-        with_prediction: the loss that a law predicts must be the same, too.
+    `with_prediction`: the loss that a law predicts must be the same, too.
     """
     texts = [text.decode("utf-8", "replace") for text in (present, wanted)]
     predictions = {_prediction_of(block_of(text, PLACE) or "") for text in texts}
@@ -137,10 +131,7 @@ def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
 
 
 def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:
-    """The run whose files lie on `main` of its repository: the longest final one; None if none is final.
-
-    Of equally long ones it is that of the lowest held-out loss, and then the first by name.
-    """
+    """The run whose files lie on `main`: the longest final one, then that of the lowest held-out loss, if any."""
 
     def order(record: RunRecord) -> tuple[int, float, str]:
         loss = math.inf if record.eval_loss is None else record.eval_loss
@@ -152,10 +143,8 @@ def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:
 def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: str | None = None) -> str:
     """The README.md on `main` of a model repository: its revisions, which of them `main` is, and how to load one.
 
-    Args:
-        records: the runs released in this repository, at least one; `repo` and `branch` are set.
-        on_main: whether the files of `shown_on_main` lie on `main`, too.
-        license: an identifier of the Hub's list of licences; without one the card names none.
+    `records` are the runs released there, at least one, with `repo` and `branch` set; `on_main`: whether the files of
+    `shown_on_main` lie on `main`, too; `license` as for `model_card`.
     """
     runs = sorted(records, key=lambda record: (record.status != "final", record.tokens, record.branch or ""))
     shown = shown_on_main(runs)
@@ -253,8 +242,8 @@ def _results(record: RunRecord) -> list[dict[str, Any]]:
 def loading_code(place: str, revision: str | None = None, *, tokenizer: str | None = None) -> str:
     """Python that loads a released model and its tokenizer when pasted into a fresh interpreter.
 
-    It needs transformers and nothing of this project: the model's code comes with the release, and runs. Both calls
-    allow that, since transformers asks at a prompt otherwise, for the tokenizer too.
+    It needs nothing of this project: the model's code comes with the release, and runs. Both calls allow that, since
+    transformers asks at a prompt otherwise, for the tokenizer too.
 
     Args:
         place: a repository of the Hub, or the folder of a branch.
@@ -384,7 +373,14 @@ def _prediction_of(place: str) -> str:
 
 def _run_table(record: RunRecord) -> str:
     """Size, experts, tokens, losses, recipe and cost of one run; rows with an empty value are left out."""
-    rows = (*_measured(record), *_recipe(record), *_cost(record))
+    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
+    hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
+    rows = (
+        *_measured(record),
+        *_recipe(record),
+        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
+        ("Hardware, wall time", f"{_known(record.hardware)}, {hours}"),
+    )
     return Table(("", "Value"), [row for row in rows if row[1] != ""]).markdown()
 
 
@@ -438,15 +434,6 @@ def _recipe(record: RunRecord) -> Sequence[tuple[str, object]]:
         ("Precision, seed", f"{record.precision}{attention}, {_known(record.seed)}"),
         ("Data", f"{record.dataset.id} (revision {revision}, fingerprint {fingerprint})"),
         ("Tokenizer", f"{record.tokenizer.id} (fingerprint {_known(record.tokenizer.fingerprint)})"),
-    )
-
-
-def _cost(record: RunRecord) -> Sequence[tuple[str, object]]:
-    speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
-    hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
-    return (
-        ("Training compute", f"{record.training_flops:.4g} FLOPs, {speed}"),
-        ("Hardware, wall time", f"{_known(record.hardware)}, {hours}"),
     )
 
 

@@ -37,11 +37,8 @@ def push_index(store: Store, sweep: str, records: Iterable[RunRecord], *, licens
     So are rows that this version cannot read, byte for byte (`repair_index` replaces them); the parquet file and
     the card leave them out.
 
-    Args:
-        store: where to.
-        sweep: the sweep's name; every record must have it.
-        records: what `push_run` returned.
-        license: of the records, an identifier of the Hub's list; default: the one that the card there names, if any.
+    `records` are what `push_run` returned; `license` is an identifier of the Hub's list, default: the one that the
+    card there names, if any.
 
     Raises:
         FilesError: private and public would mix (`Store.check_visibility`).
@@ -144,11 +141,7 @@ def load_index(
 def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, Content]) -> Publication:
     """Put a law into the index's card, and its files (pictures, `scaling_law.json`) beside it, in one commit.
 
-    Args:
-        store: where the index lies.
-        sweep: the sweep's name.
-        section: Markdown with its heading; it replaces the law that is there, and later pushes of runs keep it.
-        files: name -> file or bytes, of the names that a release may hold.
+    `section` is Markdown with its heading; it replaces the law that is there, and later pushes of runs keep it.
 
     Raises:
         NotFoundError: the sweep has no index, or its card has no place for a law.
@@ -178,12 +171,7 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: 
     `main` gets the files of the repository's longest final run, copied inside the store, so that it can be loaded and
     the Hub's search finds it; and a card with the table of all revisions, their results, datasets and tags. A
     README.md that is not of this kind is somebody's own and stays, and so do weights that are of no run in the index.
-
-    Args:
-        store: where the repositories lie.
-        sweep: the sweep's name.
-        repos: the repositories' names or ids.
-        license: for the cards; default: the one that the copied run's card names, if any.
+    `license`: for the cards; default: the one that the copied run's card names, if any.
 
     Raises:
         NotFoundError: the sweep has no index.
@@ -313,8 +301,7 @@ def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missin
     adds meanwhile.
 
     Args:
-        store: where the sweep lies.
-        sweep: its name.
+        store, sweep: where.
         dry_run: say what would be changed, and write nothing.
         drop_missing: also remove the rows of repositories that are gone, or that this token does not see.
 

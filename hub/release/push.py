@@ -49,12 +49,12 @@ def push_run(
 
     Args:
         store: where to.
-        folder: the checkpoint as `save_pretrained` writes it, with a README.md and its pictures if there are any
-            (default: `hub.release.cards.model_card`); files that `hub.store.files` does not list stay behind.
+        folder: the checkpoint as `save_pretrained` writes it, with its README.md and pictures if there are any; files
+            that `hub.store.files` does not list stay behind.
         record: the run's record. Its `weights_sha256`, if set, must be those of the files.
         branch: another branch name than `branch_name(record)`.
-        siblings: other runs of the sweep, and
-        predicted_loss: what a law predicts for this one (nats/token): for the card's "place in the sweep".
+        siblings: other runs of the sweep, for the card's "place in the sweep".
+        predicted_loss: what a law predicts for this one (nats/token), for the same.
         license: of the weights, an identifier of the Hub's list; default: the one that the card names, if any.
 
     Returns:
@@ -145,11 +145,10 @@ def push_runs(
     """Release several runs, `workers` at a time; each one's card shows it among the others of its sweep.
 
     Args:
-        store: where to; its threads share one pause when the Hub asks for one.
+        store, license: as for `push_run`.
         runs: folder and record of each.
         workers: how many are pushed at the same time.
         predicted_losses: run id -> what a law predicts (nats/token).
-        license: of the weights; see `push_run`.
         done: called with each record as released, in no order, one call at a time.
 
     Returns:
@@ -235,19 +234,12 @@ def check_places(store: Store, records: Iterable[RunRecord]) -> None:
 
 @dataclass
 class Released:
-    """What `release_runs` wrote.
+    """What `release_runs` wrote."""
 
-    Attributes:
-        records: the runs as released.
-        indexes: sweep -> its index, as it is at the end.
-        messages: what else was done, and that runs name no licence; one line each.
-        failed: the runs that could not be pushed, if any; nothing was made of a law or a tag then.
-    """
-
-    records: list[RunRecord] = field(default_factory=list)
-    indexes: dict[str, Publication] = field(default_factory=dict)
-    messages: list[str] = field(default_factory=list)
-    failed: PushErrors | None = None
+    records: list[RunRecord] = field(default_factory=list)  # as released
+    indexes: dict[str, Publication] = field(default_factory=dict)  # of each sweep, as it is at the end
+    messages: list[str] = field(default_factory=list)  # what else was done, and that runs name no licence
+    failed: PushErrors | None = None  # if set, nothing was made of a law or a tag
 
 
 def release_runs(
@@ -264,13 +256,12 @@ def release_runs(
     """Release runs, then the index of each sweep and `main` of its repositories, and tag and collect them if asked to.
 
     Args:
-        store, runs: as for `push_runs`.
+        store, runs, license, options: as for `push_runs`.
         index: whether to write the indexes, and what follows from them.
         describe: called with each sweep once all its runs are in the index: publishes a law of it and returns the
             law's repository and the index as it is then.
         tag: a name for this state of the indexes; empty for none.
         collection: whether to put the repositories of each sweep into a collection.
-        license, options: as for `push_runs`.
 
     Raises:
         FilesError, AccessError: as `push_runs`; nothing was written.
@@ -313,17 +304,13 @@ def _without_license(folders: Iterable[Path]) -> str:
     """A message for whoever releases these folders on how many runs' cards name no licence; empty if all do."""
     cards = [folder / "README.md" for folder in folders]
     texts = [card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "" for card in cards]
-    if not (missing := sum(license_of(text) is None for text in texts)):
-        return ""
-    return f"no licence: {missing} of {len(cards)} runs name none; pass --license, such as --license apache-2.0"
+    missing = sum(license_of(text) is None for text in texts)
+    text = f"no licence: {missing} of {len(cards)} runs name none; pass --license, such as --license apache-2.0"
+    return text if missing else ""
 
 
 def check_options(store: Store, *, license: str | None, tag: str, collection: bool) -> None:
-    """Refuse, before anything is sent, what a release cannot have.
-
-    Raises:
-        FilesError: no such licence; a tag or a collection in a folder, which has neither; or the tag is no name.
-    """
+    """Raise FilesError for no such licence, a tag that is no name, and a tag or a collection in a folder."""
     if license is not None:
         checked_license(license)
     if (tag or collection) and not isinstance(store, HubStore):
@@ -333,16 +320,7 @@ def check_options(store: Store, *, license: str | None, tag: str, collection: bo
 
 
 def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = None) -> str:
-    """Name a commit of a sweep's index.
-
-    Args:
-        store: where the index lies.
-        sweep: the sweep's name.
-        tag: the name, e.g. "v1".
-        commit: which commit; default: the newest one.
-
-    Returns:
-        The commit that the tag names.
+    """Name a commit of a sweep's index (default: the newest), for a paper or a fit to cite; returns the commit.
 
     Raises:
         ConflictError: the tag exists on another commit; tags are not moved.
@@ -364,14 +342,7 @@ def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = Non
 def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, others: Iterable[str] = ()) -> str:
     """Put the sweep's index and model repositories into the organisation's collection "Runs of <sweep>".
 
-    Args:
-        store: where the repositories lie.
-        sweep: the sweep's name.
-        records: the runs; each repository is added once.
-        others: names of further model repositories, such as that of the law.
-
-    Returns:
-        The address of the collection.
+    Returns its address. `others`: names of further model repositories, such as that of the law.
 
     Raises:
         FilesError: the store is private, and there is a public collection of this title.

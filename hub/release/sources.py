@@ -1,21 +1,24 @@
 """Where things are read from, by one text: a file, a folder, a store, or a repository of the Hub.
 
-`load_records` answers for run records, `read_file` and `publish_files` for single files such as a fitted law. A text
-with the form `organisation/name` is a repository of the Hub only if no such path exists here; `hf://organisation/name`
-always is (`hf://datasets/organisation/name` as well). `@revision` at the end of either picks a branch, tag or commit.
+`load_records` answers for run records, `read_file` and `publish_files` for single files such as a fitted law;
+`pull_run` fetches the checkpoint of a record. A text with the form `organisation/name` is a repository of the Hub only
+if no such path exists here; `hf://organisation/name` always is (`hf://datasets/organisation/name` as well).
+`@revision` at the end of either picks a branch, tag or commit.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain.errors import FilesError, NotFoundError, RecordError
+from hub.plain import atomic
+from hub.plain.errors import FilesError, IntegrityError, NotFoundError, RecordError, UnavailableError
 from hub.plain.markdown import read_card
-from hub.record.names import index_name
+from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import (
     JSONL_NAME,
@@ -28,8 +31,10 @@ from hub.record.table import (
 )
 from hub.release.index import list_runs
 from hub.store.base import Kind, Publication, Store
-from hub.store.files import Content, check_secrets, is_allowed, without_copies
+from hub.store.files import Content, check_allowed, check_secrets, content_of, is_allowed, without_copies
 from hub.store.hub import open_store
+
+logger = logging.getLogger(__name__)
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([A-Za-z0-9._/-]+))?")
 
@@ -59,9 +64,9 @@ def repository(source: str | Path) -> RepositoryReference | None:
     if not explicit and (isinstance(source, Path) or Path(text).exists()):
         return None
     match = _REPOSITORY.fullmatch(text.removeprefix("hf://").removeprefix("datasets/" if explicit else ""))
+    if match is None and explicit:
+        raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, with @REVISION if wanted")
     if match is None:
-        if explicit:
-            raise FilesError(f"{text!r}: allowed is hf://ORGANISATION/NAME, with @REVISION if wanted")
         return None
     if match[3] and ".." in match[3]:
         raise FilesError(f"{text!r}: the revision {match[3]!r} is no branch, tag or commit")
@@ -94,11 +99,9 @@ def load_records(
 def load_rows(
     source: str | Path, *, revision: str | None = None, problems: list[str] | None = None, foreign: bool = True
 ) -> LoadedRows:
-    """As `load_records`, with the source's name and commit, and for tables of any kind.
+    """As `load_records`, with the source's name and commit, and for tables of any kind, `.csv` too.
 
-    Args:
-        source, revision, problems: as there; a `.csv` file, too.
-        foreign: rows that are no run records stay mappings, and a folder of several sweeps is refused.
+    With `foreign`, rows that are no run records stay mappings, and a folder of several sweeps is refused.
     """
     reference = repository(source)
     if reference is not None:
@@ -194,27 +197,68 @@ def publish_files(
 ) -> Publication:
     """Put files (a law, its card and figures) on the main branch of a repository, in one commit on the Hub.
 
-    Files that are there with the same content are not sent again; others of the branch stay.
-
-    Args:
-        store: where to.
-        repo: the repository's name, without organisation.
-        files: name -> file or bytes; only names that a release may hold.
-        message: says in the history what this is.
-        kind: "model" or "dataset".
+    Files that are there with the same content are not sent again; others of the branch stay. `repo` is the name
+    without organisation, `message` says in the history what this is.
 
     Raises:
         FilesError: a name that is not allowed, metadata that the Hub would refuse, or an access token in a text.
     """
-    for name in files:
-        if not is_allowed(name):
-            raise FilesError(f"file {name!r} is not on the list of what a release may hold")
+    check_allowed(files)
     check_secrets(files)
-    contents = {name: data if isinstance(data, bytes) else data.read_bytes() for name, data in files.items()}
+    contents = {name: content_of(data) for name, data in files.items()}
     if "README.md" in contents:
         read_card(contents["README.md"].decode())
+    return store.update(kind, repo, (), lambda _: contents, message)
 
-    def change(present: Mapping[str, bytes]) -> dict[str, bytes]:
-        return {name: data for name, data in contents.items() if present.get(name) != data}
 
-    return store.update(kind, repo, tuple(contents), change, message)
+def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -> Path:
+    """Fetch one run's checkpoint, and check the weights against the record and every other file against the store.
+
+    Without a network only the weights are checked, with a warning.
+
+    Args:
+        store: where from.
+        record: a row of the index; its commit pins the content.
+        destination: a new or empty folder. Without one, the store's own folder (the Hub's cache) is returned.
+
+    Raises:
+        NotFoundError: the record was never released, or is gone.
+        IntegrityError: a file is missing, or is not the one that was released.
+    """
+    revision = record.commit or record.branch
+    if record.weights_sha256 is None or revision is None:
+        raise NotFoundError(f"run {record.run_id} has no released weights")
+    repo = _repository(record)
+    folder = store.fetch(repo, revision, destination)
+    found = atomic.weights_sha256(folder)
+    if found != dict(record.weights_sha256):
+        raise IntegrityError(
+            f"the weights of run {record.run_id} at {repo}@{revision} have sha256 {found}, "
+            f"the index says {dict(record.weights_sha256)}"
+        )
+    try:
+        released = {name: file for name, file in store.files("model", repo, revision).items() if is_allowed(name)}
+    except UnavailableError as error:
+        logger.warning("%s; of run %s only the weights were checked", error, record.run_id)
+        return folder
+    problems = [
+        f"{name} {'has other content' if (folder / name).is_file() else 'is missing'}"
+        for name, file in released.items()
+        if not (folder / name).is_file() or not file.holds(folder / name, found.get(name))
+    ]
+    if problems:
+        raise IntegrityError(f"run {record.run_id} as fetched from {repo}@{revision}: {', '.join(problems[:10])}")
+    return folder
+
+
+def pull_runs(
+    store: Store, records: Iterable[RunRecord], destination: Path | None = None
+) -> Iterator[tuple[RunRecord, Path]]:
+    """Fetch several checkpoints, one after the other, each into `destination/<repository>/<branch>`."""
+    for record in records:
+        branch = record.branch or record.commit or "main"
+        yield record, pull_run(store, record, destination and destination / _repository(record) / branch)
+
+
+def _repository(record: RunRecord) -> str:
+    return record.repo.rpartition("/")[2] if record.repo else repo_name(record)

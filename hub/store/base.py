@@ -1,7 +1,7 @@
 """Where releases lie: one interface, with a folder or the Hub behind it (`open_store`).
 
-A store has model repositories, one branch per run, each branch one atomic publication; and dataset repositories with
-one branch, `main`, that is read, changed and written back. A local folder has the layout of the Hub:
+A store has model repositories, each branch a run and one atomic publication; and dataset repositories with one branch,
+`main`, that is read, changed and written back. A local folder has the layout of the Hub:
 
     <root>/models/<repository>/<branch>/{config.json, model.safetensors, run.json, README.md, ...}
     <root>/datasets/<repository>/main/{runs.parquet, runs.jsonl, README.md}
@@ -121,10 +121,8 @@ class Store(ABC):
     ) -> tuple[bytes, str]:
         """One file's bytes, and the commit they were read at; `revision` is a branch, tag or commit, default `main`.
 
-        Raises:
-            NotFoundError: no such repository, revision or file.
-            IntegrityError: the file is larger than `max_bytes`.
-            UnavailableError: the store cannot be reached and the file is in no cache.
+        Raises NotFoundError; IntegrityError for a file larger than `max_bytes`; UnavailableError if the store cannot
+        be reached and the file is in no cache.
         """
 
     def read(
@@ -259,9 +257,7 @@ class Store(ABC):
     def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
         """Put changes on top of a head; returns the new commit.
 
-        Raises:
-            ConflictError: the branch is no longer there.
-            UnavailableError: it is not known whether the commit landed.
+        Raises ConflictError if the branch has moved, UnavailableError if it is not known whether the commit landed.
         """
 
     @abstractmethod

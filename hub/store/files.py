@@ -37,20 +37,12 @@ Content = Path | bytes  # a file on this machine, or its bytes
 
 @dataclass(frozen=True)
 class Release:
-    """What is released from one folder.
-
-    Attributes:
-        folder: where the files lie.
-        files: name in the repository -> path on this machine, sorted by name; bytes where the released file differs
-            from the local one (`portable_tokenizer_config`).
-        weights_sha256: name of each weights file -> sha256 (hex).
-        skipped: names in the folder that are not on the list.
-    """
+    """What is released from one folder, by name; bytes where the released file differs from the local one."""
 
     folder: Path
     files: Mapping[str, Content]
-    weights_sha256: Mapping[str, str]
-    skipped: tuple[str, ...]
+    weights_sha256: Mapping[str, str]  # hex
+    skipped: tuple[str, ...]  # names in the folder that are not on the list
 
 
 def is_allowed(name: str) -> bool:
@@ -98,10 +90,7 @@ def release_of(folder: str | Path) -> Release:
 
 
 def portable_tokenizer_config(content: bytes) -> bytes:
-    """A `tokenizer_config.json` without `local_files_only`, which transformers saves and obeys when it loads.
-
-    Anything else, including what is not a JSON object, is returned unchanged.
-    """
+    """A `tokenizer_config.json` without `local_files_only`, which transformers saves and obeys when it loads."""
     try:
         config = json.loads(content)
     except ValueError:
@@ -137,11 +126,7 @@ def without_copies(folders: Sequence[Path]) -> list[Path]:
 
 
 def check_secrets(files: Mapping[str, Content]) -> None:
-    """Refuse an access token in a text, in the text chunks of a picture, or in the header of a weights file.
-
-    Raises:
-        FilesError: names the file; the token is not repeated.
-    """
+    """Raise FilesError for an access token in a text, in the text of a picture, or in the header of weights."""
     for name, content in files.items():
         if contains_token(_searched(name, content).decode("utf-8", "replace")):
             raise FilesError(f"{name} holds what looks like an access token; take it out before pushing")
@@ -160,11 +145,7 @@ def _searched(name: str, content: Content) -> bytes:
 
 
 def check_safetensors(path: Path) -> None:
-    """Read the header of a weights file.
-
-    Raises:
-        FilesError: the file is not safetensors.
-    """
+    """Read the header of a weights file; FilesError if it is not safetensors."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

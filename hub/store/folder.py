@@ -64,11 +64,7 @@ class LocalStore(Store):
         return file.read_bytes(), _content_id(folder)
 
     def folder(self, kind: Kind, repo: str, revision: str = "main") -> Path:
-        """The folder of a branch (or of the branch whose content has this commit id).
-
-        Raises:
-            NotFoundError: there is none.
-        """
+        """The folder of a branch, or of the branch whose content has this commit id. Raises NotFoundError."""
         repository = self._repository(kind, repo)
         if COMMIT.fullmatch(revision) and not (repository / revision).is_dir():
             revision = next((b for b, commit in self.branches(kind, repo).items() if commit == revision), revision)

@@ -375,9 +375,7 @@ class HubStore(Store):
 def open_store(uri: str | Path, *, private: bool = False) -> Store:
     """The store at `uri`: a folder (`path` or `file:path`), or an organisation or user of the Hub (`hf://name`).
 
-    Args:
-        uri: where. Only an `hf://` URI ever leads to a network call.
-        private: repositories that are made on the Hub are private.
+    Only an `hf://` URI ever leads to a network call. `private`: repositories that are made on the Hub are private.
 
     Raises:
         FilesError: the URI has another form.

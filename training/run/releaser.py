@@ -29,10 +29,7 @@ RELEASE_INCOMPLETE = 4  # exit status: everything was trained and is saved, not 
 def write_card(
     folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path, *, license: str | None = None
 ) -> None:
-    """Write README.md and its pictures beside a model.
-
-    A picture that cannot be drawn is left out with a warning: a run of weeks is not lost for it.
-    """
+    """Write README.md and its pictures beside a model. One that cannot be drawn is left out with a warning."""
     try:
         pictures = run_pictures(record, trunk_log, branch_log)
     except Exception as error:
@@ -45,11 +42,7 @@ def write_card(
 
 
 def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
-    """What `Run` calls for every finished branch; empty if nothing is to be pushed.
-
-    Raises:
-        ConfigurationError: the store cannot be used; raised before anything is trained.
-    """
+    """What `Run` calls for every finished branch. Raises ConfigurationError if the store cannot be used."""
     run = arguments.run
     if not run.push_to_hub:
         return ()

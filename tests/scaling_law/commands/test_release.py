@@ -119,7 +119,7 @@ def test_what_cannot_be_released_is_one_line(release, runs, tmp_path):
     ):
         result = release(*words)
         assert result.exit_code == 2, reason
-    command = [sys.executable, "-m", "training.release", str(runs), str(tmp_path / "store")]
+    command = [sys.executable, "-m", "scaling_law", "release", str(runs), str(tmp_path / "store")]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     assert shown.returncode == 2
     assert shown.stderr.startswith("error: ")
