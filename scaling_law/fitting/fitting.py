@@ -365,11 +365,10 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
     if problems and not allow_unidentifiable:
         advice = "Fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
         raise ValueError(f"{runs.source}: {'; '.join(problems)}. {advice}")
-    reach = dict(zip(problem.objective.names, np.exp(problem.lower), strict=True))
-    for name in problem.objective.constants:
-        below = int(np.sum(runs.loss <= reach[name]))
+    for name, low in zip(problem.objective.names, np.exp(problem.lower), strict=True):
+        below = int(np.sum(runs.loss <= low)) if name in problem.objective.constants else 0
         if below:
-            problems.append(f"the constant {name} ≥ {reach[name]:g} is above the loss of {below} of {len(runs)} runs")
+            problems.append(f"the constant {name} ≥ {low:g} is above the loss of {below} of {len(runs)} runs")
     return problems
 
 

@@ -27,7 +27,6 @@ from scaling_law.laws.terms import (
     SIZE,
     SLOPE,
     TRANSFORM,
-    Term,
     coefficients_of,
     positive_coefficients,
     roles,
@@ -103,11 +102,9 @@ class Problem:
 
     def with_constant_below(self, loss: float) -> Problem:
         """The same problem with `loss` as the upper end of its constant c, unless c has been fixed or bounded."""
-        upper = self.upper.copy()
-        for i, name in enumerate(self.objective.names):
-            if name in self.objective.constants and name not in {**self.settings.fixed, **self.settings.bounds}:
-                upper[i] = np.log(loss)
-        return replace(self, upper=upper)
+        free = set(self.objective.constants) - {*self.settings.fixed, *self.settings.bounds}
+        here = [name in free for name in self.objective.names]
+        return replace(self, upper=np.where(here, np.log(loss), self.upper))
 
     def without(self, aside: NDArray[np.bool_]) -> Problem:
         """The same problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
@@ -335,28 +332,17 @@ def _scaled_starts(
     found |= {name: at["floor"] * columns["loss"].min() for name in objective.constants if name not in fixed}
     rest = np.maximum(middle - sum(found.values()), 0.02 * middle)
     for i, term in enumerate(powers):
-        size = rest * (at["share"] if i == 0 else (1.0 - at["share"]) / (len(powers) - 1))
-        found |= _term_start(term, columns, np.log(size), at[f"slope{i}"], at[f"experts{i}"], fixed)
+        names, size = term.coefficients, rest * (at["share"] if i == 0 else (1.0 - at["share"]) / (len(powers) - 1))
+        cx = float(np.mean(np.log(columns[str(term.variable)])))
+        ce = float(np.mean(np.log(1.0 + columns["experts"]))) if term.experts else 0.0
+        interaction = fixed.get(names[3], 0.0) if term.experts else 0.0
+        values: list[Any] = [np.log(size), at[f"slope{i}"]]
+        if names[1] in fixed:  # as a slope at the middle
+            values[1] = fixed[names[1]] + interaction * ce
+        if term.experts:
+            by_experts = fixed[names[2]] + interaction * cx if names[2] in fixed else at[f"experts{i}"]
+            values += [by_experts, interaction]
+        values = shift(values, -cx, -ce)
+        values[0] = np.exp(values[0])
+        found |= {name: np.full(len(size), fixed.get(name, v)) for name, v in zip(names, values, strict=True)}
     return found
-
-
-def _term_start(
-    term: Term,
-    columns: Mapping[str, FloatArray],
-    size: FloatArray,
-    slope: FloatArray,
-    by_experts: FloatArray,
-    fixed: Mapping[str, float],
-) -> dict[str, FloatArray]:
-    """Coefficients [S] of a term with given ln size and slopes at the middle of the data; fixed ones as they are."""
-    assert term.variable is not None  # a constant has no slopes to start from
-    names = term.coefficients
-    cx = float(np.mean(np.log(columns[term.variable])))
-    ce = float(np.mean(np.log(1.0 + columns["experts"]))) if term.experts else 0.0
-    interaction = fixed.get(names[3], 0.0) if term.experts else 0.0
-    values: list[Any] = [size, fixed[names[1]] + interaction * ce if names[1] in fixed else slope]
-    if term.experts:
-        values += [fixed[names[2]] + interaction * cx if names[2] in fixed else by_experts, interaction]
-    values = shift(values, -cx, -ce)
-    values[0] = np.exp(values[0])
-    return {name: np.full(len(size), fixed.get(name, value)) for name, value in zip(names, values, strict=True)}
