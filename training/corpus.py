@@ -152,7 +152,7 @@ def extract(source: Source) -> list[str] | None:
 
 
 def _texts(data: bytes, name: str) -> list[str]:
-    """The documentation strings of a file, in the order of the file."""
+    """The documentation strings of a file, in its order."""
     if name.endswith(".py"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
@@ -242,18 +242,18 @@ class Document(NamedTuple):
 
 
 class Split(BaseModel):
-    """Documents, their UTF-8 bytes, and their words, split at white space."""
+    """Documents of a split, their UTF-8 bytes, and their words, split at white space."""
 
-    documents: int
-    text_bytes: int
-    words: int
+    documents: int = 0
+    text_bytes: int = 0
+    words: int = 0
 
 
 class Distribution(BaseModel):
     """What one package gave, and what it states of its licence."""
 
-    documents: int
-    text_bytes: int
+    documents: int = 0
+    text_bytes: int = 0
     licence: str
 
 
@@ -410,32 +410,28 @@ def _write(folder: Path, split: str, documents: Sequence[Document]) -> Split:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    words = [len(document.text.split()) for document in documents]
-    rows = [
-        {
-            "text": document.text,
-            "id": document.id,
-            "dump": "installed-documentation",
-            "url": document.source.url,
-            "file_path": document.source.file_path,
-            "language": "en",
-            "language_score": 1.0,
-            "token_count": n_words,
-            "score": 3.0,
-            "int_score": 3,
-        }
-        for document, n_words in zip(documents, words, strict=True)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}-00000-of-00001.parquet", compression="zstd")
+    words, n = [len(document.text.split()) for document in documents], len(documents)
+    columns = {
+        "text": [document.text for document in documents],
+        "id": [document.id for document in documents],
+        "dump": ["installed-documentation"] * n,
+        "url": [document.source.url for document in documents],
+        "file_path": [document.source.file_path for document in documents],
+        "language": ["en"] * n,
+        "language_score": [1.0] * n,
+        "token_count": words,
+        "score": [3.0] * n,
+        "int_score": [3] * n,
+    }
+    pq.write_table(pa.table(columns), folder / f"{split}-00000-of-00001.parquet", compression="zstd")
     size = sum(document.size for document in documents)
-    return Split(documents=len(documents), text_bytes=size, words=sum(words))
+    return Split(documents=n, text_bytes=size, words=sum(words))
 
 
 def _by_distribution(documents: Sequence[Document]) -> dict[str, Distribution]:
     found: dict[str, Distribution] = {}
     for source, size in sorted((document.source, document.size) for document in documents):
-        nothing = Distribution(documents=0, text_bytes=0, licence=source.licence)
-        part = found.setdefault(f"{source.distribution} {source.version}", nothing)
+        part = found.setdefault(f"{source.distribution} {source.version}", Distribution(licence=source.licence))
         part.documents += 1
         part.text_bytes += size
     return found
