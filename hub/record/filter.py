@@ -49,7 +49,7 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
     999,424 tokens, which is called 1M, fulfils `D = 1M`, `D >= 1M` and `D <= 1M`, and not `D > 1M`. A number without
     suffix is exact. A value that is null fulfils no term.
 
-    `numbers` and `texts` are the fields that may be asked for; RecordError for a term that cannot be read.
+    `numbers` and `texts` are the fields that may be asked for. Raises RecordError for a term that cannot be read.
     """
     tests, position = [], 0
     while rest := where[position:].strip():

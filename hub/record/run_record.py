@@ -127,7 +127,7 @@ class RunRecord(_Part):
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
     dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device.
 
-    Raises RecordError with every offending field, its value and what is allowed.
+    Raises RecordError with each offending field, its value and what is allowed.
     """
 
     schema_version: PositiveCount = SCHEMA_VERSION

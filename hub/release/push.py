@@ -44,7 +44,7 @@ def push_run(
 ) -> RunRecord:
     """Release one run's checkpoint as one branch of its model repository.
 
-    Returns the record with `weights_sha256`, `repo`, `branch` and `commit` (which `run.json` inside the commit lacks).
+    Returns the record with `weights_sha256`, `repo`, `branch` and `commit`, whose id `run.json` cannot hold.
 
     Args:
         folder: the checkpoint as `save_pretrained` writes it, with its README.md and pictures if there are any; files
