@@ -1,13 +1,8 @@
 """What all commands share: one mapping from errors to exit statuses, `--version`, and the options that several have.
 
-    0         done
-    1         the work itself failed, or its result is not to be trusted
-    2         bad input or configuration
-    3         the machine gave out: disk, memory, a damaged file
-    4         not all of it was pushed
-    130, 143  interrupted (SIGINT, SIGTERM)
-
-An error of ours is one line on standard error; a bug keeps its traceback.
+0 is done, 1 failed work or a result not to be trusted, 2 bad input, 3 a machine that gave out (disk, memory, a damaged
+file), 4 not all pushed, 130 and 143 interrupted. An error of ours is one line on standard error; a bug keeps its
+traceback.
 """
 
 from __future__ import annotations

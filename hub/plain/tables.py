@@ -1,8 +1,4 @@
-"""Tables: the same rows for a terminal of any width, a notebook, a Markdown page, and JSON for a pipe.
-
-A result gives rows of cells (`Table(header, rows)`) or of named values (`Table.of`). The names of this project's
-fields get their label and format here (`n_active` is shown as N_act, 1.72B): a quantity looks the same everywhere.
-"""
+"""Tables for a terminal of any width, a notebook, a Markdown page and a pipe; a quantity looks the same everywhere."""
 
 from __future__ import annotations
 
@@ -65,12 +61,9 @@ def _label(name: str) -> str:
 class Table:
     """Rows of cells under a header; without a header the first column names what the others hold.
 
-    In a terminal too narrow for it a table becomes several below each other: nothing is cut or left out. Columns of
-    numbers are aligned to the right, long texts are folded.
-
-    `keys` names the columns that tell rows apart, repeated in every part of a split table (default: the first);
-    `first` those that its first part has at least, besides. `styles` are rich's, one for each row; `total` is a last
-    row, set apart.
+    A terminal too narrow for a table gets it in parts, below each other, with nothing cut. Each part repeats `keys`,
+    the columns that tell rows apart (default: the first); the first part also has those of `first`. `styles` are
+    rich's, one for each row; `total` is a last row, set apart.
     """
 
     header: Sequence[str]
@@ -153,7 +146,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class _Column:
-    """A column of a `Table` as it is drawn; one of numbers has a digit first in most of its cells."""
+    """A column as it is drawn; one of numbers has a digit first in most of its cells."""
 
     name: str
     texts: list[str]
@@ -174,7 +167,6 @@ class Summarised:
     """A result whose `summary()` is what rich prints of it, and what a notebook shows."""
 
     def summary(self) -> RenderableType:
-        """For rich to print."""
         raise NotImplementedError
 
     def __rich__(self) -> RenderableType:
@@ -185,10 +177,7 @@ class Summarised:
 
 
 class ResultTable(Summarised):
-    """What results with one value for each question share.
-
-    A subclass gives `_columns` and, in `_question`, those that say what was asked; it may give `warnings`.
-    """
+    """What results with one value for each question share; `_question` names the columns that say what was asked."""
 
     _question: ClassVar[tuple[str, ...]] = ("flops", "experts")
 
@@ -254,10 +243,7 @@ def as_text(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
 
 
 def html(renderable: RenderableType, width: int = 120) -> str:
-    """What rich prints, at most `width` columns wide, as one `<pre>` element with inline styles.
-
-    Return it from `_repr_html_`. Text is escaped, so names that come from a file cannot add markup.
-    """
+    """What rich prints, as one `<pre>` element for `_repr_html_`; text is escaped, so names cannot add markup."""
     # Box-drawing characters join only where the font is monospaced and the lines have no gap between them.
     page = '<pre style="white-space:pre;overflow-x:auto;line-height:1.2;font-family:monospace">{code}</pre>'
     return _recorded(renderable, width).export_html(inline_styles=True, code_format=page)

@@ -49,10 +49,7 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
     999,424 tokens, which is called 1M, fulfils `D = 1M`, `D >= 1M` and `D <= 1M`, and not `D > 1M`. A number without
     suffix is exact. A value that is null fulfils no term.
 
-    `numbers` and `texts` are the fields that may be asked for.
-
-    Raises:
-        RecordError: a term that cannot be read, a field that is not there, or a value that is not a number.
+    `numbers` and `texts` are the fields that may be asked for. Raises RecordError for a term that cannot be read.
     """
     tests, position = [], 0
     while rest := where[position:].strip():
@@ -65,11 +62,7 @@ def parse_filter(where: str, numbers: Collection[str] = NUMBERS, texts: Collecti
 
 
 def select(records: Iterable[RunRecord], where: str = "") -> list[RunRecord]:
-    """The records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse_filter`.
-
-    Raises:
-        RecordError: the filter cannot be read.
-    """
+    """The records that a filter keeps, e.g. "E=8, D >= 1B, final"; see `parse_filter`."""
     test = parse_filter(where)
     return [record for record in records if test(vars(record))]
 

@@ -1,9 +1,7 @@
-"""How releases are named, so that a person finds a run and a program never guesses.
+"""How releases are named: a model repository per (sweep, size, experts), `demo-d256-E8`, with a branch per run.
 
-One model repository per (sweep, size, number of experts): `demo-d256-E8`. One branch per run, named by its trained
-tokens and seed: `tokens002.0B-seed0`; an intermediate checkpoint has its step in front:
-`step0001000-tokens002.0B-seed0`. Where a run departs from the recipe, the name says how (`recipe_suffix`):
-`tokens002.0B-seed0-lr0.004`. The index of a sweep is the dataset repository `demo-runs`.
+A branch has tokens and seed, `tokens002.0B-seed0`, then what departs from the recipe, `-lr0.004`; an intermediate
+checkpoint has its step in front, `step0001000-`. The index of a sweep is the dataset repository `demo-runs`.
 """
 
 from __future__ import annotations

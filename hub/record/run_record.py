@@ -1,12 +1,7 @@
-"""The run record: everything that a fit, a card or a curious reader needs to know of one training run.
+"""The run record: one training run as a JSON object, with the only definition of its schema.
 
-One JSON object per run: the `run.json` of each released revision, and one row of a sweep's `runs.jsonl` and
-`runs.parquet` (`hub.record.table`). This file is the only definition of the schema; its names are those of the paper
-(Ludziejewski et al. 2025, arXiv 2502.05172): N_act is `n_active`, N is `n_total`, E is `experts`, D is `tokens`.
-
-A record may come from a stranger's hub, so sizes are bounded, numbers are finite, and texts that name a path of a
-machine, an e-mail address or an access token are refused. Fields that this version does not know are kept. Importing
-this module needs pydantic only.
+Names follow the paper (arXiv 2502.05172): N_act is `n_active`, N is `n_total`, E is `experts`, D is `tokens`. A record
+may be a stranger's: sizes are bounded, numbers finite, and paths, e-mail addresses and access tokens refused.
 """
 
 from __future__ import annotations
@@ -119,7 +114,7 @@ class TokenizerReference(_Part):
 
 
 class RunRecord(_Part):
-    """One training run, or one intermediate checkpoint of it. Frozen; unknown fields are kept; null is not known.
+    """One training run, or one intermediate checkpoint of it. Unknown fields are kept; null is not known.
 
     Units: `n_active`, `n_total` in parameters (embedding and head counted, router and norms not, as in the paper);
     whatever ends in `tokens`, and `sequence_length`, in tokens; losses in nats per token, without auxiliary losses;
@@ -132,8 +127,7 @@ class RunRecord(_Part):
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
     dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device.
 
-    Raises:
-        RecordError: one line per offending field, with the value and what is allowed.
+    Raises RecordError with each offending field, its value and what is allowed.
     """
 
     schema_version: PositiveCount = SCHEMA_VERSION
@@ -234,17 +228,12 @@ class RunRecord(_Part):
 
     @classmethod
     def from_json(cls, text: str | bytes, *, what: str = "run record") -> RunRecord:
-        """Parse and validate JSON text (strict: no NaN, no repeated keys, bounded)."""
+        """Parse and validate strict JSON text."""
         return cls.from_dict(strict_json.loads(text, what=what), what=what)
 
     @classmethod
     def load(cls, path: str | Path) -> RunRecord:
-        """Read a `run.json`, or the one in the folder `path`.
-
-        Raises:
-            RecordError: the content breaks the schema.
-            FilesError: there is no such file.
-        """
+        """Read a `run.json`, or the one in the folder `path`; FilesError if there is none."""
         file = Path(path)
         file = file / "run.json" if file.is_dir() else file
         try:
@@ -266,7 +255,6 @@ class RunRecord(_Part):
         return self.model_dump(mode="json")
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """The record as one JSON object."""
         return strict_json.dumps(self.to_dict(), indent=indent)
 
     def replaced(self, **changes: Any) -> RunRecord:
@@ -309,9 +297,8 @@ def _contradictions(record: RunRecord) -> list[str]:
 def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
     """The value as plain JSON values: numpy scalars become Python's, tuples lists, models objects.
 
-    Raises:
-        ValueError: something that JSON does not have, a number that is not finite, a text with a secret, a path of a
-            machine or an e-mail address. The field is named; a secret itself is not repeated.
+    Raises ValueError, which names the field and repeats no secret, for what JSON lacks, a number that is not finite,
+    and a text with a secret, an absolute path or an e-mail address.
     """
     if type(value) is not str and getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # of numpy, whose float64 is a float, too

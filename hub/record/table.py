@@ -49,17 +49,11 @@ class UnreadableRow:
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """The rows of a table of runs, and where they are from.
+    """The rows of a table of runs, and where they are from."""
 
-    Attributes:
-        rows: run records, and mappings for rows of somebody else's table.
-        name: of the source, for messages and provenance.
-        dataset, commit: of an index on the Hub, from which the same rows are read again.
-    """
-
-    rows: list[Any]
-    name: str
-    dataset: str | None = None
+    rows: list[Any]  # run records, and mappings for rows of somebody else's table
+    name: str  # of the source, for messages and provenance
+    dataset: str | None = None  # an index on the Hub, which has the same rows at `commit`
     commit: str | None = None
 
 
@@ -82,14 +76,9 @@ def split_rows(
 ) -> tuple[list[Any], list[UnreadableRow]]:
     """The records of a table's bytes, and the rows that are none, each list in the table's order.
 
-    Args:
-        content: of a `.jsonl`, `.parquet` or `.csv` file.
-        name: the file's; its ending says which.
-        foreign: rows without a `schema_version` are no records but somebody else's, and stay mappings.
-
-    Raises:
-        RecordError: the file as a whole cannot be read.
-        FilesError: a parquet file, and pyarrow is not installed.
+    The ending of `name` says which format: `.jsonl`, `.parquet` or `.csv`. With `foreign`, rows without a
+    `schema_version` are somebody else's and stay mappings. Raises RecordError if the file as a whole cannot be read,
+    and FilesError for parquet without pyarrow.
     """
     readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
     records: list[Any] = []
@@ -117,10 +106,9 @@ def split_rows(
 
 
 def write_records(records: Iterable[RunRecord], folder: str | Path) -> tuple[Path, Path]:
-    """Write `runs.parquet` and `runs.jsonl` into `folder`, each atomically, the JSON lines (the truth) last.
+    """Write `runs.parquet` and `runs.jsonl` into `folder`, atomically, the JSON lines last; returns both paths.
 
-    Returns:
-        The paths of the JSON lines and of the parquet file, which is removed where pyarrow is not installed.
+    Without pyarrow the parquet file is removed.
     """
     listed = list(records)
     jsonl, parquet = Path(folder) / JSONL_NAME, Path(folder) / PARQUET_NAME

@@ -1,8 +1,7 @@
-"""Model and dataset cards: what a visitor of a released revision, of a repository, or of a sweep's index reads.
+"""Cards of a released revision, of a repository, and of a sweep's index.
 
-Everything that comes from a record is escaped (`hub.plain.markdown`). Sections and pictures are handed in by the
-caller, because `hub` knows nothing of curves and laws; their text is trusted. Parts that follow from records stand in
-named blocks, so that a later push rewrites them (`refreshed`) and leaves what a person wrote.
+Text from a record is escaped, text that the caller hands in is trusted. What follows from records stands in named
+blocks: a later push rewrites those (`refreshed`) and leaves what a person wrote.
 """
 
 from __future__ import annotations
@@ -67,13 +66,9 @@ def model_card(
 ) -> str:
     """The README.md of one released revision, with its results as a `model-index`.
 
-    Args:
-        record: the run. `repo` and `branch` go into the loading example; without them the names they will have.
-        sections: heading -> Markdown text, in order, put before the limits.
-        pictures: file name in the repository -> caption ("": its name); shown after the table.
-        siblings: other runs of the sweep, for the table of its place among them.
-        predicted_loss: the loss (nats/token) that a scaling law predicts for this run, shown beside the measured one.
-        license: an identifier of the Hub's list of licences; without one the card names none.
+    `sections` (heading -> Markdown) come before the limits, `pictures` (file name -> caption, "" for the name) after
+    the table. `siblings` are other runs of the sweep, `predicted_loss` (nats/token) is a law's, and `license` an
+    identifier of the Hub's list; without one the card names none.
     """
     kind, purpose = "dense", "as the one-expert case of a Mixture-of-Experts scaling law"
     if record.experts > 1:
@@ -120,10 +115,7 @@ def refreshed(card: str, fresh: str) -> str:
 
 
 def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
-    """Whether two cards (UTF-8) say the same of a run; its neighbours in the sweep may differ, as they come and go.
-
-    `with_prediction`: the loss that a law predicts must be the same, too.
-    """
+    """Whether two cards (UTF-8) agree, the run's neighbours aside; a law's loss counts only `with_prediction`."""
     texts = [text.decode("utf-8", "replace") for text in (present, wanted)]
     predictions = {_prediction_of(block_of(text, PLACE) or "") for text in texts}
     bare = {replace_block(text, PLACE, "") for text in texts}
@@ -143,8 +135,7 @@ def shown_on_main(records: Iterable[RunRecord]) -> RunRecord | None:
 def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: str | None = None) -> str:
     """The README.md on `main` of a model repository: its revisions, which of them `main` is, and how to load one.
 
-    `records` are the runs released there, at least one, with `repo` and `branch` set; `on_main`: whether the files of
-    `shown_on_main` lie on `main`, too; `license` as for `model_card`.
+    `records` (at least one) have `repo` and `branch` set; `on_main`: the files of `shown_on_main` lie on `main`, too.
     """
     runs = sorted(records, key=lambda record: (record.status != "final", record.tokens, record.branch or ""))
     shown = shown_on_main(runs)
@@ -170,10 +161,7 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
 
 
 def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license: str | None = None) -> str:
-    """The README.md of a sweep's index: viewer configuration, how to load it, a place for the law, and the runs.
-
-    `repo` is the dataset's id, for the loading example; `license` as for `model_card`.
-    """
+    """The README.md of a sweep's index, with a place for the law; `repo` is the dataset's id, for the example."""
     runs = list(records)
     names = sorted({record.sweep for record in runs})
     sweep = ", ".join(names) or "empty sweep"
@@ -240,15 +228,10 @@ def _results(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def loading_code(place: str, revision: str | None = None, *, tokenizer: str | None = None) -> str:
-    """Python that loads a released model and its tokenizer when pasted into a fresh interpreter.
+    """Python that loads a release and its tokenizer in a fresh interpreter, without this project.
 
-    It needs nothing of this project: the model's code comes with the release, and runs. Both calls allow that, since
-    transformers asks at a prompt otherwise, for the tokenizer too.
-
-    Args:
-        place: a repository of the Hub, or the folder of a branch.
-        revision: of a repository: a branch, or a commit, which pins the code that runs; None for a folder.
-        tokenizer: its name on the Hub, where its files are not part of the release.
+    `place` is a repository, with a branch or commit as `revision`, or a folder, without. `tokenizer` names one on the
+    Hub that the release lacks. Both calls trust the release's code, since transformers asks at a prompt otherwise.
     """
     names, source = ("folder", "folder") if revision is None else ("repo, revision", "repo, revision=revision")
     values = ", ".join(json.dumps(value) for value in (place, revision) if value is not None)
@@ -338,7 +321,6 @@ def runs_table(records: Iterable[RunRecord], title: str | None = None, *, marked
 
 
 def _revisions_table(records: Iterable[RunRecord]) -> str:
-    """One row per revision of a repository."""
     header = ("Revision", "Tokens", "Held-out loss", "Training loss", "Status")
     rows = [(record.branch or branch_name(record), *_results_of(record)) for record in records]
     return Table(header, rows).markdown()
@@ -367,12 +349,11 @@ def _place_in_sweep(record: RunRecord, siblings: Iterable[RunRecord], predicted_
 
 
 def _prediction_of(place: str) -> str:
-    """The paragraph with the predicted loss in what `_place_in_sweep` returned; empty without one."""
     return next((line for line in place.splitlines() if line.startswith(_PREDICTION)), "")
 
 
 def _run_table(record: RunRecord) -> str:
-    """Size, experts, tokens, losses, recipe and cost of one run; rows with an empty value are left out."""
+    """Rows with an empty value are left out."""
     speed = f"{format_count(record.tokens_per_second)} tokens/s, MFU {format_decimal(record.mfu, 3)}"
     hours = "–" if record.wall_time_seconds is None else f"{record.wall_time_seconds / 3600:.3g} h"
     rows = (

@@ -1,7 +1,7 @@
 """The index of a sweep, which makes its runs visible, and `main` of its repositories, which follows from it.
 
-The order matters: the index is what a fit reads, so a run is in it only after its checkpoint lies in the store and was
-read back. The branches are the truth: an index that is lost or damaged is rebuilt from them (`repair_index`).
+A fit reads the index, so a run enters it only after its checkpoint was read back. The branches are the truth: a lost
+or damaged index is rebuilt from them (`repair_index`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,13 @@ _MAX_REWRITES = 8  # of the repositories' cards, when other writers change the i
 
 
 def push_index(store: Store, sweep: str, records: Iterable[RunRecord], *, license: str | None = None) -> Publication:
-    """Add records to the index of a sweep, or replace those of the same run; other writers' rows are kept.
+    """Add what `push_run` returned to the index of a sweep, in place of rows of the same run; others' rows are kept.
 
-    So are rows that this version cannot read, byte for byte (`repair_index` replaces them); the parquet file and
-    the card leave them out.
-
-    `records` are what `push_run` returned; `license` is an identifier of the Hub's list, default: the one that the
-    card there names, if any.
+    So are rows that this version cannot read, byte for byte; the parquet file and the card leave them out. The default
+    `license` is the one that the card there names.
 
     Raises:
-        FilesError: private and public would mix (`Store.check_visibility`).
+        FilesError: private and public would mix.
         RecordError: a record of another sweep.
         ConflictError: two runs have the same weights, so one of them was released under a wrong name.
     """
@@ -73,13 +70,10 @@ def index_files(
     present: Present,
     license: str | None = None,
 ) -> dict[str, bytes | None]:
-    """The files of an index with these rows, and with the unreadable lines `kept` after them.
+    """The files of an index with these rows and, after them, the unreadable lines `kept`.
 
-    The card is written anew, with the licence and the law (`describe_index`) of the present one. Without pyarrow a
-    parquet file that is there is removed, because it no longer fits the rows.
-
-    Raises:
-        ConflictError: two runs have the same weights.
+    The new card has the licence and the law of the present one. Without pyarrow a parquet file is removed, because it
+    no longer fits the rows. Raises ConflictError if two runs have the same weights.
     """
     same: dict[tuple[tuple[str, str], ...], list[RunRecord]] = defaultdict(list)
     for row in rows:
@@ -103,9 +97,8 @@ def index_files(
 
 
 def merge(there: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
-    """Both lists as one in a fixed order; a later record of the same run and branch replaces an earlier one.
-
-    So does one of the same run and weights on another branch: the run was released again under another name.
+    """Both lists in a fixed order; a later record of the same run and branch, or of the same run and weights (released
+    again under another name), replaces an earlier one.
     """
     rows: dict[tuple[str, str], RunRecord] = {}
     places: dict[tuple[str, object], tuple[str, str]] = {}
@@ -130,22 +123,18 @@ def load_index(
 ) -> list[RunRecord]:
     """All records of a sweep, from its index at one commit (default: the newest one that can be reached).
 
-    Raises:
-        NotFoundError: the sweep has no index in this store.
-        RecordError: rows that break the schema, unless a list of `problems` takes their reasons.
+    Raises NotFoundError without an index, and RecordError for rows that break the schema, unless a list of `problems`
+    takes their reasons.
     """
     content = store.read("dataset", index_name(sweep), JSONL_NAME, revision)
     return checked(*split_rows(content), JSONL_NAME, problems)
 
 
 def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, Content]) -> Publication:
-    """Put a law into the index's card, and its files (pictures, `scaling_law.json`) beside it, in one commit.
+    """Put a law (`section`: Markdown with its heading) into the index's card, and its files beside it, in one commit.
 
-    `section` is Markdown with its heading; it replaces the law that is there, and later pushes of runs keep it.
-
-    Raises:
-        NotFoundError: the sweep has no index, or its card has no place for a law.
-        FilesError: a name that is not allowed, or an access token in a text.
+    It replaces the law that is there, and later pushes of runs keep it. Raises NotFoundError without an index or a
+    place for a law, and FilesError for a name that is not allowed or an access token in a text.
     """
     contents = {name: content_of(content) for name, content in files.items()}
     check_allowed(contents)
@@ -168,13 +157,9 @@ def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, C
 def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: str | None = None) -> None:
     """Bring `main` of model repositories up to date with the index: one commit for each that changed.
 
-    `main` gets the files of the repository's longest final run, copied inside the store, so that it can be loaded and
-    the Hub's search finds it; and a card with the table of all revisions, their results, datasets and tags. A
-    README.md that is not of this kind is somebody's own and stays, and so do weights that are of no run in the index.
-    `license`: for the cards; default: the one that the copied run's card names, if any.
-
-    Raises:
-        NotFoundError: the sweep has no index.
+    `main` gets the files of the longest final run, so that it can be loaded and the Hub's search finds it, and a card
+    of all revisions, with that run's licence by default. A README.md of another kind and weights of no run in the
+    index are somebody's own and stay. Raises NotFoundError without an index.
     """
     names = sorted({repo.rpartition("/")[2] for repo in repos})
     before = store.read("dataset", index_name(sweep), JSONL_NAME)
@@ -224,13 +209,8 @@ def _main(
 
 
 def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[str, str], RunRecord | str | None]:
-    """What each branch of these repositories holds, by (repository, branch).
-
-    The record of a run with its repository, branch and commit; why its `run.json` cannot be read; or None where there
-    is no run of this sweep, as on `main`.
-
-    Raises:
-        RecordError: more than `MAX_LISTED` branches.
+    """(repository, branch) -> its run with `repo`, `branch` and `commit`; why its `run.json` cannot be read; or None
+    where there is no run of this sweep, as on `main`. Raises RecordError for more than `MAX_LISTED` branches.
     """
     heads = [(repo, *head) for repo in repos for head in store.branches("model", repo).items()]
     if len(heads) > MAX_LISTED:
@@ -256,13 +236,10 @@ def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[
 
 
 def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) -> list[RunRecord]:
-    """All records of a sweep that has no index, from the `run.json` of every branch of its model repositories.
+    """All records of a sweep without an index, from every branch of the repositories whose cards have its tag.
 
-    The repositories are found by the tag of their cards. An index takes three requests in all, this one or more for
-    each run, so a warning says how many branches were read.
-
-    Raises:
-        RecordError: more than `MAX_LISTED` branches; broken records, unless a list of `problems` takes their reasons.
+    This takes a request or more for each run, so a warning says how many branches were read. Raises RecordError for
+    broken records, unless a list of `problems` takes their reasons.
     """
     found = read_branches(store, sweep, store.repos("model", tag=f"sweep:{sweep}"))
     branches = sum(branch != "main" for _, branch in found)
@@ -282,28 +259,20 @@ def list_runs(store: Store, sweep: str, *, problems: list[str] | None = None) ->
 
 @dataclass
 class Repair:
-    """What a repair changes, one line for each row: added, replaced, removed; and which wrong rows stay, and why.
+    """What a repair does, one line for each row that is not as it should be."""
 
-    `rows` is the number of records afterwards; `publication` is None for a dry run.
-    """
-
-    changes: tuple[str, ...] = ()
-    stays: tuple[str, ...] = ()
-    rows: int = 0
-    publication: Publication | None = None
+    changes: tuple[str, ...] = ()  # added, replaced, removed
+    stays: tuple[str, ...] = ()  # wrong, and why they stay
+    rows: int = 0  # afterwards
+    publication: Publication | None = None  # None for a dry run
 
 
 def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missing: bool = False) -> Repair:
-    """Rebuild the index of a sweep from the `run.json` of its branches, at the commits that the branches are at.
+    """Rebuild the index of a sweep from the `run.json` at the head of each branch; `dry_run` writes nothing.
 
-    Rows that cannot be checked stay and are listed: of repositories that this token cannot see, of another
-    organisation, of a later version of the schema. So do runs that were never released, and rows that another writer
-    adds meanwhile.
-
-    Args:
-        store, sweep: where.
-        dry_run: say what would be changed, and write nothing.
-        drop_missing: also remove the rows of repositories that are gone, or that this token does not see.
+    Rows that cannot be checked stay and are listed: of another organisation, of a later schema, and, unless
+    `drop_missing`, of repositories that are gone or not visible with this token. Runs that were never released stay,
+    and so do rows that another writer adds meanwhile.
 
     Raises:
         NotFoundError: the store has neither an index nor a run of this sweep.

@@ -1,10 +1,7 @@
 """Releasing checkpoints: each run as one atomic publication, then the index that makes them visible.
 
-A release is a state: pushing compares every file of a branch with what should be there and writes what differs, be it
-all of them, a corrected record or nothing. So an interrupted push is simply started again.
-
-Two differences alone cause no new commit: how a record is written down, if it says the same (a later version may know
-more fields), and the part of a card that shows the run's neighbours, which changes with every run of the sweep.
+Pushing writes the files of a branch that differ from what should be there, so an interrupted push is started again.
+A record that says the same in other words and a card with other neighbours cause no new commit.
 """
 
 from __future__ import annotations
@@ -47,24 +44,19 @@ def push_run(
 ) -> RunRecord:
     """Release one run's checkpoint as one branch of its model repository.
 
+    Returns the record with `weights_sha256`, `repo`, `branch` and `commit`, whose id `run.json` cannot hold.
+
     Args:
-        store: where to.
         folder: the checkpoint as `save_pretrained` writes it, with its README.md and pictures if there are any; files
             that `hub.store.files` does not list stay behind.
-        record: the run's record. Its `weights_sha256`, if set, must be those of the files.
-        branch: another branch name than `branch_name(record)`.
-        siblings: other runs of the sweep, for the card's "place in the sweep".
-        predicted_loss: what a law predicts for this one (nats/token), for the same.
-        license: of the weights, an identifier of the Hub's list; default: the one that the card names, if any.
-
-    Returns:
-        The record as released: `weights_sha256`, `repo`, `branch` and `commit` are filled in. (`run.json` inside the
-        commit cannot hold the commit's own id.)
+        record: its `weights_sha256`, if set, must be those of the files.
+        branch: default: `branch_name(record)`.
+        siblings, predicted_loss: other runs of the sweep, and a law's loss (nats/token), for the card.
+        license: an identifier of the Hub's list; default: the one that the folder's card names.
 
     Raises:
         FilesError: the folder cannot be released as it is.
-        ConflictError: the branch exists with other weights, is that of another run, or has a record that a newer
-            version of this package wrote.
+        ConflictError: the branch has other weights, is another run's, or has a record of a newer package version.
     """
     release = release_of(folder)
     prepared = prepare(store, release, record, branch=branch)
@@ -105,7 +97,7 @@ def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | 
 
 
 def _equivalent(record: RunRecord, card: bytes, *, with_prediction: bool) -> Equivalent:
-    """What may differ from the files of this release without being written again; see the module."""
+    """What may differ from the files of this release without being written again."""
 
     def same_record(present: bytes) -> bool:
         place = f"branch {record.branch!r} of {record.repo}"
@@ -142,17 +134,10 @@ def push_runs(
     license: str | None = None,
     done: Callable[[RunRecord], object] = lambda record: None,
 ) -> list[RunRecord]:
-    """Release several runs, `workers` at a time; each one's card shows it among the others of its sweep.
+    """Release runs, `workers` at a time, and return their records as released, in the order of `runs`.
 
-    Args:
-        store, license: as for `push_run`.
-        runs: folder and record of each.
-        workers: how many are pushed at the same time.
-        predicted_losses: run id -> what a law predicts (nats/token).
-        done: called with each record as released, in no order, one call at a time.
-
-    Returns:
-        The records as released, in the order of `runs`.
+    Each card shows its run among the others of the sweep. `predicted_losses` (run id -> nats/token) are a law's;
+    `done` is called with each record as released, in no order, one call at a time.
 
     Raises:
         FilesError: two runs would be one branch, or private and public would mix; nothing was written.
@@ -212,11 +197,7 @@ def push_runs(
 
 
 def check_places(store: Store, records: Iterable[RunRecord]) -> None:
-    """Refuse, before anything is sent, runs that cannot lie where they would go.
-
-    Raises:
-        FilesError: two of the runs would be one branch, or private and public would mix (`Store.check_visibility`).
-    """
+    """Raise FilesError, before anything is sent, if two runs would be one branch or private and public would mix."""
     taken: dict[tuple[str, str], str] = {}
     models: dict[str, set[str]] = {}
     for record in records:
@@ -236,7 +217,7 @@ def check_places(store: Store, records: Iterable[RunRecord]) -> None:
 class Released:
     """What `release_runs` wrote."""
 
-    records: list[RunRecord] = field(default_factory=list)  # as released
+    records: list[RunRecord] = field(default_factory=list)
     indexes: dict[str, Publication] = field(default_factory=dict)  # of each sweep, as it is at the end
     messages: list[str] = field(default_factory=list)  # what else was done, and that runs name no licence
     failed: PushErrors | None = None  # if set, nothing was made of a law or a tag
@@ -253,19 +234,11 @@ def release_runs(
     license: str | None = None,
     **options: Any,
 ) -> Released:
-    """Release runs, then the index of each sweep and `main` of its repositories, and tag and collect them if asked to.
+    """Release runs as `push_runs` does, then, if asked, write each sweep's `index` and `main` of its repositories.
 
-    Args:
-        store, runs, license, options: as for `push_runs`.
-        index: whether to write the indexes, and what follows from them.
-        describe: called with each sweep once all its runs are in the index: publishes a law of it and returns the
-            law's repository and the index as it is then.
-        tag: a name for this state of the indexes; empty for none.
-        collection: whether to put the repositories of each sweep into a collection.
-
-    Raises:
-        FilesError, AccessError: as `push_runs`; nothing was written.
-        PushErrors: the runs were pushed, and what follows from them was not.
+    `describe` is called with each sweep once all its runs are in the index: it publishes a law and returns the law's
+    repository and the new state of the index. `tag` names that state, `collection` collects the repositories. Raises
+    PushErrors also if the runs were pushed, and what follows from them was not.
     """
     check_options(store, license=license, tag=tag, collection=collection)
     result = Released()
@@ -301,7 +274,7 @@ def push_listing(store: Store, sweep: str, records: Sequence[RunRecord], *, lice
 
 
 def _without_license(folders: Iterable[Path]) -> str:
-    """A message for whoever releases these folders on how many runs' cards name no licence; empty if all do."""
+    """How many of these runs' cards name no licence, as a message; empty if all do."""
     cards = [folder / "README.md" for folder in folders]
     texts = [card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "" for card in cards]
     missing = sum(license_of(text) is None for text in texts)
@@ -322,8 +295,7 @@ def check_options(store: Store, *, license: str | None, tag: str, collection: bo
 def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = None) -> str:
     """Name a commit of a sweep's index (default: the newest), for a paper or a fit to cite; returns the commit.
 
-    Raises:
-        ConflictError: the tag exists on another commit; tags are not moved.
+    Raises ConflictError if the tag exists on another commit: tags are not moved.
     """
     checked_name(tag, "tag", _MAX_TAG_LENGTH)
     repo_id = store.repo_id(index_name(sweep))
@@ -340,12 +312,9 @@ def tag_index(store: HubStore, sweep: str, tag: str, *, commit: str | None = Non
 
 
 def collect(store: HubStore, sweep: str, records: Iterable[RunRecord], *, others: Iterable[str] = ()) -> str:
-    """Put the sweep's index and model repositories into the organisation's collection "Runs of <sweep>".
+    """Put a sweep's index and models, and `others` such as the law, into the collection "Runs of <sweep>".
 
-    Returns its address. `others`: names of further model repositories, such as that of the law.
-
-    Raises:
-        FilesError: the store is private, and there is a public collection of this title.
+    Returns its address. Raises FilesError if the store is private and a collection of this title public.
     """
     api, call = store.transport.api, store.transport.call
     store.transport.require_token()

@@ -1,9 +1,7 @@
 """Where things are read from, by one text: a file, a folder, a store, or a repository of the Hub.
 
-`load_records` answers for run records, `read_file` and `publish_files` for single files such as a fitted law;
-`pull_run` fetches the checkpoint of a record. A text with the form `organisation/name` is a repository of the Hub only
-if no such path exists here; `hf://organisation/name` always is (`hf://datasets/organisation/name` as well).
-`@revision` at the end of either picks a branch, tag or commit.
+`organisation/name` is a repository of the Hub only if no such path exists here; `hf://organisation/name` and
+`hf://datasets/organisation/name` always are. `@revision` at the end picks a branch, tag or commit.
 """
 
 from __future__ import annotations
@@ -49,16 +47,11 @@ class RepositoryReference:
 
     @property
     def store(self) -> Store:
-        """The store that has it."""
         return open_store(f"hf://{self.organisation}")
 
 
 def repository(source: str | Path) -> RepositoryReference | None:
-    """The repository of the Hub that `source` names; None if it names a path of this machine.
-
-    Raises:
-        FilesError: an `hf://` text with another form than `hf://organisation/name[@revision]`.
-    """
+    """The repository of the Hub that `source` names; None if it names a path here. FilesError for another `hf://`."""
     text = str(source)
     explicit = text.startswith("hf://")
     if not explicit and (isinstance(source, Path) or Path(text).exists()):
@@ -123,7 +116,6 @@ read_records = load_records  # its older name
 
 
 def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
-    """The rows of one file of this machine."""
     endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv"] if foreign else [])]
     if file.suffix not in endings:
         raise FilesError(
@@ -178,10 +170,9 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def read_file(source: str | Path, name: str, revision: str | None = None, *, kind: Kind = "model") -> bytes:
-    """One file, e.g. `scaling_law.json`, of a folder here or of a repository of the Hub (from its cache when offline).
+    """One file, e.g. `scaling_law.json`, of a folder or of a repository of the Hub (from its cache when offline).
 
-    Raises:
-        NotFoundError: there is no such folder, repository, revision or file.
+    Raises NotFoundError for no such folder, repository, revision or file.
     """
     reference = repository(source)
     if reference is not None:
@@ -195,13 +186,10 @@ def read_file(source: str | Path, name: str, revision: str | None = None, *, kin
 def publish_files(
     store: Store, repo: str, files: Mapping[str, Content], *, message: str, kind: Kind = "model"
 ) -> Publication:
-    """Put files (a law, its card and figures) on the main branch of a repository, in one commit on the Hub.
+    """Put files (a law, its card and figures) on `main` of a repository, in one commit on the Hub; others stay.
 
-    Files that are there with the same content are not sent again; others of the branch stay. `repo` is the name
-    without organisation, `message` says in the history what this is.
-
-    Raises:
-        FilesError: a name that is not allowed, metadata that the Hub would refuse, or an access token in a text.
+    `repo` is the name without organisation. Raises FilesError for a name that is not allowed, metadata that the Hub
+    would refuse, or an access token in a text.
     """
     check_allowed(files)
     check_secrets(files)
@@ -214,12 +202,8 @@ def publish_files(
 def pull_run(store: Store, record: RunRecord, destination: Path | None = None) -> Path:
     """Fetch one run's checkpoint, and check the weights against the record and every other file against the store.
 
-    Without a network only the weights are checked, with a warning.
-
-    Args:
-        store: where from.
-        record: a row of the index; its commit pins the content.
-        destination: a new or empty folder. Without one, the store's own folder (the Hub's cache) is returned.
+    Without a network only the weights are checked, with a warning. `destination` must be new or empty; without one the
+    store's own folder (the Hub's cache) is returned.
 
     Raises:
         NotFoundError: the record was never released, or is gone.

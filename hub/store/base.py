@@ -1,16 +1,7 @@
 """Where releases lie: one interface, with a folder or the Hub behind it (`open_store`).
 
-A store has model repositories, each branch a run and one atomic publication; and dataset repositories with one branch,
-`main`, that is read, changed and written back. A local folder has the layout of the Hub:
-
-    <root>/models/<repository>/<branch>/{config.json, model.safetensors, run.json, README.md, ...}
-    <root>/datasets/<repository>/main/{runs.parquet, runs.jsonl, README.md}
-
-so a branch's folder can be given to `from_pretrained` directly.
-
-Every write follows the same path: read the head of a branch, work out which files differ from what should be there,
-commit those on top of this very head, and compare what lies there afterwards. If another writer was faster, or the
-answer was lost, the head is read again before anything is sent twice. A store provides the steps.
+In a model repository each branch is a run; a dataset repository has `main` only. Every write reads the head of a
+branch, commits what differs on top of it, and reads that back; after a conflict or a lost answer it starts again.
 """
 
 from __future__ import annotations
@@ -133,9 +124,9 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
-        """A folder with the files of a model's revision that a release may have; `destination` must be new or empty.
+        """A folder with the files of a model's revision that a release may have.
 
-        Without a destination the folder is the store's own (a cache on the Hub) and must not be written to.
+        `destination` must be new or empty; without one the folder is the store's own and must not be written to.
         """
 
     def publish(
@@ -147,14 +138,13 @@ class Store(ABC):
         message: str,
         equivalent: Equivalent | None = None,
     ) -> Publication:
-        """Make `branch` of a model repository hold `files`, and check it afterwards.
+        """Make `branch` of a model repository hold `files`; `weights` has the sha256 (hex) of each weights file.
 
-        A new branch appears in one atomic step. On an existing one every file is compared: what differs is written,
-        unless it is `equivalent`, and what should not be there is removed. Files whose names no release can have are
-        left alone. The repository is made if needed. `weights`: name of each weights file -> sha256 (hex).
+        A new branch appears in one atomic step, a new repository before it. On an existing branch what differs is
+        written, unless it is `equivalent`, and what should not be there removed, but for names that no release has.
 
         Raises:
-            ConflictError: the branch exists with other weights.
+            ConflictError: the branch has other weights.
             IntegrityError: what was read back is not what was sent.
         """
         checked_name(branch, "branch", 120)
@@ -187,12 +177,8 @@ class Store(ABC):
     def update(self, kind: Kind, repo: str, reads: tuple[str, ...], change: Update, message: str) -> Publication:
         """Read files of `main`, and write what `change` makes of them, without losing anyone else's change.
 
-        `change` gets the present content of the files named in `reads` (missing ones are absent) and returns the files
-        to write, the one that readers trust last; if none differs, nothing is written. It is called again when another
-        writer was faster.
-
-        Raises:
-            ConflictError: other writers were faster too many times, or hold the lock too long.
+        `change` gets those files of `reads` that exist and returns the files to write, the one that readers trust
+        last. It is called again when another writer was faster; ConflictError after too many times.
         """
 
         def changed(head: Head) -> Mapping[str, Change]:
@@ -251,7 +237,7 @@ class Store(ABC):
 
     @abstractmethod
     def _read_at(self, head: Head, path: str) -> bytes:
-        """One of the files of a head."""
+        """The bytes of a head's file."""
 
     @abstractmethod
     def _commit(self, head: Head, changes: Mapping[str, Change], message: str, sha256: Mapping[str, str]) -> str:
@@ -262,7 +248,7 @@ class Store(ABC):
 
     @abstractmethod
     def _pause(self, attempt: int, error: Exception) -> None:
-        """Wait after the failed attempt of this number (from 0)."""
+        """Wait after a failed attempt (from 0)."""
 
     def _is_first_commit(self, head: Head) -> bool:
         """Whether a head is at the commit that all branches of a model repository start from."""

@@ -1,8 +1,7 @@
 """Which files of a run's folder are released, and what is checked before they are.
 
-The list says what is allowed, not what is forbidden: a training folder also holds optimizer states, and files such as
-`training_args.bin` that are pickled and contain an access token. Weights are safetensors only. Text is searched for
-access tokens before anything is sent.
+The list says what is allowed, because a training folder also holds optimizer states and pickled files, such as
+`training_args.bin`, which contains an access token.
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ def check_allowed(names: Iterable[str]) -> None:
 def release_of(folder: str | Path) -> Release:
     """Collect and check the files of a run's folder.
 
-    Raises:
-        FilesError: no folder, no config.json, no weights, shards that do not match their index, a weights file that is
-            not safetensors inside, or a text file that holds an access token.
+    Raises FilesError for no folder, config.json or weights, shards that do not match their index, weights that are not
+    safetensors inside, or a text with an access token.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -102,10 +100,9 @@ def portable_tokenizer_config(content: bytes) -> bytes:
 
 
 def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
-    """The folders with a run.json at or below `source`, sorted; in a store the branches, not their copies on `main`.
+    """The folders with a run.json at or below `source`, sorted, without a store's copies on `main`.
 
-    Raises:
-        FilesError: there is none.
+    Raises FilesError if there is none.
     """
     source = Path(source)
     if not source.is_dir():

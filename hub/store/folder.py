@@ -1,8 +1,7 @@
-"""A store in a local folder: the loop works with no network, and a test needs no Hub.
+"""A store in a local folder, as `<root>/models/<repository>/<branch>` and `<root>/datasets/<repository>/main`.
 
-A new branch is written to a hidden folder beside its final place, flushed, checked, and renamed: it is there whole or
-not at all, and two processes that publish the same branch cannot mix. An existing branch is changed under a file lock,
-one atomic step for each file. A hash of the content serves as commit id.
+A new branch is written beside its place, checked and renamed, so it is there whole or not at all. An existing one is
+changed under a file lock, one atomic step for each file. A hash of the content serves as commit id.
 """
 
 from __future__ import annotations

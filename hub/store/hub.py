@@ -1,13 +1,7 @@
 """A store on the Hugging Face Hub, or any server that speaks its protocol (`HF_ENDPOINT`).
 
-What is done here that `huggingface_hub` leaves to its caller (retries are in `hub.store.transport`):
-
-* A revision is one `create_commit` on a branch made from the repository's first commit, so that no file of `main` lies
-  beside ours, with `parent_commit`, so that two writers of one branch cannot mix and none loses a change.
-* What a branch lacks is found by the hashes of one listing, sent, and compared in one listing again.
-* Reading resolves the revision once and uses the commit from there on; offline, the cache answers.
-
-Calls of the API per run: create branch, preupload, commit, listing; pushed again: one listing. Per repository: seven.
+Branches start from the repository's first commit, so that they hold no file of `main`; `parent_commit` keeps writers
+apart. A run takes four calls of the API (branch, preupload, commit, listing), pushed again one; a repository seven.
 """
 
 from __future__ import annotations
@@ -43,16 +37,16 @@ _ATTEMPTS_WITH_CACHE = 2  # a network that is down does not hold up whoever has 
 
 @dataclass
 class _Repository:
-    """What this process knows of a repository: its branches, and the first commit, from which new ones start."""
+    """What this process knows of a repository; new branches start from its first commit."""
 
     branches: dict[str, str]
     first: str | None = None
 
 
 class Pace:
-    """Lets at most `calls` calls begin within any `seconds`, of all threads together.
+    """Lets at most `calls` begin within any `seconds`, of all threads; `clock` and `sleep` are for simulations.
 
-    The Hub refuses more, and a refused commit does not say how long to wait. `clock` and `sleep` are for simulations.
+    The Hub refuses more, and a refused commit does not say how long to wait.
     """
 
     def __init__(
@@ -86,12 +80,8 @@ class Pace:
 class HubStore(Store):
     """The repositories of one organisation or user on the Hub. Safe to use from several threads.
 
-    Args:
-        organisation: the namespace.
-        private: repositories that are made are private.
-        endpoint, token, timeout, attempts: as for `Transport`; the token is never written or shown.
-        cache_dir: where downloads are kept; default: the Hub's cache.
-        pace: how many calls of the API may be made in five minutes; default: what a free account may make.
+    New repositories are `private` if asked; the token is never written or shown. By default downloads go into the
+    Hub's cache, and the `pace` is that of a free account. For the other options see `Transport`.
     """
 
     def __init__(
@@ -120,12 +110,11 @@ class HubStore(Store):
         self._pace = pace or Pace(sleep=_pause)
 
     def _call(self, function: Callable[[], Result]) -> Result:
-        """One call of the API, when the pace allows it."""
         self._pace.take(1)
         return self.transport.call(function)
 
     def _read_call(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """The same for reading, which gives up sooner where there is no network."""
+        """As `_call`, but gives up sooner where there is no network."""
         self._pace.take(1)
         return self.transport.read(function, attempts)
 
@@ -300,7 +289,7 @@ class HubStore(Store):
         return Head(kind, repo, branch, commit, self.files(kind, repo, commit))
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
-        """What is known of the repository, which is made if it does not exist."""
+        """Makes the repository if it does not exist."""
         repo_id, known = self.repo_id(repo), self._known
         with self._lock:
             if (kind, repo) not in known:
@@ -375,10 +364,7 @@ class HubStore(Store):
 def open_store(uri: str | Path, *, private: bool = False) -> Store:
     """The store at `uri`: a folder (`path` or `file:path`), or an organisation or user of the Hub (`hf://name`).
 
-    Only an `hf://` URI ever leads to a network call. `private`: repositories that are made on the Hub are private.
-
-    Raises:
-        FilesError: the URI has another form.
+    Only `hf://` leads to network calls; there, new repositories are `private` if asked. Other URIs raise FilesError.
     """
     text = str(uri)
     if text.startswith("hf://"):

@@ -1,12 +1,7 @@
 """Calls to the Hub with what `huggingface_hub` leaves out: a timeout, retries that honour Retry-After, clear errors.
 
-`call` repeats what may be repeated without harm (reading, and making what may exist already); `call_once` does not,
-for commits, whose caller must check what happened before sending again. Both turn the library's exceptions into
-those of `hub.plain.errors`, whose texts hold no token.
-
-There is one retry layer, this one. The library's own retries know no longest wait and would multiply with ours, so a
-request that fails inside a call of ours is made to fail at once (`_single_attempts`), in the HTTP client that
-`huggingface_hub` shares in a process. Anyone else in the process keeps the library's retries.
+The library's own retries know no longest wait and would multiply with ours, so requests inside our calls fail at once
+(`_single_attempts`). Everyone else in the process keeps them.
 """
 
 from __future__ import annotations
@@ -54,14 +49,10 @@ Result = TypeVar("Result")
 
 
 class Transport:
-    """An `HfApi` and the manner of calling it, for several threads: when the Hub asks one to wait, all wait.
+    """An `HfApi` for several threads: when the Hub asks one to wait, all wait.
 
-    Args:
-        endpoint: the server; default `HF_ENDPOINT`, else huggingface.co.
-        token: an access token; default: the saved one.
-        timeout: seconds that the server may stay silent.
-        attempts: how often a call is tried.
-        longest_wait: seconds between two attempts at most.
+    Defaults: `HF_ENDPOINT`, else huggingface.co, and the saved token. The server may stay silent for `timeout` s; two
+    attempts are at most `longest_wait` s apart.
     """
 
     def __init__(
@@ -93,7 +84,7 @@ class Transport:
         return {"endpoint": self.api.endpoint, "token": self.api.token}
 
     def require_token(self) -> None:
-        """Raise AccessError before anything is sent, if there is no token to write with."""
+        """Raise AccessError if there is no token to write with; sends nothing."""
         from huggingface_hub import get_token
 
         if not self.api.token and not get_token():
@@ -106,10 +97,9 @@ class Transport:
     def call(
         self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int | None = None
     ) -> Result:
-        """The result of `function`, tried `attempts` times in all, or `to_connect` times without a connection.
+        """The result of `function`, which may be repeated without harm; UnavailableError after the last attempt.
 
-        Raises:
-            HubError: the kind says what happened; UnavailableError after the last attempt.
+        It is tried `attempts` times in all, or `to_connect` times without a connection.
         """
         import tenacity
 
@@ -135,11 +125,7 @@ class Transport:
 
     @contextmanager
     def _turn(self) -> Iterator[Callable[[float], None]]:
-        """The waiting before a new attempt.
-
-        Of several threads that fail at the same time, one asks whether the Hub is back; the others wait for what it
-        finds, so that a lasting failure costs hardly more requests than it does with one thread.
-        """
+        """The waiting before a new attempt: of several threads that fail together, one asks and the others wait."""
         mine = False
 
         def pause(seconds: float) -> None:
@@ -162,7 +148,10 @@ class Transport:
                 self._asking.release()
 
     def call_once(self, function: Callable[[], Result]) -> Result:
-        """The result of `function`, with the library's exceptions turned into those of `hub.plain.errors`."""
+        """The result of `function`, with the library's exceptions turned into ours, whose texts hold no token.
+
+        For commits: the caller must check what happened before sending again.
+        """
         _prepare(self._timeout)
         if (remaining := self._resume_at - time.monotonic()) > 0:
             _sleep(remaining + random.uniform(0.0, 0.25))
@@ -199,8 +188,7 @@ class Transport:
     def wait(self, attempt: int, error: BaseException | None) -> float:
         """Seconds to wait: what the server asks for, else growing with jitter, so that parallel writers spread out.
 
-        Raises:
-            UnavailableError: the server asks for longer than `longest_wait`, or a new attempt does not help.
+        Raises UnavailableError if that is longer than `longest_wait`, or a new attempt does not help.
         """
         if isinstance(error, UnavailableError) and not error.passing:
             raise error
@@ -275,7 +263,6 @@ def _said(error: BaseException) -> str:
 
 
 def _unreachable(chain: Sequence[BaseException], names: set[str]) -> UnavailableError:
-    """No answer came, or none was asked for."""
     ours = next((link for link in chain if hasattr(link, "unreached")), None)
     shown = ours or chain[0]
     text = _said(shown) or type(shown).__name__
@@ -288,7 +275,6 @@ def _unreachable(chain: Sequence[BaseException], names: set[str]) -> Unavailable
 
 
 def _unavailable(response: Any, text: str) -> UnavailableError:
-    """The server answered that it cannot for now."""
     error = UnavailableError(f"the Hub answered {response.status_code}: {text}")
     error.retry_after = _retry_after(response)
     sending = _SENDING.search(str(response.request.url.path))
@@ -361,7 +347,6 @@ def _prepare(seconds: float) -> None:
 
 
 def _kinds(error: BaseException) -> set[str]:
-    """The names of an exception's classes."""
     return {kind.__name__ for kind in type(error).__mro__}
 
 
