@@ -152,7 +152,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
         return {e: rms(errors) for e, errors in self._errors_by_experts().items()}
 
     def bias_by_experts(self) -> dict[float, float]:
-        """Mean of predicted minus observed for each E: the joint law should favour none."""
+        """Mean of predicted minus observed for each E."""
         return {e: float(errors.mean()) for e, errors in self._errors_by_experts().items()}
 
     def _errors_by_experts(self) -> dict[float, FloatArray]:
@@ -353,7 +353,7 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
 
 
 def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str, Any], chosen: int = 0) -> FitResult:
-    """The result of finished start `chosen` (0: the lowest objective); `search` holds the FitStatus fields they share."""
+    """The result of finished start `chosen` (0: the best); `search` holds the FitStatus fields all starts share."""
     theta, best = final.theta[chosen], float(final.cost[chosen])
     objective, free = problem.objective, problem.free(theta)
     at_bound = ~free & (problem.lower < problem.upper)

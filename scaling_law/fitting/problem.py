@@ -114,7 +114,7 @@ class Problem:
     def solve(
         self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False, **options: Any
     ) -> Solutions:
-        """From each θ [S, p]; `weight` [S, n] replaces the runs' own, `hold_transform` fixes a shared (E_start, E_max)."""
+        """From each θ [S, p], with weights [S, n]; `hold_transform` fixes the E_start and E_max that all θ share."""
         lower, upper = self.lower.copy(), self.upper.copy()
         if hold_transform and self.objective.has_transform:
             lower[-2:] = upper[-2:] = theta[0, -2:]
