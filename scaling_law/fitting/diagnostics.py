@@ -1,15 +1,8 @@
-"""What a fit can be trusted for: which coefficients the runs determine, and which runs do not follow the law.
+"""Which coefficients the runs determine, and which runs do not follow the law.
 
-Identifiability is judged before a fit from the design of the runs (`design_problems`): one number of experts cannot
-show the effect of E, one ratio D/N cannot separate the two powers; and after it from the Jacobian at the optimum
-(`examine`): flat directions, and coefficients whose standard error is too large to be useful (`RESOLUTION`).
-
-Outliers are found by a trimmed fit and a robust scale (`find_outliers`). The Huber loss bounds the pull of one bad
-run, but a tenth of the runs moves the law. So the law is refitted to the `CORE` of runs nearest to it until these stay
-the same (the concentration steps of least trimmed squares: Rousseeuw and Van Driessen 2006, "Computing LTS regression
-for large data sets"), and then to all runs that agree with that fit. A run's deviation is measured from the fit
-without it, in robust standard deviations of such a prediction: high leverage neither hides a bad run nor condemns a
-distant one.
+The Huber loss bounds the pull of one bad run, but a tenth of the runs moves the law. Outliers are therefore judged
+against a trimmed fit (Rousseeuw and Van Driessen 2006, "Computing LTS regression for large data sets"), each from the
+fit without it, so that high leverage neither hides a bad run nor condemns a distant one.
 """
 
 from __future__ import annotations
@@ -28,8 +21,7 @@ from scaling_law.laws.terms import BY_EXPERTS, CONSTANT, INTERACTION, SIZE, SLOP
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# The standard error up to which a coefficient counts as determined: exponents and interactions absolutely; factors by
-# their logarithm (1: a factor e); E_start and E_max by ln(E_start − 1) and ln(E_max − E_start).
+# The standard error up to which a coefficient counts as determined, in the units of `examine`.
 RESOLUTION = {SLOPE: 0.05, BY_EXPERTS: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7}
 TRANSFORM_RESOLUTION = 0.7
 RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
@@ -41,11 +33,10 @@ SMALLEST = 0.01  # deviations of ln L below this are never suspicious
 
 
 def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float, dict[str, float], tuple[str, ...]]:
-    """From the Jacobian at θ [p] over the `free` parameters: condition number, standard errors, what is undetermined.
+    """Condition number, standard errors and undetermined coefficients, from the scaled Jacobian at θ [p] over `free`.
 
-    The Jacobian is centred and its columns are scaled. Standard errors are those of the logarithm for a, b, c, of
-    ln(E_start − 1) and ln(E_max − E_start) (ln(E_max − 1) where E_max is bounded), else absolute; infinite for
-    directions that the runs do not see.
+    Standard errors are of the logarithm for a, b, c, of ln(E_start − 1) and ln(E_max − E_start) (ln(E_max − 1) where
+    E_max is bounded), else absolute; infinite for directions that the runs do not see.
     """
     names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
     residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
@@ -54,7 +45,7 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     seen = singular > RANK_TOLERANCE * max(singular[0], 1e-300)
     spare = int(np.sum(objective.weight > 0)) - len(names)
     variance = float(influence @ residual**2 / spare) if spare > 0 else np.inf
-    # to the law's own coordinates: rows of `back` are parameters, columns are singular directions
+    # rows: parameters in the law's own coordinates, columns: singular directions
     back = objective.natural_jacobian()[np.ix_(free, free)] @ (rotation.T / scale[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.sqrt(variance * np.sum((back[:, seen] / singular[seen]) ** 2, axis=1))
@@ -68,7 +59,7 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
 
 
 def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The norms of a Jacobian's columns, and its singular values and right singular vectors once scaled by these."""
+    """The norms of the columns, and the singular values and right singular vectors once scaled by these."""
     scale = np.linalg.norm(jacobian, axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     _, singular, rotation = np.linalg.svd(jacobian / scale, full_matrices=True)
@@ -103,9 +94,9 @@ def design_problems(law: str, columns: Mapping[str, FloatArray], free: set[str])
 
 @dataclass(frozen=True)
 class Outliers:
-    """Which runs [n] are suspicious, and how far off [n]: ln L of the run minus that of the fit without it.
+    """Suspicious runs [n], the deviation [n] of ln L from the fit without the run, and the fit to the others, θ [p].
 
-    `theta` [p] is the fit to the others. `too_many`: more than `MOST` of the runs used are suspicious.
+    `too_many`: more than `MOST` of the runs used are suspicious.
     """
 
     suspicious: Mask
@@ -115,7 +106,7 @@ class Outliers:
 
 
 def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
-    """The suspicious runs among those of positive weight, from the fit θ [p] to all of them."""
+    """The suspicious runs among those used, from the fit θ [p] to all of them."""
     weight, loss = problem.objective.weight, problem.columns["loss"]
     used = problem.used
     residual = -problem.objective.residuals(theta[None])[0]
@@ -134,10 +125,9 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
 
 
 def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask, FloatArray]:
-    """The core of runs with the best trimmed fit, and that fit: the best of several concentrations.
+    """The runs [n] of the best trimmed fit, and that fit.
 
-    One starts from θ, the others from fits to fixed random halves of the runs, of which some are free of the bad runs
-    that may have pulled θ.
+    Concentration starts from θ and from fits to random halves (fixed seed), some free of the bad runs that pulled θ.
     """
     used, free = weight > 0, int(np.sum(problem.lower < problem.upper))
     count = int(used.sum())
@@ -162,7 +152,7 @@ def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask
 
 
 def _nearest(problem: Problem, points: FloatArray, used: Mask, size: int) -> tuple[NDArray[np.bool_], FloatArray]:
-    """For each θ [S, p]: the `size` used runs nearest to it, [S, n], and the sum of their squared distances, [S]."""
+    """For each θ [S, p], the `size` used runs nearest to it [S, n] and the sum of their squared distances [S]."""
     distance = np.where(used, np.abs(problem.objective.residuals(points)), np.inf)
     order = np.argsort(distance, axis=1, kind="stable")[:, :size]
     kept = np.zeros(distance.shape, bool)
@@ -193,5 +183,5 @@ def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray,
 
 
 def _refit(problem: Problem, theta: FloatArray, weight: FloatArray, tolerance: float = 1e-8) -> FloatArray:
-    """Fits from θ [S, p] with weights [S, n]; flat directions need not be followed to their end to see a bad run."""
+    """Fits from θ [S, p] with weights [S, n], stopped early: flat directions do not hide a bad run."""
     return problem.solve(theta, weight, max_iterations=100 if tolerance < 1e-6 else 30, tolerance=tolerance).theta

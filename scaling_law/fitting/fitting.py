@@ -1,8 +1,7 @@
-"""Fit a law to runs, and what comes back: the law, its errors, and the status of convergence and identifiability.
+"""Fit a law to runs, by the objective of Ludziejewski et al. 2025, Appendix "Fit Details", summed over runs.
 
-The objective is that of Ludziejewski et al. 2025, Appendix "Fit Details" (`fitting.objective`), as a sum over
-runs: the mean with usual tolerances stops early. Two stages, because E_start and E_max make the surface rough:
-every start first runs with both fixed where it starts; then the best are released. The result is deterministic.
+The mean would stop early at usual tolerances. E_start and E_max make the surface rough: every start first runs with
+both fixed, then the best are released. Deterministic.
 """
 
 from __future__ import annotations
@@ -36,16 +35,11 @@ BATCH = 128  # starts solved together: arrays of 128 × runs stay in the process
 
 @dataclass(frozen=True)
 class FitStatus:
-    """Convergence and identifiability of a fit.
+    """Convergence and identifiability of a fit: `n_agree` of the `n_released` best starts reached the best objective.
 
-    Attributes:
-        n_agree: how many of the `n_released` best of `n_starts` starts ended at the best objective.
-        bounds_hit, undetermined: names of coefficients.
-        standard_errors: of the logarithm for the `logarithmic` ones (a, b, c), of ln(E_start − 1) and
-            ln(E_max − E_start), absolute for the rest.
-        suspicious, deviations: runs far from the law of the others, the farthest first, and their loss minus that of
-            the fit without them, nats per token. Those of `set_aside` were not fitted.
-        n_trunks, trunk_source: trunks of the fitted runs, and how they were identified.
+    `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of ln(E_start − 1) and
+    ln(E_max − E_start), absolute for the rest. `suspicious` runs lie far from the law of the others, the farthest
+    first; `deviations` is their loss minus that of the fit without them, nats per token.
     """
 
     converged: bool
@@ -66,7 +60,6 @@ class FitStatus:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
         state = "converged" if self.converged else "NOT converged"
         agreement = f"{self.n_agree} of the {self.n_released} best of {self.n_starts} starts agree"
         vague = ", ".join(dict.fromkeys(self.undetermined + self.bounds_hit))
@@ -100,7 +93,6 @@ class FitStatus:
         return tuple(found)
 
     def error_in_words(self, name: str) -> str:
-        """The standard error of a coefficient: ×÷ for what is fitted as a logarithm, ± for the rest."""
         error = self.standard_errors[name]
         if not np.isfinite(error):
             return "not determined at all"
@@ -110,7 +102,7 @@ class FitStatus:
         return f"×÷ {np.exp(error):.3g}{what}" if error < np.log(1e6) else f"more than ×÷ 1e6{what}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values (infinite numbers as None)."""
+        """Infinite numbers become None."""
         return asdict(self) | {
             "standard_errors": {name: _finite(error) for name, error in self.standard_errors.items()},
             "condition_number": _finite(self.condition_number),
@@ -126,8 +118,8 @@ class FitStatus:
 class FitResult(ResultTable, Generic[LawT_co]):
     """A fitted law with what it was fitted on.
 
-    `objective` is the sum of Huber losses on ln L; `rmse` is in nats per token over the fitted runs, `used` [n]
-    (positive weight, not set aside). `finalists` are all starts of the second stage.
+    `objective` sums Huber losses on ln L over the runs `used`, `rmse` (nats per token) covers the same runs, and
+    `finalists` are all starts of the second stage.
     """
 
     law: LawT_co
@@ -141,12 +133,11 @@ class FitResult(ResultTable, Generic[LawT_co]):
 
     @property
     def used(self) -> NDArray[np.bool_]:
-        """Which of `runs` the law was fitted on."""
+        """Runs [n] of positive weight that were not set aside."""
         return self.problem.used
 
     @property
     def fitted(self) -> list[str]:
-        """The coefficients that were not fixed."""
         return [name for name in self.law.coefficients if name not in self.problem.settings.fixed]
 
     @property
@@ -155,15 +146,13 @@ class FitResult(ResultTable, Generic[LawT_co]):
         return errors_of(self.law, self.runs)
 
     def errors_on(self, runs: Runs) -> FloatArray:
-        """Predicted minus observed loss on other runs."""
         return errors_of(self.law, runs)
 
     def rmse_by_experts(self) -> dict[float, float]:
-        """RMSE in nats for each E."""
         return {e: rms(errors) for e, errors in self._errors_by_experts().items()}
 
     def bias_by_experts(self) -> dict[float, float]:
-        """Mean of predicted minus observed for each E: the joint law should favour none."""
+        """Mean of predicted minus observed for each E."""
         return {e: float(errors.mean()) for e, errors in self._errors_by_experts().items()}
 
     def _errors_by_experts(self) -> dict[float, FloatArray]:
@@ -171,11 +160,10 @@ class FitResult(ResultTable, Generic[LawT_co]):
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
     def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
-        """Refit on resampled trunks; see `scaling_law.fitting.uncertainty.bootstrap`."""
+        """See `scaling_law.fitting.uncertainty.bootstrap`."""
         return bootstrap(self, n_resamples, seed, progress=progress)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values (infinite standard errors as None)."""
         return {
             "law": self.law.name,
             "coefficients": self.law.coefficients,
@@ -191,10 +179,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row per coefficient: value, standard error, and its status.
-
-        Standard errors are as in FitStatus; NaN for coefficients that are fixed or at a bound.
-        """
+        """One row per coefficient; the standard error is NaN where it is fixed or at a bound."""
         status, fitted = self.status, self.fitted
         vague = {*status.undetermined, *status.bounds_hit}
         return [
@@ -211,7 +196,6 @@ class FitResult(ResultTable, Generic[LawT_co]):
         ]
 
     def summary(self) -> RenderableType:  # type: ignore[override]
-        """Coefficients with standard errors, errors per E, and the status, for rich to print."""
         from rich.console import Group
         from rich.text import Text
 
@@ -256,7 +240,7 @@ def errors_of(law: Law, runs: Runs) -> FloatArray:
 
 
 def rms(errors: FloatArray) -> float:
-    """The root of the mean square; NaN of nothing."""
+    """Root mean square; NaN of nothing."""
     return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
 
 
@@ -282,25 +266,21 @@ def fit(
     Args:
         law: "joint", "chinchilla", "routed", or the name of another registered law.
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
-        weights: row weights [n]; "inverse_loss" is the paper's underweighting of underperforming runs, read as weights
-            proportional to 1 / loss (lowest loss: weight 1); None for equal weights.
-        l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper states
-            1e-5, which moves the answer far along its flat directions; 0 is the default.
-        fixed, bounds: values of coefficients, such as {"e_max": 256.0}, and closed intervals, such as
-            {"c": (1.0, 1.8), "e_max": (64, None)}; None leaves an end as it is without bounds: 0 < c ≤ the lowest
-            loss, 1.01 ≤ E_start ≤ 101, 1 ≤ E_max − E_start ≤ 1e5, the rest far outside anything sensible. Where E_max
-            is bounded, E_start stays below its lower end.
-        starts: "scaled" (a few hundred, laid around the data), "paper" (its full grid), or laws to start from.
-        release: how many of the best starts go on to the second stage, where E_start and E_max move (None: 256 of
-            the paper's grid, 64 of the scaled one).
-        outliers: runs that lie far from the law the others follow (`fitting.diagnostics`) are named in the status.
-            "keep" fits them too; "set_aside" fits without them and records that in the law's conditions. If more than
-            30 % of the runs are outliers, the law or the table is wrong: all are kept, with a warning.
-        loss, trunks: the column of losses, and which runs share a trunk, as in `load_runs`.
-        allow_unidentifiable: fit although the design cannot determine all coefficients (the status then names them).
+        weights: row weights [n], None for equal ones; "inverse_loss" reads the paper's underweighting of
+            underperforming runs as weights proportional to 1 / loss (lowest loss: 1).
+        l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper's 1e-5
+            moves the answer far along its flat directions.
+        fixed, bounds: values such as {"e_max": 256.0}, and closed intervals such as {"c": (1.0, 1.8),
+            "e_max": (64, None)}; None keeps the default end: 0 < c ≤ the lowest loss, 1.01 ≤ E_start ≤ 101,
+            1 ≤ E_max − E_start ≤ 1e5, the rest very wide. E_start stays below the lower bound of E_max.
+        starts: "scaled" (a few hundred around the data), "paper" (its full grid), or laws to start from.
+        release: how many starts enter the second stage (None: 256 of the paper's grid, 64 of the scaled one).
+        outliers: "keep" fits runs far from the law of the others (`fitting.diagnostics`), "set_aside" leaves them out
+            and records it in the law's conditions. Beyond 30 % of the runs, all are kept, with a warning.
+        loss, trunks: as in `load_runs`.
+        allow_unidentifiable: fit although the design cannot determine all coefficients.
 
-    Raises ValueError for settings that are out of range and for runs that cannot determine the law, RunsError (a
-    ValueError) for a table that cannot be read.
+    ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table.
     """
     if outliers not in ("keep", "set_aside"):
         raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
@@ -335,7 +315,7 @@ def fit(
 
 
 def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutions:
-    """From each θ [S, p] with E_start and E_max fixed where it starts, in batches that share both."""
+    """Solve from each θ [S, p] with E_start and E_max held, in batches that share both."""
     groups = [theta]
     if problem.objective.has_transform:
         pairs, index = np.unique(theta[:, -2:], axis=0, return_inverse=True)
@@ -345,7 +325,7 @@ def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutio
 
 
 def _table(runs: Any, loss: str | None, trunks: str) -> Runs:
-    """The table of runs. `loss` and `trunks` belong to `load_runs`; a loaded table accepts what agrees with it."""
+    """`loss` and `trunks` belong to `load_runs`; a loaded table accepts only what agrees with it."""
     if not isinstance(trunks, str):
         raise ValueError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
     if not isinstance(runs, Runs):
@@ -373,10 +353,7 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
 
 
 def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str, Any], chosen: int = 0) -> FitResult:
-    """The result whose law is the finished start number `chosen` (they are sorted: 0 is the lowest objective).
-
-    `search` holds the fields of FitStatus that are the same whichever is chosen: n_starts, warnings, the outliers.
-    """
+    """The result of finished start `chosen` (0: the best); `search` holds the FitStatus fields all starts share."""
     theta, best = final.theta[chosen], float(final.cost[chosen])
     objective, free = problem.objective, problem.free(theta)
     at_bound = ~free & (problem.lower < problem.upper)

@@ -2,13 +2,9 @@
 
     LR = exp(intercept + slope_n ln N + slope_e ln E)          Ludziejewski et al. 2025, Eq. "lr_scaling"
 
-The paper says N is the active non-embedding parameters. The code of the paper's runs counted attention, active
-feed-forward, embedding, head and a 512 × d positional table that the models do not have; only that reading agrees with
-the learning rates of their grid. Both are here under the names "paper" and "code"; "code" is the default.
-
-    grid = LearningRateGrid.load("out/lr-runs.jsonl")
-    law = grid.fit(experts=(1, 8))          # the paper fits on E = 1 and 8
-    grid.errors(law)                        # and checks how the law interpolates to others (Appendix B)
+Reading "paper": N is the active non-embedding parameters, as the text says. Reading "code", the default: the code of
+the paper's runs counted attention, active feed-forward, embedding, head and a 512 × d positional table that the models
+do not have; only this agrees with the rates of their grid. The paper fits on E = 1 and 8 (Appendix B).
 """
 
 from __future__ import annotations
@@ -45,9 +41,8 @@ _COLUMNS = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "tokens")
 class LearningRateLaw:
     """Peak LR = exp(intercept + slope_n ln N + slope_e ln E), with N counted as `reading` says.
 
-    `source` records where the coefficients come from; `rmse` is that of ln LR for a fitted law. `n_range` and
-    `experts_range` are the lowest and highest N (as `reading` counts it) and E that it rests on; None if unknown.
-    `vocab_size` is that of the models it rests on (GPT-2's where unknown): the one meant where none is given.
+    `rmse` is that of ln LR; `n_range`, `experts_range` and `vocab_size` are those of the models it rests on (None:
+    unknown; GPT-2's vocabulary where unknown).
     """
 
     intercept: float
@@ -79,10 +74,7 @@ class LearningRateLaw:
     @classmethod
     @lru_cache(maxsize=4)
     def published(cls, reading: Reading = "code") -> LearningRateLaw:
-        """The paper's law: 'code' as the runs used it (full precision), 'paper' as the text prints and words it.
-
-        Its ranges are those of the paper's runs, whose rates it set.
-        """
+        """The paper's law, with the ranges of its runs: 'code' in full precision, 'paper' as the text prints it."""
         source = "text" if reading == "paper" else "code of the runs"
         coefficients = PAPER.learning_rate.get(reading, (0.0, 0.0, 0.0))  # the law refuses an unknown reading
         law = cls(*coefficients, reading, f"Ludziejewski et al. 2025, {source}")
@@ -92,7 +84,7 @@ class LearningRateLaw:
 
     @classmethod
     def named(cls, name: str | Path) -> LearningRateLaw:
-        """The published law for "code" and "paper", else the fitted one of this file (see `load`)."""
+        """The published law for "code" and "paper", else that of a file."""
         return cls.published(str(name)) if str(name) in READINGS else cls.load(name)
 
     def save(self, path: str | Path) -> Path:
@@ -101,7 +93,7 @@ class LearningRateLaw:
 
     @classmethod
     def load(cls, path: str | Path) -> LearningRateLaw:
-        """Read what `save` wrote. OSError; ValueError that names the file and the field for anything else."""
+        """Read what `save` wrote. ValueError names the file and the field."""
         data = strict_json.read(path, FORMAT, VERSION)
         names = [name for name in cls.__dataclass_fields__ if SINCE.get(name, 1) <= data["version"]]
         if sorted(data) != sorted(["format", "version", *names]):
@@ -115,26 +107,26 @@ class LearningRateLaw:
     def counted_parameters(
         self, d_model: ArrayLike, n_blocks: ArrayLike | None = None, vocab_size: float | None = None
     ) -> Any:
-        """The N that this law's reading counts, for models of width d_model (broadcasts); None: its own vocabulary."""
+        """N as this reading counts it (broadcasts); vocab_size None: the law's own."""
         if self.reading == "paper":
             return non_embedding_parameters(d_model, n_blocks)
         vocabulary = self.vocab_size if vocab_size is None else vocab_size
         return active_parameters(d_model, n_blocks, vocabulary) + PHANTOM_POSITIONS * np.asarray(d_model, float)
 
     def at(self, counted_parameters: ArrayLike, experts: ArrayLike) -> Any:
-        """Peak LR for N as counted by this reading (broadcasts)."""
+        """Peak LR for N as this reading counts it (broadcasts)."""
         return np.exp(self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts))
 
     def counted(self, architecture: Architecture) -> float:
-        """The N that this law's reading counts, for an architecture."""
+        """N as this reading counts it."""
         return float(self.counted_parameters(architecture.d_model, architecture.blocks, architecture.vocab_size))
 
     def learning_rate(self, architecture: Architecture) -> float:
-        """Peak LR of an architecture. Never refused: `warnings` and `beyond_guard` say how far it extrapolates."""
+        """Peak LR. Never refused: `warnings` and `beyond_guard` say how far it extrapolates."""
         return float(self.at(self.counted(architecture), architecture.experts))
 
     def warnings(self, architecture: Architecture) -> list[str]:
-        """How far an architecture lies outside of what this law rests on; empty inside."""
+        """How far an architecture lies outside what this law rests on; [] inside."""
         return self.warnings_at(self.counted(architecture), architecture.experts)
 
     def warnings_at(self, counted_parameters: float, experts: float) -> list[str]:
@@ -145,7 +137,7 @@ class LearningRateLaw:
         return [f"learning rate: {text}" for text in (*map(str, found), *advice(found))]
 
     def beyond_guard(self, architecture: Architecture) -> bool:
-        """Whether no one should train at this rate: N or E too far outside (`conditions.GUARD`); False if unknown."""
+        """Whether N or E lies too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
         return any(excess.beyond for excess in self._excesses(self.counted(architecture), architecture.experts))
 
     def _excesses(self, counted_parameters: float, experts: float) -> list[Excess]:
@@ -165,10 +157,9 @@ def fit_learning_rate(
     with_experts: bool = True,
     reading: Reading = "code",
 ) -> LearningRateLaw:
-    """Least squares of ln LR on ln N and (`with_experts`) ln E, as the paper fits the best rates of its grid.
+    """Least squares of ln LR on ln N and (`with_experts`) ln E over the best rate of each model, as in the paper.
 
-    The columns hold a row per model: N as `reading` counts it, E, and the best learning rate found. ValueError for
-    entries that are not positive, and for columns that do not determine the coefficients (say, a single size).
+    N is as `reading` counts it. ValueError for non-positive entries and columns that do not determine the law.
     """
     n, e, rates = (np.asarray(column, float) for column in (counted_parameters, experts, learning_rates))
     for name, values in (("counted_parameters", n), ("experts", e), ("learning_rates", rates)):
@@ -187,9 +178,9 @@ def fit_learning_rate(
 
 
 def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
-    """The LR of lowest loss of one model's grid, by a parabola in ln LR through the best point and its neighbours.
+    """The LR of lowest loss, by a parabola in ln LR through the best point and its neighbours.
 
-    The best point itself where it lies at an end of the grid. Non-finite losses (diverged runs) are left out.
+    At an end of the grid, the best point itself. Non-finite losses (diverged runs) are left out.
     """
     rates, values = np.asarray(learning_rates, float), np.asarray(losses, float)
     if not np.isfinite(values).any() or np.any(rates <= 0):
@@ -204,7 +195,7 @@ def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class ModelGrid:
-    """The runs of one architecture and token count: peak learning rates, ascending, and losses, nats per token."""
+    """The runs of one architecture and token count: peak LRs, ascending, and losses, nats per token."""
 
     architecture: Architecture
     tokens: int
@@ -213,7 +204,7 @@ class ModelGrid:
 
     @cached_property
     def best(self) -> float:
-        """The best peak learning rate; see `best_of_grid`."""
+        """See `best_of_grid`."""
         return best_of_grid(self.learning_rates, self.losses)
 
     @property
@@ -224,11 +215,11 @@ class ModelGrid:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the lowest loss lies at an end of the grid, so that the best rate may lie outside."""
+        """Whether the lowest loss lies at an end of the grid."""
         return int(np.argmin(self.losses)) in (0, len(self.losses) - 1)
 
     def loss_at(self, learning_rate: float) -> float:
-        """Loss at a learning rate, by straight lines in ln LR between the runs (nats); NaN outside the grid."""
+        """Loss in nats, linear in ln LR between the runs; NaN outside the grid."""
         x = np.log(self.learning_rates)
         return float(np.interp(math.log(learning_rate), x, self.losses, left=math.nan, right=math.nan))
 
@@ -241,9 +232,9 @@ class LearningRateGrid:
 
     @classmethod
     def load(cls, source: Any, loss: str = "eval_loss") -> LearningRateGrid:
-        """Read final runs from any source that `load_runs` takes; the runs of one model differ in the learning rate.
+        """Read final runs from any source that `load_runs` takes.
 
-        Raises RunsError where there are no such runs, where one lacks a field, or where a rate appears twice.
+        RunsError if there are none, one lacks a field, or a model has a rate twice.
         """
         table = read_rows(source)
         found: dict[tuple[Any, ...], dict[float, float]] = {}
@@ -251,9 +242,8 @@ class LearningRateGrid:
             if (row.get("status") or "final") != "final":
                 continue
             scheduled = (row.get("schedule") or {}).get("peak_learning_rate")
-            scheduled = (
-                row.get("schedule_peak_learning_rate") if scheduled is None else scheduled
-            )  # as in runs.parquet
+            if scheduled is None:  # as in runs.parquet
+                scheduled = row.get("schedule_peak_learning_rate")
             values = {name: row.get(name) for name in (*_COLUMNS, loss)} | {"schedule.peak_learning_rate": scheduled}
             name = f"{table.name}: {row.get('run_id', 'a run')}"
             if missing := [name for name, value in values.items() if value is None]:
@@ -273,13 +263,13 @@ class LearningRateGrid:
         return cls(tuple(models))
 
     def of(self, experts: Collection[float] | None) -> list[ModelGrid]:
-        """The grids of these numbers of experts; None for all."""
+        """The grids of these E; None for all."""
         return [model for model in self.models if experts is None or model.architecture.experts in experts]
 
     def fit(self, experts: Collection[float] | None = None, reading: Reading = "code") -> LearningRateLaw:
-        """The law through the best rates of the models of these numbers of experts (None: all).
+        """The law through the best rates of the models of these E (None: all); see `fit_learning_rate`.
 
-        Raises RunsError where a grid has fewer than three rates, ValueError where the models do not determine the law.
+        RunsError where a grid has fewer than three rates.
         """
         chosen = self.of(experts)
         for model in chosen:
@@ -294,11 +284,10 @@ class LearningRateGrid:
         return replace(law, vocab_size=vocabularies.pop()) if len(vocabularies) == 1 else law
 
     def errors(self, law: LearningRateLaw, experts: Collection[float] | None = None) -> np.ndarray:
-        """ln of the law's rate over the best rate, for each grid of these numbers of experts (None: all)."""
+        """ln of the law's rate over the best rate, for each grid of these E (None: all)."""
         return np.array([math.log(law.learning_rate(model.architecture) / model.best) for model in self.of(experts)])
 
     def to_dicts(self, law: LearningRateLaw) -> list[dict[str, Any]]:
-        """A plain row for each model: its sizes, its grid, the best rate and the law's."""
         rows = []
         for model in self.models:
             a = model.architecture
@@ -309,7 +298,7 @@ class LearningRateGrid:
         return rows
 
     def table(self, law: LearningRateLaw) -> Table:
-        """Best rate of each model, beside the law's and the loss that the law's rate costs."""
+        """Each model's best rate, the law's, and the loss that the law's rate costs."""
         rows = []
         for model in self.models:
             rate = law.learning_rate(model.architecture)

@@ -1,14 +1,12 @@
 """The objective of a fit, for many parameter vectors at once: Huber of ln L through logsumexp, summed over runs.
 
-Ludziejewski et al. 2025, Appendix "Fit Details", after Hoffmann et al. 2022. A law is a sum of terms; each term's
-logarithm is linear in its parameters once Ê is known:
+Ludziejewski et al. 2025, Appendix "Fit Details", after Hoffmann et al. 2022:
 
     ln L̂ = logsumexp( ln a + α x + δ e + γ x e,   ln b + β y + ω e + ζ y e,   ln c )      x = ln N, y = ln D, e = ln Ê
     Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + l2/2 |θ|²          ρ = Huber with threshold δ (0.01)
 
-Inside, x, y and e are centred, which takes the near-collinearity out of (ln a, α), (δ, γ), …; ln c is a parameter,
-and so are u = ln(E_start − 1) and v = ln(E_max − E_start), so that 1 < E_start < E_max always holds. Where E_max is
-bounded, v = ln(E_max − 1) instead, so that its bounds are those of v (and E_start must stay below them).
+Centring x, y and e takes the near-collinearity out of (ln a, α), (δ, γ), …. The parameters u = ln(E_start − 1) and
+v = ln(E_max − E_start) keep 1 < E_start < E_max; where E_max is bounded, v = ln(E_max − 1).
 """
 
 from __future__ import annotations
@@ -21,18 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.laws import LAWS, Law
-from scaling_law.laws.terms import (
-    coefficients_of,
-    has_transform,
-    log_expert_transform_gradient,
-    positive_coefficients,
-)
+from scaling_law.laws.terms import coefficients_of, has_transform, log_expert_transform_gradient, positive_coefficients
 
 FloatArray = NDArray[np.float64]
 
 
 class Evaluation(NamedTuple):
-    """Q, gradient and Gauss-Newton matrix of the Huber-reweighted least squares around S parameter vectors."""
+    """Q, gradient and Gauss-Newton matrix of the Huber-reweighted least squares at S parameter vectors."""
 
     cost: FloatArray  # [S]
     gradient: FloatArray  # [S, p]
@@ -40,11 +33,11 @@ class Evaluation(NamedTuple):
 
 
 class Objective:
-    """Q(θ) for one set of runs. θ is the concatenation of the terms' parameters, then (u, v) where the law has Ê.
+    """Q(θ) for one set of runs. θ concatenates the terms' parameters, then (u, v) where the law has Ê.
 
-    `columns` are "n_active", "tokens", "experts", "loss" and "weight", each [n]; `l2` acts in the law's own
-    (uncentred) coordinates, as the paper's weight decay. The terms whose first coefficient (a, b, c) is in `centred`
-    are centred. `e_max` is E_max if it is fixed, and v idle; with `e_max_alone`, v is ln(E_max − 1).
+    `columns` are "n_active", "tokens", "experts", "loss" and "weight", each [n]; `l2` acts in uncentred coordinates,
+    as in the paper. `centred` names the first coefficients of the terms to centre. A fixed `e_max` leaves v idle; with
+    `e_max_alone`, v is ln(E_max − 1).
     """
 
     def __init__(
@@ -79,7 +72,6 @@ class Objective:
 
     @property
     def size(self) -> int:
-        """Number of parameters p."""
         return len(self.names)
 
     def from_coefficients(self, values: Mapping[str, Any]) -> FloatArray:
@@ -95,7 +87,7 @@ class Objective:
         return np.stack(np.broadcast_arrays(*columns), axis=-1)
 
     def coefficients(self, theta: FloatArray) -> FloatArray:
-        """Coefficients in the order of the law's class, of θ's shape."""
+        """Coefficients in the law's order, of θ's shape."""
         found: dict[str, FloatArray] = {}
         for term, part, cx, ce in zip(self.terms, self.slices, self.centre_x, self.centre_e, strict=True):
             values = shift([theta[..., j] for j in range(part.start, part.stop)], -cx, -ce)
@@ -106,11 +98,11 @@ class Objective:
         return np.stack([np.exp(found[k]) if k in self.positive else found[k] for k in order], axis=-1)
 
     def make_law(self, theta: FloatArray) -> Law:
-        """The law with parameters θ [p]."""
+        """The law of θ [p]."""
         return LAWS[self.law](**dict(zip(LAWS[self.law].coefficient_names(), self.coefficients(theta), strict=True)))
 
     def natural_jacobian(self) -> FloatArray:
-        """∂(uncentred parameters)/∂θ, [p, p], with u and v left as they are. The map is linear without a constant."""
+        """∂(uncentred parameters)/∂θ, [p, p], of a map that is linear without a constant; identity for u and v."""
         matrix = np.eye(self.size)
         for part, cx, ce in zip(self.slices, self.centre_x, self.centre_e, strict=True):
             matrix[part, part] = shift(list(np.eye(part.stop - part.start)), -cx, -ce)
@@ -134,15 +126,15 @@ class Objective:
         return residual, self._jacobian(theta, designs, e, shares)
 
     def influence(self, residual: FloatArray) -> FloatArray:
-        """Weights of the reweighted least squares that stands for the Huber loss at these residuals."""
+        """Weights of the least squares that stands for the Huber loss at these residuals."""
         return np.asarray(self.weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
 
     def evaluate(
         self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False
     ) -> Evaluation:
-        """Q, gradient and Gauss-Newton matrix at θ [S, p], with row weights [n] or [S, n] (default: the runs' own).
+        """Q, gradient and Gauss-Newton matrix at θ [S, p], with weights [n] or [S, n] (default: the runs' own).
 
-        Where all θ share (u, v), `hold_transform` fixes them and sums over runs by a few matrix products for all θ.
+        Where all θ share (u, v), `hold_transform` fixes them, and a few matrix products serve all θ.
         """
         weight = self.weight if weight is None else weight
         e = self._log_experts(theta[:1] if hold_transform else theta)
@@ -179,7 +171,7 @@ class Objective:
         return e[:, self.expert_index], by_u[:, self.expert_index], by_v[:, self.expert_index]
 
     def _designs(self, e: Any) -> list[FloatArray]:
-        """For each term, the columns that multiply its parameters: [n, k] if all θ share them, else [S, n, k]."""
+        """For each term, the columns of its parameters: [n, k] if all θ share them, else [S, n, k]."""
         designs = []
         for term, x, ce in zip(self.terms, self.x, self.centre_e, strict=True):
             one = np.ones_like(x)

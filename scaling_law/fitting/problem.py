@@ -1,8 +1,7 @@
-"""A fit before it runs: the objective of the runs, the box of the parameters, and where to start.
+"""A fit before it runs: objective, box and starts, which fit, bootstrap and profiles share as a `Problem`.
 
-`Problem` holds all that a solver needs; the fit, the bootstrap and the profiles share it. A fit starts from the grid
-of Ludziejewski et al. 2025, Appendix "Fit Details" (3⁹ = 19,683 points made for large language models), or from one
-laid around the data ("scaled"), in whose coordinates a tiny sweep looks like a large one.
+Starts are the grid of Ludziejewski et al. 2025, Appendix "Fit Details" (3⁹ = 19,683 points, made for large language
+models), or one laid around the data ("scaled"), in whose coordinates a tiny sweep looks like a large one.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ Limits = Mapping[str, tuple[float, float]]
 U_BOX = (np.log(0.01), np.log(100.0))  # E_start − 1
 V_BOX = (np.log(1.0), np.log(1e5))  # E_max − E_start
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
-# Far outside anything sensible: these bounds only keep degenerate data (and resamples) from running to infinity. In
-# the order of a term's parameters (ln of its size, slope in ln N or ln D, slope in ln Ê, interaction), for centred
-# and for plain coordinates.
+# Keeps degenerate data and resamples from running to infinity: ln of a term's size, slope in ln N or ln D, slope in
+# ln Ê and interaction, for centred (True) and plain coordinates.
 WIDE_BOX = {True: (50.0, 3.0, 20.0, 3.0), False: (200.0, 3.0, 80.0, 3.0)}
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {
@@ -56,7 +54,7 @@ SCALED_TRANSFORMS = (PAPER_TRANSFORM, (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What was asked of a fit besides the runs; kept, so that a bootstrap repeats the same fit."""
+    """What was asked of a fit besides the runs."""
 
     law: str
     huber_delta: float
@@ -68,7 +66,6 @@ class FitSettings:
     outliers: str = "keep"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as a law stores them."""
         found: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
         found |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
         found["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
@@ -87,27 +84,27 @@ class Problem:
 
     @property
     def used(self) -> NDArray[np.bool_]:
-        """Which runs [n] are fitted: those of positive weight."""
+        """Runs [n] of positive weight."""
         return self.objective.weight > 0
 
     @property
     def floor(self) -> float:
-        """An objective so small (residuals of 1e-8) that decreasing it further means nothing."""
+        """The objective at residuals of 1e-8: decreasing it further means nothing."""
         return 1e-16 * float(self.objective.weight.sum())
 
     def free(self, theta: FloatArray) -> NDArray[np.bool_]:
-        """Which parameters [p] may move both ways from θ [p]: neither fixed nor at a bound."""
+        """Parameters [p] that are neither fixed nor at a bound at θ [p]."""
         span = 1e-9 * np.maximum(1.0, np.abs(theta))
         return np.asarray((theta > self.lower + span) & (theta < self.upper - span))
 
     def with_constant_below(self, loss: float) -> Problem:
-        """The same problem with `loss` as the upper end of its constant c, unless c has been fixed or bounded."""
+        """With `loss` as the upper end of c, unless c was fixed or bounded."""
         free = set(self.objective.constants) - {*self.settings.fixed, *self.settings.bounds}
         here = [name in free for name in self.objective.names]
         return replace(self, upper=np.where(here, np.log(loss), self.upper))
 
     def without(self, aside: NDArray[np.bool_]) -> Problem:
-        """The same problem without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
+        """Without the runs of the mask [n]: their weight is 0, and c may lie above their losses."""
         kept = self.used & ~aside
         objective = copy.copy(self.objective)
         objective.weight = np.where(kept, self.objective.weight, 0.0)
@@ -117,10 +114,7 @@ class Problem:
     def solve(
         self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False, **options: Any
     ) -> Solutions:
-        """From each θ [S, p]; `weight` [S, n] replaces the runs' weights.
-
-        `hold_transform` keeps E_start and E_max, which all θ share, where they are.
-        """
+        """From each θ [S, p], with weights [S, n]; `hold_transform` fixes the E_start and E_max that all θ share."""
         lower, upper = self.lower.copy(), self.upper.copy()
         if hold_transform and self.objective.has_transform:
             lower[-2:] = upper[-2:] = theta[0, -2:]
@@ -142,7 +136,7 @@ def make_problem(
     bounds: Limits,
     starts: Any,
 ) -> Problem:
-    """Check the settings and set up objective and box. ValueError naming the setting."""
+    """Check the settings; ValueError names the one that is wrong."""
     if not isinstance(law, str) or law not in LAWS:
         raise ValueError(f"law={law!r} must be one of {sorted(LAWS)}")
     huber_delta, l2 = _number("huber_delta", huber_delta), _number("l2", l2)
@@ -165,7 +159,7 @@ def make_problem(
 
 
 def _number(name: str, value: Any, missing: float | None = None) -> float:
-    """A finite number; `missing`, where given, for None or an infinity of its sign."""
+    """A finite number; `missing`, where given, stands for None and is itself allowed."""
     try:
         number = missing if value is None and missing is not None else float(value)
     except (TypeError, ValueError):
@@ -191,10 +185,7 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
 
 
 def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dict[str, tuple[float, float]]:
-    """(low, high) of each coefficient in `fixed`, equal, and of each other one in `bounds`.
-
-    ValueError naming the setting, the coefficient and what is allowed.
-    """
+    """(low, high) of each coefficient in `bounds` and, low = high, in `fixed`; an open end is infinite."""
     names, positive = coefficients_of(LAWS[law].terms), positive_coefficients(LAWS[law].terms)
     limits: dict[str, tuple[float, float]] = {}
     for setting, given in (("fixed", fixed), ("bounds", bounds)):
@@ -226,7 +217,7 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
 
 
 def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The box [p], [p] of θ: defaults where nothing is asked or an end is left open."""
+    """The box [p], [p] of θ, with defaults for open ends."""
     terms = zip(objective.terms, objective.centre_x, strict=True)
     upper = np.concatenate([WIDE_BOX[cx != 0.0][: len(t.coefficients)] for t, cx in terms])
     upper = np.append(upper, [np.inf] * (objective.size - len(upper)))
@@ -240,9 +231,8 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
             lower[i], upper[i] = np.log([C_BOX * lowest, lowest])
             if low >= highest:
                 what = f"{'fixed' if low == high else 'bounds'}: {name}={low:g}"
-                raise ValueError(
-                    f"{what} must be below the losses of the runs, {lowest:g} to {highest:g} nats per token"
-                )
+                losses_of = f"the losses of the runs, {lowest:g} to {highest:g} nats per token"
+                raise ValueError(f"{what} must be below {losses_of}")
         for side, end in ((lower, low), (upper, high)):
             if np.isfinite(end):
                 side[i] = np.log(end) if name in objective.positive else end
@@ -254,7 +244,7 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
 
 
 def _transform_box(objective: Objective, limits: Limits) -> tuple[FloatArray, FloatArray]:
-    """The box of (u, v): 1 < E_start < E_max, E_start below all that E_max may be."""
+    """The box of (u, v), where E_start stays below all that E_max may be."""
     low, high = 1.0 + np.exp(np.array(U_BOX))
     start = limits.get("e_start", (low, high))
     start = (start[0] if np.isfinite(start[0]) else low, start[1] if np.isfinite(start[1]) else max(high, start[0]))
@@ -273,7 +263,7 @@ def _transform_box(objective: Objective, limits: Limits) -> tuple[FloatArray, Fl
 
 
 def start_points(problem: Problem, starts: Any) -> FloatArray:
-    """θ [S, p] of the starts asked for, inside the box."""
+    """θ [S, p], inside the box."""
     objective, fixed = problem.objective, problem.settings.fixed
     transforms: tuple[tuple[float, float], ...] = ()
     if starts == "paper":
@@ -295,7 +285,7 @@ def start_points(problem: Problem, starts: Any) -> FloatArray:
 
 
 def _grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
-    """All combinations of the choices (a number: the only one), each name as an array [S]."""
+    """All combinations of the choices, each name as an array [S]."""
     table = np.array(list(product(*(np.atleast_1d(values) for values in choices.values()))))
     return dict(zip(choices, table.T, strict=True))
 
@@ -316,8 +306,8 @@ def _scaled_starts(
 ) -> dict[str, FloatArray]:
     """A grid around the data: coefficients as arrays [S].
 
-    At the middle of the runs, in ln N, ln D and ln Ê, the loss is divided into a constant and the terms; each term is
-    given a falling slope in its variable and a small slope of either sign in ln Ê.
+    The median loss is split into a constant and the terms, each with a falling slope in its variable and a small slope
+    of either sign in ln Ê.
     """
     middle = float(np.exp(np.median(np.log(columns["loss"]))))
     powers = [term for term in objective.terms if term.variable]

@@ -1,8 +1,7 @@
-"""A batched Levenberg-Marquardt method for robust nonlinear least squares, with a box, for many starts at once.
+"""A batched Levenberg-Marquardt method for robust nonlinear least squares in a box, from many starts at once.
 
-Each start has its own damping (Nielsen's rule) and stops by itself; starts that have stopped leave the batch.
-Robustness comes with the objective, which hands over the Gauss-Newton matrix of the Huber-reweighted residuals: a
-quadratic that lies above the Huber objective, so that an accepted step always descends.
+Each start has its own damping (Nielsen's rule) and leaves the batch when it stops. The objective supplies the
+Gauss-Newton matrix of the Huber-reweighted residuals.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ROUNDING = 1e-12  # relative changes of a sum over runs that mean nothing
 
 
 def shown(steps: Sequence[T], what: str, progress: bool) -> Iterable[T]:
-    """The steps of long work, behind a progress bar on stderr if `progress`."""
+    """The steps, behind a progress bar on stderr if `progress`."""
     if not progress:
         return steps
     from rich.console import Console
@@ -42,7 +41,7 @@ class Solutions:
 
     @classmethod
     def sorted(cls, *parts: Solutions) -> Solutions:
-        """All of `parts`, lowest objective first (a stable order, so that equal starts keep theirs)."""
+        """All of `parts`, lowest objective first; the order is stable."""
         columns = {name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])}
         order = np.argsort(columns["cost"], kind="stable")
         return cls(**{name: column[order] for name, column in columns.items()})
@@ -61,9 +60,8 @@ def minimise(
 ) -> Solutions:
     """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper ([p]; equal bounds fix a parameter).
 
-    `evaluate(θ, rows)` gives Q, gradient and curvature for θ [k, p], the starts numbered `rows`. A start has converged
-    once the decrease its model promises has stayed below `tolerance`·(Q + floor) for `patience` steps with little
-    damping, or once no step of any length decreases Q any more.
+    `evaluate(θ, rows)` takes θ [k, p] of the starts `rows`. A start has converged once its promised decrease stays
+    below `tolerance`·(Q + floor) for `patience` steps with little damping, or once no step of any length decreases Q.
     """
     theta = np.clip(theta, lower, upper)
     active = np.arange(len(theta))
@@ -99,7 +97,7 @@ def minimise(
 
 @dataclass
 class _State:
-    """The starts still running: θ, their linearisation, damping and its growth factor."""
+    """The starts still running."""
 
     theta: FloatArray
     cost: FloatArray
@@ -112,8 +110,8 @@ class _State:
     def step(self, lower: FloatArray, upper: FloatArray) -> FloatArray:
         """(H + damping·diag H) step = −gradient over the parameters that may move, inside the box.
 
-        A parameter whose step would leave the box is put on the bound, and the others are solved again around that: a
-        step that is merely cut at the bound need not descend.
+        One whose step would leave the box goes to the bound, and the others are solved again: a step merely cut there
+        need not descend.
         """
         held = ((self.theta <= lower) & (self.gradient > 0)) | ((self.theta >= upper) & (self.gradient < 0))
         held |= lower == upper

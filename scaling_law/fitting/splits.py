@@ -1,9 +1,7 @@
 """Training, validation and test runs, and the joint law beside separate Chinchilla laws for each E.
 
-The paper (Ludziejewski et al. 2025, Section "Optimization of Formula Coefficients") holds out the 30 runs of lowest
-loss and selects its coefficients by the errors on training and held-out runs, which makes these a validation set. A
-split here has a third part that is never selected on. Held-out runs are the extreme ones: their errors measure
-extrapolation.
+Held-out runs are the extreme ones: their errors measure extrapolation. The paper (Section "Optimization of Formula
+Coefficients") selects by the 30 it holds out, a validation set; the test part is never selected on.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ By = Literal["loss", "n_active", "flops", "tokens"]
 
 @dataclass(frozen=True)
 class Split(Summarised):
-    """Three disjoint tables of runs, and how they were divided."""
+    """Three disjoint tables of runs."""
 
     train: Runs
     validation: Runs
@@ -37,11 +35,10 @@ class Split(Summarised):
 
     @property
     def parts(self) -> dict[str, Runs]:
-        """The tables by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """One line per run (pandas), with the `part` it belongs to."""
+        """One line per run, with its `part`."""
         import pandas
 
         return pandas.concat([runs.to_pandas().assign(part=name) for name, runs in self.parts.items()])
@@ -58,9 +55,9 @@ class Split(Summarised):
 
 
 def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> Split:
-    """Hold out the extreme runs: the `test` most extreme, then the `validation` next; the rest trains.
+    """Hold out the `test` most extreme runs, then the next `validation`: lowest loss, or most N, FLOPs or D.
 
-    Extreme are those of lowest loss, or of most parameters, FLOPs or tokens. ValueError if none is left to train on.
+    ValueError if none is left to train on.
     """
     if by not in ("loss", "n_active", "flops", "tokens"):
         raise ValueError(f"by={by!r} must be 'loss', 'n_active', 'flops' or 'tokens'")
@@ -74,10 +71,9 @@ def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> S
 
 @dataclass(frozen=True)
 class Comparison(ResultTable):
-    """A joint fit on the training runs beside one Chinchilla fit for each E. Errors in nats per token.
+    """A joint fit on the training runs beside one Chinchilla fit for each E, but for those `left_out`: too few runs.
 
-    `rmse` maps "joint" and "separate" to the RMSE on "train", "validation" and "test" (those that have runs);
-    `largest` likewise to the largest absolute error. E that the training runs cannot fit are in `left_out`.
+    `rmse` and `largest` (absolute error) map "joint" and "separate" to each part that has runs, nats per token.
     """
 
     joint: FitResult
@@ -88,7 +84,6 @@ class Comparison(ResultTable):
     left_out: tuple[float, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "by": self.split.by,
             "runs": {name: len(runs) for name, runs in self.split.parts.items()},
@@ -98,7 +93,7 @@ class Comparison(ResultTable):
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row for each law and part: RMSE and the largest error, nats per token."""
+        """One row for each law and part."""
         return [
             {"law": law, "part": part, "rmse": rmse, "largest": self.largest[law][part]}
             for law, by_part in self.rmse.items()
@@ -122,8 +117,8 @@ def compare(
 ) -> Comparison:
     """Fit the joint law and separate Chinchilla laws on `parts.train` and measure all three parts.
 
-    `select="rmse"` is the paper's choice among local optima: the lowest sum of RMSE on training and validation runs.
-    The test part is never used. `options` go to `fit`, `joint_options` to the fit of the joint law only.
+    `select="rmse"` chooses among local optima as the paper does (`select_by_rmse`). `options` go to `fit`,
+    `joint_options` to the joint fit only.
     """
     joint = fit(parts.train, "joint", starts=starts, **{**options, **(joint_options or {})})
     if select == "rmse":
@@ -149,7 +144,7 @@ def compare(
 
 
 def select_by_rmse(result: FitResult, validation: Runs) -> FitResult:
-    """The finished start with the lowest sum of RMSE on training and on validation runs, as the paper selects."""
+    """The finished start of lowest RMSE on training plus validation runs, the paper's selection."""
     if not len(validation):
         raise ValueError("validation: no runs to select by")
     used = result.runs.subset(result.used)

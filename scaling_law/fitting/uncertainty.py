@@ -1,13 +1,8 @@
-"""How sure a fit is: the cluster bootstrap, and profile intervals.
+"""How sure a fit is: a bootstrap of whole trunks, whose runs share most of their training, and profile intervals.
 
-Runs that branch off one trunk share most of their training, so the bootstrap draws whole trunks with replacement. All
-resamples are refitted in batches from the optimum of the full fit; the draws are stored with the law (`law.draws`).
-
-A profile shows how far a coefficient can move while the others are refitted. Its interval ends where the objective has
-risen by s²/2 times the χ² quantile of one degree of freedom, s² being the residual variance of ln L: the
-likelihood-ratio interval of the Huber objective read as a quasi-likelihood. Unlike standard errors it does not assume
-a quadratic shape, and it is open (infinite) where the data set no limit; unlike the bootstrap it treats runs of one
-trunk as independent.
+A profile interval is the likelihood-ratio interval of the Huber objective as a quasi-likelihood: it ends where Q,
+refitted, has risen by s²/2 · χ²₁, with s² the residual variance of ln L. It assumes no quadratic shape and is open
+where the data set no limit, but treats runs of one trunk as independent.
 """
 
 from __future__ import annotations
@@ -36,10 +31,9 @@ CHUNK = 128  # resamples per batch
 
 @dataclass(frozen=True, repr=False)
 class Bootstrap(ResultTable):
-    """Coefficients of refitted resamples.
+    """The fitted law with the coefficients of refitted resamples as its draws.
 
-    `law` is the fitted law with its draws; `converged` [n_draws] marks the refits that met the tolerance; `n_clusters`
-    trunks were resampled, identified by `trunk_source`; `log_residuals` are those of the full fit at its runs.
+    `converged` [n_draws] marks refits that met the tolerance; `log_residuals` are those of the full fit.
     """
 
     law: Law
@@ -56,7 +50,7 @@ class Bootstrap(ResultTable):
         return self.law.draws
 
     def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
-        """Percentile interval of a coefficient. ValueError for a name the law does not have."""
+        """Percentile interval of a coefficient."""
         names = self.law.coefficient_names()
         if coefficient not in names:
             raise ValueError(f"coefficient={coefficient!r} must be one of {list(names)}")
@@ -72,8 +66,8 @@ class Bootstrap(ResultTable):
     ) -> tuple[Any, Any]:
         """(low, high) of the loss, of the shape the arguments broadcast to.
 
-        "confidence" is for the law's own value; "prediction" for the loss of one new run, with its scatter: residuals
-        of the fit, enlarged for the coefficients that were fitted, are drawn and added on the log scale.
+        "confidence" covers the law's own value, "prediction" one new run, whose scatter is drawn from the residuals of
+        the fit, enlarged for the coefficients fitted.
         """
         if kind not in ("confidence", "prediction"):
             raise ValueError(f"kind={kind!r} must be 'confidence' or 'prediction'")
@@ -85,7 +79,6 @@ class Bootstrap(ResultTable):
         return percentile_interval(losses, level)
 
     def to_rows(self, level: float = 0.95) -> list[dict[str, Any]]:
-        """One row per coefficient: value and the ends of its percentile interval."""
         names = ("coefficient", "value", "low", "high")
         rows = [(name, value, *self.interval(name, level)) for name, value in self.law.coefficients.items()]
         return [dict(zip(names, row, strict=True)) for row in rows]
@@ -100,9 +93,9 @@ class Bootstrap(ResultTable):
 
 
 def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
-    """Resample the trunks of the runs fitted (`result.used`) with replacement, and refit each from the optimum.
+    """Resample the trunks of the runs fitted with replacement, and refit from the optimum; deterministic for a seed.
 
-    Deterministic for a seed. ValueError for fewer than two trunks or fewer than two resamples.
+    ValueError for fewer than two trunks or two resamples.
     """
     problem, used = result.problem, result.used
     fitted = result.runs.subset(used)
@@ -121,7 +114,7 @@ def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progres
 
 
 def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
-    """How often each run occurs in each resample, [n_resamples, n]: equal for all runs of a trunk."""
+    """How often each run occurs in each resample, [n_resamples, n]."""
     clusters, index = np.unique(runs.trunk, return_inverse=True)
     if len(clusters) < 2:
         raise ValueError(f"{len(clusters)} trunk: at least two independent trunks are needed to resample them")
@@ -135,7 +128,7 @@ def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
 
 
 def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, Any]:
-    """The (low, high) between which `level` of the draws lie, over the first axis; two numbers for one column."""
+    """The (low, high) between which `level` of the draws lie, over the first axis."""
     _check_level(level)
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2], axis=0)
     return (float(low), float(high)) if np.ndim(low) == 0 else (low, high)
@@ -148,7 +141,7 @@ def _check_level(level: float) -> None:
 
 @dataclass(frozen=True)
 class ProfileInterval(ResultTable):
-    """(low, high) of a coefficient at `level`; an end without a limit is infinite (0 or 1 at the end of its range)."""
+    """An end without a limit is infinite, or 0 or 1 at the end of the coefficient's range."""
 
     coefficient: str
     low: float
@@ -164,7 +157,6 @@ class ProfileInterval(ResultTable):
 
 
 def profile_table(intervals: Sequence[ProfileInterval], level: float) -> Table:
-    """Profile intervals of one fit, all at the same level."""
     return _intervals([vars(p) for p in intervals], ("low", "high"), f"Profile intervals, {level:.3g}")
 
 
@@ -177,10 +169,7 @@ def _intervals(rows: Sequence[Mapping[str, Any]], ends: tuple[str, str], title: 
 
 
 def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:
-    """The interval of one coefficient of a fit, in the law's own units.
-
-    ValueError for a coefficient that the law does not have or that was fixed, and for a level outside (0, 1).
-    """
+    """The interval of one fitted coefficient, in the law's own units."""
     from scipy.special import ndtri
 
     if coefficient not in result.fitted:
@@ -198,10 +187,7 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
 def refit_with(
     result: FitResult, coefficient: str, value: float, near: Mapping[str, float]
 ) -> tuple[float, Mapping[str, float]]:
-    """The objective and the coefficients of a refit with one coefficient fixed, from the coefficients `near`.
-
-    The objective is infinite where the coefficient cannot have this value.
-    """
+    """Objective and coefficients of a refit from `near` with one coefficient fixed; infinite where impossible."""
     settings, used = result.problem.settings, result.used
     start = {**near, coefficient: value}
     if coefficient == "e_max" and start["e_start"] >= value:
@@ -219,7 +205,7 @@ def refit_with(
 
 
 def _end(result: FitResult, coefficient: str, side: float, limit: float) -> float:
-    """Where the profile crosses the limit on one side: steps that grow until it has, then a root between the last two.
+    """Where the profile crosses the limit on one side: growing steps, then a root between the last two.
 
     Each refit starts from the last one below the limit.
     """

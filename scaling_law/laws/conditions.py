@@ -1,8 +1,7 @@
-"""The conditions a law was fitted under. They stay with its coefficients and tell extrapolation from interpolation.
+"""The conditions a law was fitted under, which tell extrapolation from interpolation.
 
-A law outside the range of its runs still returns numbers; `range_warnings` reports how far a question extrapolates.
-Beyond the range guard nobody should act on them: far below its fitted sizes the paper's own law prefers sparse models
-again, with thousands of tokens per parameter. Searches refuse such answers (`ExtrapolationError`) unless forced.
+`range_warnings` reports how far a question extrapolates; beyond the range guard, searches refuse to answer unless
+forced. Far below its fitted sizes, the paper's own law prefers sparse models with thousands of tokens per parameter.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ OPTIONAL = ("dataset", "commit", "vocab_size", "where")  # left out of a file wh
 
 
 class ExtrapolationError(ValueError):
-    """The answer lies beyond the range guard (`GUARD`) of the law; `force=True` (`--force`) answers anyway."""
+    """The answer lies beyond `GUARD`; `force=True` (`--force`) answers anyway."""
 
 
 @dataclass(frozen=True)
 class FittedRange:
-    """What the runs with `experts` experts (None: all runs together) covered. Parameters, tokens, FLOPs."""
+    """What the runs with `experts` experts (None: all runs) covered."""
 
     experts: float | None
     runs: int
@@ -46,7 +45,7 @@ class FittedRange:
 
 @dataclass(frozen=True)
 class Excess:
-    """The value of a quantity that lies furthest outside its limits at one end, `times` beyond, at E = `experts`."""
+    """The value of a quantity furthest outside its limits at one end, `times` beyond, at E = `experts`."""
 
     name: str
     value: float
@@ -57,7 +56,6 @@ class Excess:
 
     @property
     def beyond(self) -> bool:
-        """Whether it lies beyond the guard (for the limits of all runs)."""
         return self.times > GUARD[self.name] * (1 + ROUNDING)
 
     def __str__(self) -> str:
@@ -70,16 +68,10 @@ class Excess:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Objective, number of runs, errors and ranges of a fit, and where the runs came from.
+    """How a law was fitted: `load_runs(dataset, revision=commit, where=where)` reads the same runs.
 
-    Attributes:
-        draws: how the law's draws were made, if not by the bootstrap of its fit.
-        dataset, commit: the index on the Hub: `load_runs(dataset, revision=commit)` reads the same runs.
-        where: the filter that chose the runs, an option of `load_runs`.
-        trunks, trunk_source: number of trunks, the clusters of the bootstrap, and how they were identified.
-        set_aside: runs left out of the fit as outliers.
-        warmup_tokens: the longest warm-up of the runs.
-        vocab_size: the vocabulary that all runs share; None if it is unknown or they differ.
+    `draws` says how the draws were made, if not by the bootstrap of the fit. `set_aside` are outliers left out,
+    `warmup_tokens` is the longest warm-up, and `vocab_size` is None if unknown or mixed.
     """
 
     provenance: str
@@ -100,23 +92,22 @@ class Conditions:
 
     @property
     def overall(self) -> FittedRange | None:
-        """The range of all runs together."""
         return next((r for r in self.ranges if r.experts is None), None)
 
     @property
     def experts(self) -> tuple[float, ...]:
-        """The numbers of experts of the runs, ascending; empty if unknown."""
+        """E of the runs, ascending; empty if unknown."""
         return tuple(sorted(r.experts for r in self.ranges if r.experts is not None))
 
     def fitted_limits(self) -> dict[str, tuple[float, float]]:
-        """(lowest, highest) N_act, D, D/N and E of all runs together; empty if the ranges are unknown."""
+        """(lowest, highest) N_act, D, D/N and E of all runs; empty if unknown."""
         if (r := self.overall) is None:
             return {}
         own = {"E": (self.experts[0], self.experts[-1])} if self.experts else {}
         return {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter} | own
 
     def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
-        """True where N, D, D/N or E is further outside the range of all runs than `GUARD` (if known); broadcasts."""
+        """True where N, D, D/N or E is further outside the known range than `GUARD`; broadcasts."""
         quantities = _quantities(n_active, tokens, experts)
         beyond = np.zeros(np.broadcast_shapes(*map(np.shape, quantities.values())), bool)
         for name, (low, high) in self.fitted_limits().items():
@@ -129,13 +120,12 @@ class Conditions:
         return [e for e in excesses(_quantities(n_active, tokens, experts), self.fitted_limits(), experts) if e.beyond]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
         return {name: value for name, value in data.items() if value is not None or name not in OPTIONAL}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
-        """Read back what `to_dict` wrote; unknown keys raise ValueError (metadata is data, and is checked)."""
+        """Read back what `to_dict` wrote; ValueError for unknown keys and wrong forms."""
         for name, allowed in (("dataset", DATASET), ("commit", COMMIT)):
             value = data.get(name)
             if value is not None and not (isinstance(value, str) and allowed.fullmatch(value)):
@@ -153,10 +143,7 @@ class Conditions:
 def range_warnings(
     conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike
 ) -> list[str]:
-    """One sentence on the worst value of each quantity outside the fitted range; [] if all are inside.
-
-    N and D are compared with the runs of the same E where there are any.
-    """
+    """A sentence on the worst value of each quantity outside the fitted range (of the same E for N and D, if any)."""
     if conditions is None or conditions.overall is None:
         return [UNGUARDED]
     limits: dict[str, tuple[Any, Any]] = dict(conditions.fitted_limits())
@@ -175,7 +162,7 @@ def range_warnings(
 def refuse_extrapolation(
     conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, force: bool = False
 ) -> None:
-    """Raise ExtrapolationError if any of these models lies beyond the guard, unless `force`."""
+    """ExtrapolationError if any of these models lies beyond the guard."""
     what = []
     for excess in [] if force or conditions is None else conditions.excesses(n_active, tokens, experts):
         where = "" if excess.name == "E" else f" at E = {excess.experts:g}"
@@ -218,7 +205,7 @@ def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> tuple[FittedRange, ...]:
-    """The ranges of runs given as columns: all together first, then one for each number of experts."""
+    """The range of all runs first, then one for each E."""
     n, d, e = (np.asarray(v, float) for v in (n_active, tokens, experts))
 
     def of(value: float | None, mask: NDArray[np.bool_]) -> FittedRange:

@@ -4,8 +4,8 @@ JointLaw      L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c     
 ChinchillaLaw L = m N^μ + n D^ν + c                                     Eq. 2, exponents negative
 RoutedLaw     L = a Ê^δ N^(α + γ ln Ê)                                  Clark et al. 2022, Eq. 3 of the paper
 
-N is the active parameters with embedding and head, D the training tokens, ln natural. Losses are nats per token.
-Another kind of law is one more registered class with its `terms` (docs/adding_a_law.md).
+N is the active parameters with embedding and head, D the training tokens; losses are nats per token.
+docs/adding_a_law.md adds another kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FloatArray = NDArray[np.float64]
 
 
 class _Draws:
-    """The field `draws` of a law: a query that needs no interval never opens their file."""
+    """The field `draws` of a law, whose file opens on first use."""
 
     def __get__(self, law: Law, kind: type[Law] | None = None) -> FloatArray | None:
         if callable(stored := law.__dict__["draws"]):
@@ -51,13 +51,11 @@ class _Draws:
 
 @dataclass(frozen=True, repr=False)
 class Law:
-    """What all laws share. `conditions` describe the fit; `draws` are coefficients of refits.
+    """What all laws share; a kind of law adds `name`, `formula` and `terms`, from which its values follow.
 
-    A kind of law has a `name`, a `formula` and its `terms`, from which its values follow. `draws` has shape
-    [n_draws, n_coefficients] in the order of `coefficient_names()`, or is None, or a function that returns such an
-    array and is called when they are first needed.
-
-    N, D and E broadcast in every method. D may be None where no term depends on it; E left out means dense models.
+    `conditions` describe the fit. `draws` are coefficients of refits, [n_draws, n_coefficients] in the order of
+    `coefficient_names()`, or a function that returns them. N, D and E broadcast in every method; D may be None where
+    no term depends on it, E left out means dense models.
     """
 
     name: ClassVar[str] = ""
@@ -85,17 +83,16 @@ class Law:
 
     @classmethod
     def coefficient_names(cls) -> tuple[str, ...]:
-        """The coefficients in the order of the formula (and of `draws`)."""
+        """In the order of the formula and of `draws`."""
         return tuple(f.name for f in fields(cls) if f.name not in ("conditions", "draws", "experts"))
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """Name → value, in the order of the formula."""
         return {name: getattr(self, name) for name in self.coefficient_names()}
 
     @property
     def vocab_size(self) -> int:
-        """The vocabulary that this law's sizes count: that of its runs, GPT-2's 50,257 where it is unknown."""
+        """The vocabulary of this law's runs; GPT-2's 50,257 if unknown."""
         return (self.conditions and self.conditions.vocab_size) or VOCAB_SIZE
 
     def loss(self, n_active: ArrayLike, tokens: ArrayLike | None = None, experts: ArrayLike | None = None) -> Any:
@@ -118,7 +115,7 @@ class Law:
 
     @classmethod
     def evaluate(cls, coefficients: Any, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
-        """The loss for any coefficients, in the order of `coefficient_names()`; all broadcast, nothing is checked."""
+        """The loss for coefficients in the order of `coefficient_names()`; all broadcast, nothing is checked."""
         values = dict(zip(cls.coefficient_names(), coefficients, strict=True))
         inputs = {"n_active": n_active, "tokens": tokens, "experts": experts}
         return evaluate_terms(cls.terms, values, {name: np.asarray(v, float) for name, v in inputs.items()})
@@ -127,7 +124,7 @@ class Law:
     def _inputs(
         cls, n_active: ArrayLike, tokens: ArrayLike | None, experts: ArrayLike | None
     ) -> dict[str, FloatArray]:
-        """The variables as arrays of allowed values; 1 for what is None."""
+        """Checked arrays, 1 for None."""
         if tokens is None and any(term.variable == "tokens" for term in cls.terms):
             raise ValueError(f"tokens=None must be given: {cls.__name__} depends on it")
         arrays = [np.asarray(1.0 if value is None else value, float) for value in (n_active, tokens, experts)]
@@ -137,15 +134,15 @@ class Law:
         return dict(zip(VARIABLES, (*arrays[:2], checked_experts(arrays[2])), strict=True))
 
     def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> list[str]:
-        """How far these models lie outside the runs of this law, one sentence for each quantity; [] inside."""
+        """How far these models lie outside the runs, a sentence per quantity; [] inside."""
         return range_warnings(self.conditions, n_active, tokens, 1 if experts is None else experts)
 
     def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> NDArray[np.bool_]:
-        """True where a model is so far from the runs that no one should act on the answer (`conditions.GUARD`)."""
+        """True where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
         return (self.conditions or Conditions("unknown")).beyond_guard(n_active, tokens, experts)
 
     def replace(self: LawT, **changes: Any) -> LawT:
-        """A copy with some fields changed. Other coefficients drop the draws, unless `draws` are given as well."""
+        """A copy with some fields changed; new coefficients drop the draws unless `draws` are given."""
         same = all(changes.get(name, value) == value for name, value in self.coefficients.items())
         stored = self.__dict__["draws"] if same else None  # not `self.draws`, which would read the file
         return replace(self, **{"draws": stored, **changes})
@@ -164,9 +161,9 @@ LAWS: dict[str, type[Law]] = {}
 
 
 def register(kind: type[LawT]) -> type[LawT]:
-    """Class decorator: `fit(runs, law=name)` and the files of laws then know the class by its `name`.
+    """Class decorator: `fit` and law files then know the class by its `name`.
 
-    ValueError if the name is missing or another law's, or if the fields are not the coefficients of the terms.
+    ValueError if the name is missing or taken, or if the fields are not the coefficients of the terms.
     """
     known = LAWS.get(kind.name, kind)
     if not kind.name or (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
@@ -180,7 +177,7 @@ def register(kind: type[LawT]) -> type[LawT]:
 
 
 def checked_experts(experts: ArrayLike) -> FloatArray:
-    """E as an array. ValueError unless all are finite and at least 1."""
+    """ValueError unless all are finite and at least 1."""
     e = np.asarray(experts, float)
     if (wrong := e[~((e >= 1) & (e < np.inf))]).size:
         raise ValueError(f"experts={wrong.flat[0]:g} must be at least 1 and finite")
@@ -188,7 +185,7 @@ def checked_experts(experts: ArrayLike) -> FloatArray:
 
 
 class ChinchillaForm(Law):
-    """A law that is m N^μ + n D^ν + c for each E, and so has optima; a subclass has a coefficient `c`."""
+    """A law that is m N^μ + n D^ν + c for each E, and so has optima."""
 
     if TYPE_CHECKING:  # bound by `scaling_law.law_methods`, as those of Law
         compute_optimal = law_methods.compute_optimal
@@ -199,24 +196,23 @@ class ChinchillaForm(Law):
         raise NotImplementedError
 
     def default_experts(self) -> Any:
-        """The expert counts of a question that names none: the paper's, within the range guard."""
+        """The paper's expert counts within the range guard, for a question that names none."""
         limits = self.conditions.fitted_limits().get("E") if self.conditions else None
         low, high = limits or (1.0, PAPER.experts[-1])
         return tuple(float(e) for e in PAPER.experts if low / GUARD["E"] <= e <= high * GUARD["E"])
 
     @property
     def irreducible_loss(self) -> float:
-        """c, nats per token."""
+        """Nats per token."""
         return self.coefficients["c"]
 
 
 @register
 @dataclass(frozen=True, repr=False)
 class ChinchillaLaw(ChinchillaForm):
-    """L = m N^μ + n D^ν + c with μ, ν < 0, for one number of experts.
+    """L = m N^μ + n D^ν + c with μ, ν < 0, for one E, which questions may leave out.
 
-    `experts` is that number; None means the one E of the fitted runs if there is only one, else dense models. The
-    loss does not depend on E, which every question may leave out.
+    `experts=None` means the E of the fitted runs if they share one, else dense models.
     """
 
     name: ClassVar[str] = "chinchilla"
@@ -235,7 +231,6 @@ class ChinchillaLaw(ChinchillaForm):
     experts: float | None = None
 
     def default_experts(self) -> float:
-        """The one E that this law holds for."""
         own = self.conditions.experts if self.conditions else ()
         return self.experts if self.experts is not None else (own[0] if len(own) == 1 else 1.0)
 
@@ -258,7 +253,7 @@ class ChinchillaLaw(ChinchillaForm):
 @register
 @dataclass(frozen=True, repr=False)
 class JointLaw(ChinchillaForm):
-    """The joint law of dense and MoE models. `JointLaw.published()` is the paper's."""
+    """`JointLaw.published()` is the paper's."""
 
     name: ClassVar[str] = "joint"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"
@@ -290,7 +285,7 @@ class JointLaw(ChinchillaForm):
         return joint_to_chinchilla(tuple(self.coefficients.values()), checked_experts(experts))
 
     def to_chinchilla(self, experts: float) -> ChinchillaLaw:
-        """This law for one number of experts, in closed form, with the same conditions."""
+        """This law for one E, in closed form, with the same conditions."""
         m, mu, n, nu = self.chinchilla_coefficients(experts)
         law = ChinchillaLaw(float(m), float(mu), float(n), float(nu), self.c, experts=float(experts))
         if self.draws is not None:

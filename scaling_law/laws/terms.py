@@ -2,13 +2,10 @@
 
     term = exp( p + s x + (q + r x) ln Ê )        x = ln N, ln D or ln E
 
-e^p is the size, s the slope, q the dependence on experts, r the interaction. A term without experts has q = r = 0, a
-constant s = 0 as well. Every law that is a sum of such terms can be fitted. Ê is the number of experts transformed
-(Ludziejewski et al. 2025, arXiv 2502.05172, Eq. 3, after Clark et al. 2022),
+e^p is the size, s the slope, q the dependence on experts, r the interaction; those a term lacks are 0. Ê grows from
+Ê(1) = E_start and saturates at E_max (Ludziejewski et al. 2025, Eq. 3, after Clark et al. 2022):
 
     1/Ê = 1 / (E − 1 + (1/E_start − 1/E_max)⁻¹) + 1/E_max
-
-so that Ê(1) = E_start, Ê grows with E and saturates at E_max.
 """
 
 from __future__ import annotations
@@ -28,10 +25,10 @@ CONSTANT, SIZE, SLOPE, BY_EXPERTS, INTERACTION = "constant", "size", "slope", "b
 
 @dataclass(frozen=True)
 class Term:
-    """One term of a law: a power of `variable` (None: a constant), its coefficients' names, and whether Ê enters.
+    """A power of `variable` (None: a constant), with or without Ê.
 
-    The coefficients are (constant,), (size, slope) or (size, slope, by experts, interaction), in this order. The first
-    is positive and fitted as its logarithm. ValueError for another number of them, or an unknown variable.
+    The coefficients are (constant,), (size, slope) or (size, slope, by experts, interaction). The first is positive
+    and fitted as its logarithm.
     """
 
     variable: str | None
@@ -48,7 +45,6 @@ class Term:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What each coefficient is, in their order."""
         if self.variable is None:
             return (CONSTANT,)
         return (SIZE, SLOPE, BY_EXPERTS, INTERACTION) if self.experts else (SIZE, SLOPE)
@@ -63,7 +59,7 @@ def roles(terms: Sequence[Term]) -> dict[str, str]:
 
 
 def has_transform(terms: Sequence[Term]) -> bool:
-    """Whether Ê, and with it E_start and E_max, occurs."""
+    """Whether Ê occurs."""
     return any(term.experts for term in terms)
 
 

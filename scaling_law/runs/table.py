@@ -1,8 +1,7 @@
-"""The table of runs that a law is fitted on: read from any source, checked once, with the trunk of each run.
+"""The table of runs that a law is fitted on, read from any source and checked once.
 
-A trunk is trained once at a constant rate, and each measurement branches off it for its decay (warmup-stable-decay).
-Branches of one trunk share weights and data order up to their branch points, so they are not independent: `trunk`
-holds the clusters that a bootstrap must resample together. Every check names the row, the field and the value.
+A trunk trains at a constant rate, and each measurement branches off it for its decay. Branches of one trunk share
+weights and data up to the branch point, so a bootstrap must resample them together, as one cluster (`trunk`).
 """
 
 from __future__ import annotations
@@ -46,12 +45,10 @@ class RunsError(RecordError, FilesError):
 
 @dataclass(frozen=True)
 class Runs:
-    """Measured runs as columns of equal length [n]: parameters, tokens, experts, loss in nats per token.
+    """Measured runs as columns [n]; the loss is in nats per token, `trunk` holds cluster ids from 0.
 
-    `trunk` are cluster ids (integers from 0), found as `trunk_source` says; `skipped` is what was left out and why.
-    `load_runs(dataset, revision=commit)` reads an index on the Hub again. `warmup_tokens` is the longest warm-up of
-    the schedules, `vocab_size` the vocabulary that all runs share, None if they do not say or differ; `where` is the
-    filter that chose the runs.
+    `skipped` says what was left out and why; `load_runs(dataset, revision=commit)` reads the same index again.
+    `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or mixed).
     """
 
     n_active: FloatArray
@@ -91,8 +88,7 @@ class Runs:
     ) -> Runs:
         """Runs from arrays; scalars broadcast. RunsError for bad values.
 
-        `trunk` is one id per run; with "auto" (or None) runs of equal n_active and experts are one trunk, with "run"
-        each is its own.
+        `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
         given = (np.atleast_1d(np.asarray(v, float)) for v in (n_active, tokens, experts, loss))
         n, d, e, losses = np.broadcast_arrays(*given)
@@ -121,7 +117,6 @@ class Runs:
 
     @property
     def flops(self) -> FloatArray:
-        """Training FLOPs, 6 N_act D."""
         return np.asarray(training_flops(self.n_active, self.tokens))
 
     def subset(self, mask: NDArray[np.bool_]) -> Runs:
@@ -136,15 +131,12 @@ class Runs:
 
     @property
     def n_trunks(self) -> int:
-        """Number of clusters that a bootstrap resamples."""
         return len(np.unique(self.trunk))
 
     def ranges(self) -> tuple[FittedRange, ...]:
-        """Ranges of all runs, then for each E."""
         return fitted_ranges(self.n_active, self.tokens, self.experts)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One line per run."""
         import pandas
 
         return pandas.DataFrame({name: list(getattr(self, name)) for name in ("run_id", *_COLUMNS)})
@@ -167,23 +159,18 @@ def load_runs(
     """Read a table of runs and check it.
 
     Args:
-        source: a pandas DataFrame; a list of mappings or run records; a .jsonl, .parquet or .csv file; a folder that
-            holds runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or "hf://org/sweep-runs" on the Hub.
-        loss: the column to fit, in nats per token ("eval_loss", "train_loss", or another). None: eval_loss, or where
-            there is none the only column whose name ends in "loss".
-        status: keep only rows whose `status` is this (rows without a status are final); None keeps all.
-        on_invalid: "raise" an error that lists every unusable row, or "skip" them and keep the reasons in `.skipped`.
+        source: a DataFrame; mappings or run records; a .jsonl, .parquet or .csv file; a folder with runs.jsonl or
+            runs.parquet; a release folder; "org/sweep-runs" or "hf://org/sweep-runs" on the Hub.
+        loss: the column to fit, nats per token. None: eval_loss, else the only column whose name ends in "loss".
+        status: keep rows of this `status` (a row without one is final); None keeps all.
+        on_invalid: "raise" an error that lists every unusable row, or "skip" them, with the reasons in `.skipped`.
         revision: branch, tag or commit on the Hub, as in "org/sweep-runs@v1"; once read, it needs no network.
-        trunks: which runs share a trunk. "auto": what a column `trunk` or `parent_run_id` says; without these columns
-            runs of one size, E, seed and setting (`SETTINGS`) count as one trunk. "run": each run is its own. Or the
-            name of a column.
-        where: keep only rows that fulfil this filter on the table's columns (`hub.parse_filter`): "E in {1, 8}".
+        trunks: which runs share a trunk: "auto", "run" (none do) or the name of a column; see `trunks_of`.
+        where: a filter on the columns (`hub.parse_filter`), such as "E in {1, 8}".
 
-    A row needs `experts`, `tokens`, the loss and its size: `n_active`, or `d_model` and `n_blocks`, from which
-    n_active is computed (with GPT-2's vocabulary of 50,257 where `vocab_size` is not given).
-
-    Raises RunsError for missing columns, no rows, non-finite, zero or negative numbers, duplicates, and sizes that
-    contradict d_model, n_blocks and vocab_size where these are given; `hub.HubError` for what the Hub does not have.
+    A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
+    where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates and sizes
+    that contradict their shape; `hub.HubError` for what the Hub does not have.
     """
     if on_invalid not in ("raise", "skip"):
         raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
@@ -225,10 +212,7 @@ def load_runs(
 
 
 def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
-    """The rows, as mappings, of any source that `load_runs` takes; given a list, `problems` gets those left out.
-
-    RunsError for a source that is not there or cannot be read, HubError for what the Hub does not have.
-    """
+    """The rows of any source that `load_runs` takes, as mappings; a list `problems` gets what was left out."""
     if isinstance(source, (str, Path)):
         try:
             table = hub.load_rows(source, revision=revision, problems=problems)
@@ -256,7 +240,6 @@ def _mapping(i: int, row: Any) -> Row:
 
 
 def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
-    """Why a table gives no runs, and what it has instead."""
     if not rows:
         return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
     counts = sorted(Counter(str(row.get("status") or "final") for row in rows).items())
@@ -265,7 +248,7 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
 
 
 def _fulfilling(rows: Sequence[Row], chosen: Sequence[int], where: str, origin: str) -> list[int]:
-    """Those of the chosen rows that fulfil a filter on the table's columns; RunsError if there are none."""
+    """The chosen rows that fulfil the filter; RunsError if none does."""
     known = [{name: value for name, value in row.items() if not _is_missing(value)} for row in rows]
     texts = {name for row in known for name, value in row.items() if isinstance(value, str)}
     numbers = {n for row in known for n, v in row.items() if not isinstance(v, str) and _number(v) is not None}
@@ -289,14 +272,13 @@ def _with_size(row: Row) -> Row:
 
 
 def _loss_column(origin: str, rows: list[Row], loss: str | None) -> str:
-    """The name of the loss column, once all columns are known to be there; RunsError otherwise."""
+    """The name of the loss column; RunsError if any needed column is missing."""
     present = sorted({name for row in rows for name in row})
     if loss is None:
         obvious = [name for name in present if re.search(r"(^|[\W_])loss$", name.lower())]
         if "eval_loss" not in present and len(obvious) > 1:
-            raise RunsError(
-                f"{origin}: no column eval_loss, and several others ({', '.join(obvious)}): choose by loss=..."
-            )
+            others = ", ".join(obvious)
+            raise RunsError(f"{origin}: no column eval_loss, and several others ({others}): choose by loss=...")
         loss = obvious[0] if len(obvious) == 1 else "eval_loss"
     if missing := [name for name in (*_INPUTS, loss) if name not in present]:
         names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
@@ -311,7 +293,7 @@ def _problems(
     run_ids: Sequence[Any] = (),
     sizes: Sequence[str | None] = (),
 ) -> list[str]:
-    """What is wrong with each run, "" if nothing: values out of range, its size's problem, being a duplicate."""
+    """What is wrong with each run, "" if nothing."""
     found, seen = [], dict[Any, str]()
     wanted = {"experts": "at least 1"}
     numbers = [[_number(value) for value in column] for column in columns.values()]
@@ -332,7 +314,7 @@ def _problems(
 
 
 def _size_problem(row: Row) -> str | None:
-    """Recorded sizes against the formulas, where the row says enough to compute them."""
+    """How recorded sizes contradict the formulas; None if they agree or the row does not give its shape."""
     shape = _whole(row, "d_model", "experts", "n_blocks", "n_heads", "vocab_size")
     if shape is None:
         return None
@@ -359,7 +341,6 @@ def _is_missing(value: Any) -> bool:
 
 
 def _warmup(row: Row) -> float | None:
-    """Tokens of warm-up by the row's schedule, or a column of this name."""
     schedule = row.get("schedule")
     number = _number((schedule if isinstance(schedule, Mapping) else row).get("warmup_tokens"))
     return number if number is not None and 0 <= number < math.inf else None
@@ -380,15 +361,11 @@ def _number(value: Any) -> float | None:
 
 
 def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], str]:
-    """The trunk of each row, and how it was found.
+    """The trunk of each row, and how it was found. RunsError for a column that is missing or has gaps.
 
-    Args:
-        rule: "auto": the column `trunk`; else the end of the chain of `parent_run_id`; and where the table has neither
-            column, rows that agree in every column of SIZES and SETTINGS that the table has. Rows that differ in seed,
-            shape, learning rate or batch cannot be of one trunk; rows that agree need not be, but taking them for one
-            makes intervals wider, never too narrow. "run": each row is its own. Or the name of a column.
-
-    Raises RunsError for a column that is not there or has no value in some row.
+    "auto" takes the column `trunk`, else the end of the chain of `parent_run_id`; a table with neither joins rows that
+    agree in all its columns of SIZES and SETTINGS. Such rows need not share a trunk, but joining them can only widen
+    the intervals. "run" makes each row its own trunk; any other rule names a column.
     """
     present = {name for row in rows for name in row}
     if rule == "run":
@@ -409,7 +386,7 @@ def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], s
 
 
 def _chains(rows: Sequence[Row]) -> list[str]:
-    """The end of each row's chain of parents; a row without a parent is its own."""
+    """The end of each row's chain of parents."""
     parents = {str(row["run_id"]): row.get("parent_run_id") for row in rows if row.get("run_id")}
     found = []
     for i, row in enumerate(rows):

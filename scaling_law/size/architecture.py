@@ -1,12 +1,10 @@
-"""What a model costs: parameters, FLOPs and key-value cache. The single place of this arithmetic.
-
-Ludziejewski et al. 2025 (arXiv 2502.05172), Appendix "Technical Details":
+"""What a model costs: parameters, FLOPs and KV cache (Ludziejewski et al. 2025, Appendix "Technical Details").
 
     N_total = 2 d V + (4 + 9 E) n_blocks d²        N_act = 2 d V + 13 n_blocks d²
     training 6 N_act D FLOPs, inference 2 N_act D FLOPs, KV cache 2 T n_blocks d elements (multi-head attention)
 
-per block 4 d² of attention and 9 d² for each SwiGLU expert of width 3 d, one active per token; embedding and head are
-untied; router and norms are neglected. The paper's sizes follow n_blocks = n_heads = d / 64.
+A block has 4 d² of attention and 9 d² per SwiGLU expert of width 3 d, one active per token. Embedding and head are
+untied, router and norms neglected. The paper's sizes follow n_blocks = n_heads = d / 64.
 """
 
 from __future__ import annotations
@@ -39,13 +37,13 @@ def total_parameters(
 
 
 def non_embedding_parameters(d_model: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
-    """Active parameters without embedding and head: 13 n_blocks d²."""
+    """13 n_blocks d²."""
     d, blocks = _width_and_depth(d_model, n_blocks)
     return (ATTENTION + EXPERT) * blocks * d * d
 
 
 def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike | None = None) -> Any:
-    """Elements of the key-value cache of `tokens` tokens with multi-head attention: 2 T n_blocks d."""
+    """2 T n_blocks d, for multi-head attention."""
     d, blocks = _width_and_depth(d_model, n_blocks)
     return 2.0 * np.asarray(tokens, float) * blocks * d
 
@@ -71,21 +69,20 @@ def size_in_width(experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> tuple[f
 
 
 def width_of_active(n_active: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
-    """The (fractional) d_model under the d / 64 rule whose N_act is `n_active`; inverse of `active_parameters`."""
+    """The fractional d_model of this N_act under the d / 64 rule."""
     return width_of_total(n_active, 1, vocab_size)
 
 
 def width_of_total(n_total: ArrayLike, experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
-    """The (fractional) d_model under the d / 64 rule whose N_total is `n_total`."""
+    """The fractional d_model of this N_total under the d / 64 rule."""
     linear, cubic = size_in_width(experts, vocab_size)
     return solve_width(linear, 0.0, cubic, n_total)
 
 
 def solve_width(linear: ArrayLike, quadratic: ArrayLike, cubic: ArrayLike, value: ArrayLike) -> Any:
-    """The d > 0 with linear·d + quadratic·d² + cubic·d³ = value (all ≥ 0, broadcasts).
+    """The d > 0 with linear·d + quadratic·d² + cubic·d³ = value (all ≥ 0, broadcasts), as for every size here.
 
-    Every size here is such a polynomial in d. Newton from the right of the root of a convex increasing function
-    decreases monotonically, so it cannot fail; six or so steps reach machine precision.
+    Newton's method cannot fail: from the right of the root of a convex increasing function it descends monotonically.
     """
     a, b, c, target = np.broadcast_arrays(*(np.asarray(v, float) for v in (linear, quadratic, cubic, value)))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -106,10 +103,7 @@ def _width_and_depth(d_model: ArrayLike, n_blocks: ArrayLike | None) -> tuple[ND
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model that can be built: its width, depth, heads, experts and vocabulary.
-
-    `n_blocks` and `n_heads` left out mean d_model / 64, which must divide. Raises ValueError naming the field.
-    """
+    """A model that can be built; `n_blocks` and `n_heads` default to d_model / 64. ValueError names the field."""
 
     d_model: int
     experts: int = 1
@@ -142,19 +136,17 @@ class Architecture:
 
     @property
     def shape(self) -> dict[str, int]:
-        """Width, blocks, heads and experts, as records and configurations name them."""
+        """As records and configurations name it."""
         return {"d_model": self.d_model, "n_blocks": self.blocks, "n_heads": self.heads, "experts": self.experts}
 
     @property
     def n_active(self) -> int:
-        """Parameters that one token uses, embedding and head included."""
+        """Parameters that one token uses, with embedding and head."""
         return round(active_parameters(self.d_model, self.blocks, self.vocab_size))
 
     @property
     def n_total(self) -> int:
-        """All parameters, embedding and head included."""
         return round(total_parameters(self.d_model, self.experts, self.blocks, self.vocab_size))
 
     def training_flops(self, tokens: float) -> float:
-        """FLOPs of training on `tokens` tokens."""
         return float(training_flops(self.n_active, tokens))

@@ -1,9 +1,7 @@
-"""The paper's runs (Ludziejewski et al. 2025): how they were trained, and their sizes and token counts, no losses.
+"""The paper's runs (Ludziejewski et al. 2025): recipe, sizes and token counts, without losses.
 
-`PAPER` holds every value of Section "Model Hyperparameters" once. Where the text and the code of the runs differ, both
-are here. The defaults of `train.py` are `PAPER`; so are those of plans, of presets and of the published learning-rate
-law. `ROWS` is Appendix "Experiments Listing": fifty-three rows, 270 runs. They give the published law its fitted
-ranges, and tests and benchmarks a real design.
+`PAPER` is Section "Model Hyperparameters", with the values of both text and code where they differ, and the source of
+all defaults. `ROWS` is Appendix "Experiments Listing": 53 rows, 270 runs.
 """
 
 from __future__ import annotations
@@ -30,10 +28,9 @@ class RampStage:
 class BatchRamp:
     """The global batch size as a function of the step, for sequences of `sequence_length` tokens (section 4.1).
 
-    Stage boundaries are given in tokens and rounded down to whole steps by adding up the stages' lengths in
-    (fractional) steps, which is how the authors' runs count: 128 sequences of 512 tokens to 0.5B tokens, 256 to 1B and
-    512 from there on change at steps 7629 and 11444. So the second stage ends 13,824 tokens after 1B, and a run of 1B
-    tokens has 11443 steps.
+    As in the authors' runs, stage lengths add up in fractional steps, and a boundary is the sum rounded down: 128
+    sequences of 512 tokens to 0.5B tokens, 256 to 1B, then 512 change at steps 7629 and 11444. The second stage thus
+    ends 13,824 tokens after 1B, and a run of 1B tokens has 11443 steps.
     """
 
     def __init__(self, stages: Sequence[RampStage], sequence_length: int) -> None:
@@ -48,8 +45,7 @@ class BatchRamp:
             raise ValueError(f"batch_ramp: sequences {[s.sequences for s in stages]}; each must be at least 1")
         self.stages = tuple(stages)
         self.sequence_length = sequence_length
-        # (first step, sequences seen before it) of every stage
-        self._starts: list[tuple[int, int]] = [(0, 0)]
+        self._starts: list[tuple[int, int]] = [(0, 0)]  # of every stage: first step, sequences seen before it
         exact_steps = 0.0
         for stage, following in pairwise(stages):
             exact_steps += (following.from_tokens - stage.from_tokens) / (stage.sequences * sequence_length)
@@ -60,7 +56,6 @@ class BatchRamp:
         return max(i for i, (first_step, _) in enumerate(self._starts) if first_step <= step)
 
     def sequences(self, step: int) -> int:
-        """Sequences in the global batch of this step."""
         return self.stages[self._stage_of_step(step)].sequences
 
     def position(self, step: int) -> int:
@@ -74,22 +69,20 @@ class BatchRamp:
         return self.position(step) * self.sequence_length
 
     def steps(self, tokens: float) -> int:
-        """Whole steps that fit into this many tokens: the largest n with tokens(n) <= tokens."""
-        # Rounded: a share of a token count, such as 0.8 * 40960, may come out just under the whole number it is.
+        """The largest n with tokens(n) <= tokens."""
+        # rounded: a share such as 0.8 * 40960 may come out just under a whole number
         sequences = int(round(tokens, 3) // self.sequence_length)
-        first_step, seen, stage = max(
-            (first_step, seen, i) for i, (first_step, seen) in enumerate(self._starts) if seen <= sequences
-        )
+        stage = max(i for i, (_, seen) in enumerate(self._starts) if seen <= sequences)
+        first_step, seen = self._starts[stage]
         return first_step + (sequences - seen) // self.stages[stage].sequences
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training recipe. Tokens, shares, coefficients; `batch_ramp` in sequences of `sequence_length` tokens.
+    """A training recipe, with balance and z-loss summed over layers.
 
-    `learning_rate` holds (intercept, slope of ln N, slope of ln E) of the law of the peak rate: "code" as the runs
-    used it, "paper" as the text prints it. `capacity_factor` is that of training; balance and z-loss are summed over
-    layers.
+    `learning_rate` holds (intercept, slope of ln N, slope of ln E) of the peak rate, as the runs used it ("code") and
+    as the text prints it ("paper").
     """
 
     sequence_length: int = 512
@@ -117,10 +110,7 @@ PAPER = Recipe()
 
 
 class Row(NamedTuple):
-    """One line of the listing as printed there; `tokens` in billions, rounded to two or three digits.
-
-    Eight rows have heads of 128 dimensions (blocks ≠ heads).
-    """
+    """One line of the listing as printed, tokens in billions; eight have heads of 128 dimensions (blocks ≠ heads)."""
 
     n_total: str
     n_heads: int
@@ -193,7 +183,7 @@ ROWS: tuple[Row, ...] = (
 
 
 class Design(NamedTuple):
-    """Columns of one entry per run: parameters, tokens, E, and the index of the trunk that runs of one model share."""
+    """Columns of one entry per run; runs of one model share a trunk."""
 
     n_active: NDArray[np.float64]
     tokens: NDArray[np.float64]
