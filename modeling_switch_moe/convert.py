@@ -153,8 +153,8 @@ def convert(
 ) -> SwitchMoeForCausalLM:
     """A checkpoint of the paper's runs as a model, in evaluation mode; the router stays fp32 whatever the `dtype`.
 
-    `num_attention_heads` is only for files without rope tables. Raises FileNotFoundError, and ConversionError that
-    names missing, extra and misshapen entries.
+    `num_attention_heads` is only for files without rope tables. Raises FileNotFoundError, and ConversionError naming
+    what is missing, extra or misshapen.
     """
     state = read_state_dict(file)
     config = infer_config(state, num_attention_heads)

@@ -51,8 +51,8 @@ class RoutingStatistics(ModelOutput):
 class SwitchMoeModelOutputWithPast(MoeModelOutputWithPast):
     """Output of [`SwitchMoeModel`]; its `router_logits` are one float32 `[T, E]` per block, empty for a dense model.
 
-    The losses are scalars, summed over blocks before their coefficients; they and `routing` come in training or on
-    demand.
+    The losses are scalars, summed over blocks before their coefficients. Like `routing` they come in training or if
+    asked.
     """
 
     balance_loss: torch.FloatTensor | None = None

@@ -1,6 +1,7 @@
 """Training of Switch-MoE models for scaling laws: one run, or a sweep of them. Nothing is imported before it is used.
 
-The packages that training needs come with `pip install "joint-moe-scaling-laws[train]"`.
+`configuration` says what a run is, `data` what it reads, `run` is the process and `sweep` many of them. The packages
+that training needs come with `pip install "joint-moe-scaling-laws[train]"`.
 """
 
 import sys

@@ -82,8 +82,7 @@ class TextSource:
     def identify(self, checksums: Path | None = None) -> dict[str, str | None]:
         """`dataset` and `revision` as a record states them; for local files the folder's name and a hash of them all.
 
-        `checksums` is a file that remembers those of unchanged files (by size and time). Raises as
-        `check_dataset_exists`.
+        `checksums` is a file that remembers those of unchanged files. Raises as `check_dataset_exists`.
         """
         if not is_local_path(self.dataset):
             return {"dataset": self.dataset, "revision": self.revision}
@@ -197,8 +196,7 @@ class ShuffledRows:
 
     A parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part. The parts are sorted
     by a hash of (seed, file name, number), so no file is opened for it. 16 at a time are read together: row k of a
-    part of n rows comes at time (k + 1/2) / n. Within a part the stored order remains; the shuffle of sequences
-    (`batches`) mixes it.
+    part of n rows comes at time (k + 1/2) / n. Within a part the stored order remains, for `batches` to shuffle.
 
     Args:
         files: URLs or paths of the files of the split.

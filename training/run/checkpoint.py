@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there, and that any number of processes can read, sharded or not.
 
-`stepNNNNNNN/` gets its name when complete: `state/` by torch's distributed checkpoint, `progress.json`, and the sha256
-of all in `checksums.json`. Nothing in the loop draws random numbers, so no random state is kept.
+`stepNNNNNNN/` gets its name when complete: `state/` by torch's distributed checkpoint, `progress.json`, and every
+sha256 in `checksums.json`. Machines must share its file system. No random state: nothing in the loop draws numbers.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def load(path: Path, session) -> Progress:
 class CheckpointWriter:
     """Writes the checkpoints of a session, one at a time; every process has one and calls it at the same steps.
 
-    Training waits for the copy into host memory (12 bytes per parameter, less under FSDP2), and a thread writes it;
-    its errors are raised by the next `save` or `wait`, on every process. `asynchronous=False` writes before `save`
+    Training waits for the copy into host memory (12 bytes per parameter, less under FSDP2) alone. A thread writes it,
+    and the next `save` or `wait` raises its errors on every process; `asynchronous=False` writes before `save`
     returns.
     """
 

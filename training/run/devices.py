@@ -121,8 +121,7 @@ def on_main(accelerator, function: Callable[[], Any]) -> Any:
 class StopSignal:
     """Remembers the first SIGINT or SIGTERM in `number`, for the loop to stop between two steps.
 
-    The launcher's end counts as a SIGTERM: with one process `accelerate launch` dies of a signal without passing it
-    on.
+    The launcher's end counts as a SIGTERM: `accelerate launch` of one process dies without passing the signal on.
     """
 
     number: int | None = None

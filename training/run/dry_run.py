@@ -1,4 +1,4 @@
-"""What a run costs, before it (`train.py --dry-run`), and after a step that did not fit, what to try instead.
+"""What a run costs, before it (`train.py --dry-run`); and what to try instead, after a step that did not fit.
 
 The dry run makes a warm-up step and a measured one on random token ids, and leaves nothing behind.
 """

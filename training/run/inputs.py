@@ -118,7 +118,9 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
 
 
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
-    """The training sequences. Tokenising what is missing begins now, after `patience` seconds for others to do it.
+    """The training sequences. Tokenising what is missing begins now, and continues beside the training.
+
+    Leaves it to other processes for `patience` seconds; see `GrowingCache`.
 
     Raises:
         ConfigurationError: a split or column that is not there, or too little text.

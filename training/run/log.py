@@ -41,8 +41,7 @@ def balance(tokens_per_expert: list[list[float]]) -> float:
 class StepLog:
     """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
 
-    It removes lines of `folder/log.jsonl` from beyond `start_step`, left by a run interrupted after its last
-    checkpoint.
+    Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed.
     """
 
     def __init__(self, session: Session, folder: Path, start_step: int, end_step: int):
@@ -276,7 +275,7 @@ def write_log(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path
 def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """The lines of the trunk up to the branch point and of the branch; an intermediate model has the trunk's alone.
 
-    Every 2nd, 4th, … line stays until they fit into `max_bytes`, and the lines of events.
+    Beyond `max_bytes` only every 2nd, 4th, … line stays, and those of events.
     """
     parts = [(trunk_log, record.tokens)]
     if record.branch_point_tokens is not None:

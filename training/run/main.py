@@ -1,7 +1,7 @@
 """One training process, top to bottom: configuration -> data -> model -> trunk -> branches -> run records.
 
-In the output folder `trunk` and each branch have checkpoints and a log, and `<branch>/model` is for `from_pretrained`.
-The same command resumes what is unfinished, or trains added token counts.
+Re-run the same command to resume: finished branches are left alone, and the rest continues from the newest intact
+checkpoint. More token counts can be added to a finished run.
 """
 
 from __future__ import annotations
@@ -66,9 +66,16 @@ class Interrupted(RuntimeError):
 class Run:
     """A trunk and its branches, in one process (of possibly many).
 
+        <output_dir>/config.yaml             the whole configuration
+                     trunk/step0000400/      checkpoints: every branch point, and the newest two
+                     trunk/log.jsonl
+                     <branch>/model/         the finished model with its run.json, for from_pretrained
+                     <branch>/log.jsonl
+                     intermediate/<step…>/model/   models of the trunk at run.release_tokens
+                     profile/                the traces of run.profile_steps
+
     The main process calls `finishers` with every complete model folder and its record, final, diverged or
-    intermediate, and again on resuming, since a process may have been killed in between. It closes those that have a
-    `close`.
+    intermediate, and again on resuming, since a process may have been killed in between. It closes those that can be.
     """
 
     def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
@@ -235,7 +242,7 @@ class Run:
         """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
 
         Moves `progress` along in place, and saves every branch point of the trunk, of which `end_step` is one. Returns
-        False where it diverged, after `run.max_skipped_steps` non-finite steps in a row; raises Interrupted after
+        False where it diverged: after `run.max_skipped_steps` non-finite steps in a row. Raises Interrupted after
         saving.
         """
         run, session = self.arguments.run, self.session

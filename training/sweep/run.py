@@ -173,7 +173,7 @@ def _last_line(folder: Path, size: int = 1 << 16) -> dict[str, Any]:
 def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | None = None) -> list[str]:
     """`accelerate launch train.py` on this machine, or the module where there is no train.py.
 
-    With a file of `accelerate config`, one process leaves the number of them to the file.
+    A single process leaves the number of processes to the file of `accelerate config`, if there is one.
     """
     launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
     if accelerate_config is not None:
@@ -293,8 +293,8 @@ def run_sweep(
 ) -> Outcome:
     """Execute what is not finished, `workers` runs at a time, most expensive runs first.
 
-    A run that fails does not stop the others, and is started again up to `retries` times after them; a diverged one is
-    not. On SystemExit or KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones, about
+    A run that fails does not stop the others, and is started again up to `retries` times after them, unless it
+    diverged. On SystemExit or KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones
     twice a second.
 
     Raises ConfigurationError for too few devices, batches that processes cannot share, or data of unknown commit.

@@ -49,8 +49,9 @@ def script(
 ) -> str:
     """The script, for `sbatch`; to be submitted from the folder that relative paths of the sweep start in.
 
-    Of `gpus` per node 0 trains on CPU, and `at_most` runs go at a time. Without an `accelerate_config` it is DDP on
-    one node and FSDP2 on several. `sbatch` adds options, each with its dashes, and `setup` shell lines to run first.
+    `gpus` are of each node (0 trains on CPU), and `at_most` runs go at a time. Without an `accelerate_config` it is
+    DDP on one node and FSDP2 on several. `sbatch` adds options, each with its dashes, and `setup` shell lines to run
+    first.
 
     Raises ConfigurationError if a job's processes cannot share the batches of a run, or an option is none.
     """
