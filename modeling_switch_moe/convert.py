@@ -1,6 +1,6 @@
 """Convert a checkpoint of the paper's training code (`<step>.pt`) to a folder for `from_pretrained`.
 
-python -m modeling_switch_moe.convert FILE.pt OUT [--dtype bfloat16]
+`python -m modeling_switch_moe.convert FILE.pt OUT [--dtype bfloat16]` reads it with `weights_only=True`.
 """
 
 import os
@@ -129,8 +129,8 @@ def check_layout(state: dict[str, torch.Tensor], config: SwitchMoeConfig) -> Non
 def convert_block(block: dict[str, torch.Tensor], config: SwitchMoeConfig) -> dict[str, torch.Tensor]:
     """One block's weights under our names, relative to `model.layers.i.`.
 
-    Theirs multiply from the left, (in, out), and the fused attention projection has q, k, v of head 0, then of head 1,
-    ... With E = 1 their router multiplies by a softmax over one logit, which is 1, and is left out.
+    Theirs multiply from the left, (in, out), and the fused attention projection has q, k, v of head 0, of head 1 and
+    so on. With E = 1 their router multiplies by a softmax over one logit, which is 1, and is left out.
     """
     d = config.hidden_size
     fused = block[QKV].view(config.num_attention_heads, 3, config.head_dim, d)

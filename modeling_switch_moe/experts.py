@@ -32,8 +32,7 @@ def capacity_experts_forward(
 ) -> torch.Tensor:
     """A buffer of C rows per expert and batched matmuls; no shape depends on the data, so training steps compile.
 
-    C is the router's capacity in training. Elsewhere it holds the worst case, all tokens in one expert, or, outside a
-    compiled graph, the largest count.
+    C is the router's capacity in training. Elsewhere it is the largest count or, in a compiled graph, all tokens.
     """
     num_tokens, num_experts = hidden_states.shape[0], module.num_experts
     expert, gate = top_k_index.reshape(-1), top_k_weights.reshape(-1)

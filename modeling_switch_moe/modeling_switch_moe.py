@@ -51,8 +51,7 @@ class RoutingStatistics(ModelOutput):
 class SwitchMoeModelOutputWithPast(MoeModelOutputWithPast):
     """Output of [`SwitchMoeModel`]; its `router_logits` are one float32 `[T, E]` per block, empty for a dense model.
 
-    The losses are scalars, summed over blocks before their coefficients. Like `routing` they come in training or if
-    asked.
+    The losses are scalars, summed over blocks before their coefficients; like `routing`, only in training or if asked.
     """
 
     balance_loss: torch.FloatTensor | None = None
@@ -239,7 +238,10 @@ class SwitchMoeDenseBlock(nn.Module):
 
 
 class SwitchMoeDecoderLayer(GradientCheckpointingLayer):
-    """One block: the residual stream, then the five tensors of `LayerStatistics`, plain for checkpointing's sake."""
+    """One block. Returns the residual stream and, if measured, the five tensors of `LayerStatistics`.
+
+    As plain outputs their gradients pass through gradient checkpointing, and recomputation counts nothing twice.
+    """
 
     def __init__(self, config: SwitchMoeConfig, layer_idx: int):
         super().__init__()

@@ -143,9 +143,8 @@ def load(path: Path, session) -> Progress:
 class CheckpointWriter:
     """Writes the checkpoints of a session, one at a time; every process has one and calls it at the same steps.
 
-    Training waits for the copy into host memory (12 bytes per parameter, less under FSDP2) alone. A thread writes it,
-    and the next `save` or `wait` raises its errors on every process; `asynchronous=False` writes before `save`
-    returns.
+    Training waits only for the copy into host memory (12 bytes per parameter, less under FSDP2). A thread writes it,
+    and the next `save` or `wait` raises its errors on every process. `asynchronous=False` writes before `save` ends.
     """
 
     def __init__(self, session, asynchronous: bool = True):
