@@ -1,11 +1,5 @@
 """Switch-MoE language model of Ludziejewski et al. 2025 for transformers; importing it registers the Auto classes.
 
-```python
-import modeling_switch_moe
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained("folder-or-repo")
-```
-
 A saved model carries these files with it, so that `trust_remote_code=True` loads it where this package is missing.
 """
 

@@ -1,7 +1,5 @@
-"""Configuration of the Switch-MoE decoder of Ludziejewski et al. 2025 (arXiv 2502.05172).
+"""Configuration of the Switch-MoE decoder of Ludziejewski et al. 2025 (arXiv 2502.05172); the defaults are its runs.
 
-The defaults are the paper's runs: pre-norm LayerNorm with bias, no final norm, rotary positions with base 10000, a
-SwiGLU three times as wide as the model, an untied head, and a top-1 router in each block. Names are transformers'.
 This file travels with released checkpoints, so it imports nothing but transformers and huggingface_hub.
 """
 
@@ -173,14 +171,10 @@ class SwitchMoeConfig(PreTrainedConfig):
         return self.hidden_size // self.num_attention_heads
 
     def num_parameters(self, active: bool = False, exact: bool = False) -> int:
-        """Number of parameters by the paper's count (section on notation), or every one of them.
+        """Number of parameters by the paper's count (section on notation), or with `exact` as in `model.parameters()`.
 
-        The paper neglects router and norms: N_total = 2 d V + (4 + 9 E) n_blocks d^2 and, for an inner width of 3 d,
-        N_act = 2 d V + 13 n_blocks d^2.
-
-        Args:
-            active: count one expert per block instead of all of them (what one token uses).
-            exact: also count router and norms, and a tied matrix once, as the sum over `model.parameters()` does.
+        The paper neglects router and norms: N_total = 2 d V + (4 + 9 E) n_blocks d^2 and, with `active` (one expert
+        per block) and an inner width of 3 d, N_act = 2 d V + 13 n_blocks d^2.
         """
         d, blocks, experts = self.hidden_size, self.num_hidden_layers, 1 if active else self.num_experts
         count = 2 * d * self.vocab_size + blocks * (4 * d * d + 3 * d * self.intermediate_size * experts)

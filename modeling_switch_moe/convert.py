@@ -1,11 +1,6 @@
 """Convert a checkpoint of the paper's training code (`<step>.pt`) to a folder for `from_pretrained`.
 
-    python -m modeling_switch_moe.convert FILE.pt OUT [--dtype bfloat16]
-
-The training code of Ludziejewski et al. 2025 saves a dict whose "model" entry maps the names below to fp32 tensors.
-Linear weights of the feed-forward multiply from the left, (in, out); the rows of the fused attention projection are
-grouped by head: q, k, v of head 0, then of head 1, ... With E = 1 their router multiplies by a softmax over one logit,
-which is 1, and is left out. The file is read with `weights_only=True`: nothing in it is executed.
+`python -m modeling_switch_moe.convert FILE.pt OUT [--dtype bfloat16]` reads it with `weights_only=True`.
 """
 
 import os
@@ -55,11 +50,9 @@ class ConversionError(ValueError):
 
 
 def read_state_dict(file: str | Path) -> dict[str, torch.Tensor]:
-    """The weights of a training checkpoint or a bare state dict, without the wrappers' prefixes.
+    """Weights of a training checkpoint or a bare state dict, without wrappers' prefixes; nothing in it is executed.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConversionError: there are no weights in it.
+    Raises FileNotFoundError, and ConversionError where there are no weights in it.
     """
     path = Path(file)
     if not path.is_file():
@@ -134,7 +127,11 @@ def check_layout(state: dict[str, torch.Tensor], config: SwitchMoeConfig) -> Non
 
 
 def convert_block(block: dict[str, torch.Tensor], config: SwitchMoeConfig) -> dict[str, torch.Tensor]:
-    """One block's weights under our names, relative to `model.layers.i.`."""
+    """One block's weights under our names, relative to `model.layers.i.`.
+
+    Theirs multiply from the left, (in, out), and the fused attention projection has q, k, v of head 0, of head 1 and
+    so on. With E = 1 their router multiplies by a softmax over one logit, which is 1, and is left out.
+    """
     d = config.hidden_size
     fused = block[QKV].view(config.num_attention_heads, 3, config.head_dim, d)
     converted = {f"self_attn.{name}_proj.weight": fused[:, i].reshape(d, d) for i, name in enumerate("qkv")}
@@ -154,16 +151,10 @@ def convert_block(block: dict[str, torch.Tensor], config: SwitchMoeConfig) -> di
 def convert(
     file: str | Path, dtype: torch.dtype = torch.float32, num_attention_heads: int | None = None
 ) -> SwitchMoeForCausalLM:
-    """Read a checkpoint of the paper's runs as a model, in evaluation mode.
+    """A checkpoint of the paper's runs as a model, in evaluation mode; the router stays fp32 whatever the `dtype`.
 
-    Args:
-        file: the `.pt` file.
-        dtype: precision of the weights; the router stays fp32 in any case.
-        num_attention_heads: only for files without rope tables.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ConversionError: it is not such a checkpoint; missing, extra and misshapen entries are named.
+    `num_attention_heads` is only for files without rope tables. Raises FileNotFoundError, and ConversionError naming
+    what is missing, extra or misshapen.
     """
     state = read_state_dict(file)
     config = infer_config(state, num_attention_heads)

@@ -1,13 +1,7 @@
 """How the experts of a block are computed: one function per situation, all with the same result.
 
-Each takes `(module, hidden_states [T, H], top_k_index [T, 1], top_k_weights [T, 1])`, the experts interface of
-transformers, and returns `[T, H]`: the chosen expert's output times its weight, zero where the weight is zero (a token
-dropped, or padding). `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj [E, H, I]`.
-
-    "auto"        the choice of `automatic_experts_forward`; used unless `experts_implementation` says otherwise
-    "capacity"    a fixed buffer of C rows per expert and batched matmuls; static shapes for compiled training steps
-    "grouped_mm", "batched_mm"   transformers' own (one grouped matmul; weights gathered per token)
-    "eager"       the plain loop in `SwitchMoeExperts.forward`
+Each takes `(module, hidden_states [T, H], top_k_index [T, 1], top_k_weights [T, 1])` and returns `[T, H]`, zero where
+the weight is. `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj [E, H, I]`.
 """
 
 from types import SimpleNamespace
@@ -36,10 +30,9 @@ def is_expert_parallel(module: nn.Module) -> bool:
 def capacity_experts_forward(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """A buffer of C rows per expert and batched matmuls; no shape depends on the data.
+    """A buffer of C rows per expert and batched matmuls; no shape depends on the data, so training steps compile.
 
-    C is the capacity that the router enforces in training. Elsewhere it must hold the worst case, all tokens in one
-    expert, unless the counts may be read from the device (outside a compiled graph).
+    C is the router's capacity in training. Elsewhere it is the largest count or, in a compiled graph, all tokens.
     """
     num_tokens, num_experts = hidden_states.shape[0], module.num_experts
     expert, gate = top_k_index.reshape(-1), top_k_weights.reshape(-1)
@@ -92,13 +85,10 @@ def automatic_experts_forward(
 ) -> torch.Tensor:
     """Choose the implementation for this call.
 
-    "capacity" where a capacity bounds the buffer, except eagerly on a CPU. Else "grouped_mm" (no shape depends on the
-    data), or "batched_mm" for a handful of tokens on an accelerator, where gathering the experts that are hit is
-    cheaper than a grouped launch.
+    "capacity" where a capacity bounds the buffer, except eagerly on a CPU. Else "grouped_mm", or "batched_mm" for a
+    handful of tokens on an accelerator, where gathering the experts that are hit is cheaper than a grouped launch.
 
-    On CPU "grouped_mm" is the faster of two short ways in most cases (`benchmarks.model_speed`: training steps at
-    width 512 in fp32 take 1.25 and 1.46 times the dense model's with E = 8, 2.08 and 2.82 with E = 32). Ask for
-    "eager" in bf16 with few experts, where it multiplies in bf16 and "grouped_mm" in fp32.
+    On CPU ask for "eager" in bf16 with few experts: it multiplies in bf16, and "grouped_mm" in fp32.
     """
     on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
     if has_capacity(module) and (compiling or not on_cpu):

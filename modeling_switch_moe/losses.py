@@ -1,7 +1,6 @@
-"""Cross-entropy of the language-model head without ever holding the logits of a whole batch.
+"""Cross-entropy of the head in chunks of rows, whose gradients are formed while their logits are at hand.
 
-The logits of 8192 tokens of the GPT-2 vocabulary and their gradient take 3.3 GB in fp32. Here the rows are taken in
-chunks, and the gradients of each chunk are formed while its logits are at hand.
+The logits of 8192 tokens of the GPT-2 vocabulary and their gradient would take 3.3 GB in fp32.
 """
 
 import torch
@@ -75,10 +74,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 class SwitchMoeHead(nn.Linear):
-    """The language-model head: logits, or, given targets, the cross-entropy without the logits.
-
-    Both go through `__call__`, so that what hooks on the module (FSDP's gathering of its weight) acts for both.
-    """
+    """Logits or, given targets, their cross-entropy; both by `__call__`, so that FSDP's hooks gather the weight."""
 
     def forward(
         self, hidden_states: torch.Tensor, targets: torch.Tensor | None = None

@@ -1,11 +1,7 @@
 """PyTorch Switch-MoE decoder: the model of Ludziejewski et al. 2025 (arXiv 2502.05172) as a transformers model.
 
-Every block is x + Attention(LN(x)), then x + Switch(LN(x)); the last residual stream goes into the head without a norm
-(unless `final_norm`). A Switch feed-forward sends each token to one of E SwiGLU experts and scales its output by the
-router's probability. Router, rotary positions and (by default) attention run in fp32 whatever the precision around
-them. In training the balance and z-losses of all blocks are summed and added to the language-model loss.
-
-Shapes: B rows, S positions, T = B * S tokens, H heads of width D, E experts, V vocabulary, L blocks.
+Every block is x + Attention(LN(x)), then x + Switch(LN(x)). Router, rotary positions and (by default) attention run in
+fp32. Shapes: B rows, S positions, T = B * S tokens, E experts, V vocabulary, D head width, L blocks.
 """
 
 import re
@@ -44,11 +40,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class RoutingStatistics(ModelOutput):
-    """Routing of one forward call, per block. Detached, on the model's device, nothing waits for them.
-
-    Attributes:
-        tokens_per_expert, dropped_tokens, router_entropy: `[L, E]`, `[L]`, `[L]`; see [`LayerStatistics`].
-    """
+    """Routing of one forward call: the `[L, E]`, `[L]` and `[L]` of all [`LayerStatistics`], detached."""
 
     tokens_per_expert: torch.LongTensor | None = None
     dropped_tokens: torch.LongTensor | None = None
@@ -57,12 +49,9 @@ class RoutingStatistics(ModelOutput):
 
 @dataclass
 class SwitchMoeModelOutputWithPast(MoeModelOutputWithPast):
-    """Output of [`SwitchMoeModel`]: `last_hidden_state [B, S, hidden_size]`, the usual fields of transformers, and
+    """Output of [`SwitchMoeModel`]; its `router_logits` are one float32 `[T, E]` per block, empty for a dense model.
 
-    Attributes:
-        router_logits: one float32 `[T, E]` per block, if asked for; empty for a dense model.
-        balance_loss, z_loss: scalars, summed over blocks, not scaled by their coefficients.
-        routing: [`RoutingStatistics`]; these three in training or on demand.
+    The losses are scalars, summed over blocks before their coefficients; like `routing`, only in training or if asked.
     """
 
     balance_loss: torch.FloatTensor | None = None
@@ -72,13 +61,12 @@ class SwitchMoeModelOutputWithPast(MoeModelOutputWithPast):
 
 @dataclass
 class SwitchMoeCausalLMOutputWithPast(CausalLMOutputWithPast):
-    """Output of [`SwitchMoeForCausalLM`]: `logits [B, S, V]`, the usual fields of transformers, and
+    """Output of [`SwitchMoeForCausalLM`]: `logits [B, S, V]`, the fields of [`SwitchMoeModelOutputWithPast`], and
 
     Attributes:
         loss: scalar, lm_loss; in training + router_aux_loss_coef * balance_loss + router_z_loss_coef * z_loss.
         lm_loss: scalar, cross-entropy in nats per target.
         token_losses: fp32 `[B, S]`, the cross-entropy of every target, if asked for; without a gradient.
-        router_logits, balance_loss, z_loss, routing: as in [`SwitchMoeModelOutputWithPast`].
     """
 
     router_logits: tuple[torch.FloatTensor, ...] | None = None
@@ -250,7 +238,7 @@ class SwitchMoeDenseBlock(nn.Module):
 
 
 class SwitchMoeDecoderLayer(GradientCheckpointingLayer):
-    """One block. Returns the residual stream followed by the five tensors of `LayerStatistics`, if measured.
+    """One block. Returns the residual stream and, if measured, the five tensors of `LayerStatistics`.
 
     As plain outputs their gradients pass through gradient checkpointing, and recomputation counts nothing twice.
     """
@@ -389,8 +377,6 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
             input_ids: `[B, S]` token ids; or give `inputs_embeds [B, S, hidden_size]`.
             attention_mask: `[B, past + S]`, 0 at padding: hidden from attention, losses, capacity and statistics.
             position_ids: `[B, S]`, default counts from the length of the cache.
-            past_key_values: cache of earlier positions.
-            use_cache: return the cache.
             output_routing: return losses and routing statistics; default: in training.
 
         Raises:
@@ -501,10 +487,9 @@ class SwitchMoeForCausalLM(SwitchMoePreTrainedModel, GenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SwitchMoeCausalLMOutputWithPast:
-        """Logits and, with `labels` or `shift_labels`, losses.
+        """Logits and, with `labels` or `shift_labels`, losses; other arguments as in [`SwitchMoeModel`].
 
         Args:
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: see [`SwitchMoeModel`].
             labels: `[B, S]` targets before shifting (position s is predicted at s - 1); -100 is ignored.
             output_routing: return losses and routing statistics; default: in training or with labels.
             output_logits: with targets, false computes the loss in chunks without logits: less memory and time.

@@ -1,20 +1,7 @@
 """Top-1 routing as in the Switch Transformer: decision, capacity, auxiliary losses and statistics.
 
-Shapes: T tokens (batch-major: position s of row b is token b * S + s), E experts, n groups of G tokens. Definitions as
-in the runs of Ludziejewski et al. 2025 (balance loss of Fedus et al. 2021, z-loss of Zoph et al. 2022):
-
-    p = softmax(logits), e(t) = argmax_e p[t, e], output of token t = p[t, e(t)] * expert_e(t)(x_t)
-    capacity  = floor(capacity_factor * G / E) tokens per expert and group, first come first kept; a dropped token's
-                output is 0
-    balance   = mean over groups of E * sum_e mean_t(p[t, e]) * n_e / G, with n_e tokens of the group choosing e before
-                anything is dropped
-    z         = mean_t(logsumexp(logits[t])^2)
-
-Group k is tokens k * G to (k + 1) * G - 1 of a call; tokens after the last whole group are a group of their own, and
-the mean over groups weighs each by its tokens. Without a group size a call is one group; in the authors' runs a group
-was one micro-batch on one device. A masked token is not routed, takes no capacity and is not counted in G.
-
-Nothing here waits for the device (no `.item()`, no data-dependent shapes), so it can stand inside a compiled step.
+Shapes: T tokens (position s of row b is token b * S + s), E experts, n groups of G tokens. Nothing here waits for the
+device (no `.item()`, no data-dependent shapes), so all of it can be compiled.
 """
 
 from typing import NamedTuple
@@ -24,12 +11,7 @@ import torch.nn.functional as F
 
 
 class Routing(NamedTuple):
-    """Where each token goes.
-
-    Attributes:
-        expert: `[T]` int64, the chosen expert; valid also for tokens that go nowhere.
-        gate: `[T]` float32, scales the expert's output; exactly 0 only for dropped and masked tokens.
-    """
+    """`[T]` int64 expert and `[T]` float32 gate of its output, exactly 0 for dropped and masked tokens alone."""
 
     expert: torch.Tensor
     gate: torch.Tensor
@@ -40,8 +22,7 @@ class LayerStatistics(NamedTuple):
 
     Attributes:
         balance_loss, z_loss: scalar float32, not scaled by their coefficients; balance is 1 when balanced.
-        tokens_per_expert: `[E]` int64, tokens choosing each expert before dropping.
-        dropped_tokens: scalar int64, tokens over capacity.
+        tokens_per_expert, dropped_tokens: `[E]` and scalar int64; choices before dropping, and tokens over capacity.
         router_entropy: scalar float32, mean entropy of the router's distribution in nats per token (0 to ln E).
     """
 
@@ -93,14 +74,17 @@ def route(
     with_statistics: bool = True,
     group_tokens: int | None = None,
 ) -> tuple[Routing, LayerStatistics | None]:
-    """Choose one expert per token, drop what is over capacity, and measure.
+    """Send each token t to e(t) = argmax_e p[t, e], p = softmax(logits), drop what is over capacity, and measure.
+
+    The output is p[t, e(t)] * expert_e(t)(x_t). Group k is tokens k * G to (k + 1) * G - 1 of a call, and what is left
+    over is a group of its own; in the authors' runs a group was one micro-batch on one device. In each group an expert
+    keeps its first floor(capacity_factor * G / E) tokens. Masked tokens take no capacity and do not count in G.
 
     Args:
-        logits: `[T, E]` float32 router logits.
-        capacity_factor: capacity per expert as a multiple of the balanced share; `None` drops nothing.
+        logits: `[T, E]` float32.
+        capacity_factor: `None` drops nothing.
         token_mask: `[T]` bool, false for padding; `None` means that every token is real.
-        with_statistics: whether to compute losses and statistics (skipped while generating).
-        group_tokens: tokens that capacity and balance loss are counted over; `None` means all of the call.
+        group_tokens: G, over which the balance loss is counted, too; `None` means all of the call.
     """
     num_tokens, num_experts = logits.shape
     size = min(group_tokens or num_tokens, num_tokens)
@@ -135,10 +119,11 @@ def measure(
 ) -> LayerStatistics:
     """Losses and statistics of one router call with groups of `size` tokens.
 
-    Args:
-        logits, log_normaliser: `[T, E]` and `[T]` float32, and its logsumexp.
-        assignment: `[E, T]` bool, the choices of real tokens before dropping.
-        kept, token_mask: `[T]` bool, tokens that an expert computes, and real tokens; `None` means all.
+        balance = mean over groups, by tokens, of E * sum_e mean_t(p[t, e]) * n_e / G  (Fedus et al. 2021)
+        z       = mean_t(logsumexp(logits[t])^2)  (Zoph et al. 2022)
+
+    Here n_e tokens of the group choose e: `assignment [E, T]`, before dropping. `kept` and `token_mask` (`[T]` bool)
+    are the tokens that an expert computes and the real ones; `None` means all.
     """
     num_tokens, num_experts = logits.shape
     probabilities = (logits - log_normaliser.unsqueeze(1)).exp()

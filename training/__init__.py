@@ -1,14 +1,7 @@
-"""Training of Switch-MoE models for scaling laws: one run, or a sweep of them.
+"""Training of Switch-MoE models for scaling laws: one run, or a sweep of them. Nothing is imported before it is used.
 
-    from training import Sweep, plan_sweep, run_sweep
-
-    sweep = Sweep.load("sweep.yaml")
-    print(plan_sweep(sweep).seconds)
-    run_sweep(sweep, workers=2)
-
-What a run is stands in `configuration`, what it reads in `data`, the process itself in `run`, many of them in `sweep`;
-`demo` goes the whole way from the text that `corpus` finds on this machine to a law. Nothing is imported before it is
-used. The packages that training needs come with `pip install "joint-moe-scaling-laws[train]"`.
+`configuration` says what a run is, `data` what it reads, `run` is the process and `sweep` many of them. The packages
+that training needs come with `pip install "joint-moe-scaling-laws[train]"`.
 """
 
 import sys

@@ -1,13 +1,7 @@
-"""A corpus of real English that is already on the machine: the documentation of what is installed.
+"""A corpus of real English for runs without a network: the docstrings and manuals of what is installed.
 
-Docstrings and manuals of the standard library and of every installed distribution, as a dataset with the columns and
-types of FineWeb-Edu (Penedo et al. 2024), for runs without a network. Losses on the two cannot be compared.
-
-List files -> extract and filter lines (in parallel) -> remove repeated lines -> documents -> split by package ->
-parquet. Python files are parsed with `ast` and never imported or executed: a string in them is documentation if it
-has at least 20 words of English. `.rst` and `.md` files and the long descriptions of packages are taken whole.
-
-    python -m training.corpus FOLDER [--max-bytes N]
+The dataset has the columns and types of FineWeb-Edu (Penedo et al. 2024); losses on the two cannot be compared. Python
+files are parsed and never executed. `python -m training.corpus FOLDER [--max-bytes N]` builds it.
 """
 
 from __future__ import annotations
@@ -175,8 +169,7 @@ def is_prose(text: str) -> bool:
 def readable(text: str) -> Iterator[str]:
     """The English paragraphs of reStructuredText, Markdown, numpydoc or Google style, one line each, without markup.
 
-    Left out: examples, fenced and literal blocks, directives, tables, licences, and lines that read as code, as
-    another language, or have only one or two words.
+    Left out: examples, literal blocks, directives, tables, licences, and lines that read as code or another language.
     """
     for paragraph in _paragraphs(inspect.cleandoc(text)):
         line = _UNPRINTABLE.sub("", paragraph)
@@ -260,10 +253,8 @@ class Distribution(BaseModel):
 class CorpusReport(BaseModel):
     """What a corpus holds and what was left out.
 
-    Attributes:
-        splits, distributions: amounts of train and validation, and of each package by name and version.
-        files, unusable: source files read (with `max_bytes`: until there was enough), and those that could not be.
-        max_bytes, validation_fraction: as given to `build`.
+    `files` were read (with `max_bytes`: until there was enough), of which `unusable` could not be. Distributions are
+    keyed by name and version.
     """
 
     splits: dict[str, Split]
@@ -295,7 +286,6 @@ def build(
     """Build the corpus in `folder`, completely or not at all, or use the one that is there.
 
     Args:
-        folder: gets a parquet file for train and one for validation, `README.md` and `corpus.json`.
         max_bytes: at most that many UTF-8 bytes of text, files in hash order; None for all.
         validation_fraction: share of the text held out (0 < share < 1), as whole packages.
         sources: files to read; None for `installed_sources()`.

@@ -1,8 +1,7 @@
 """`python -m training.demo`, or `make demo`: the whole loop, from a corpus to a fitted law, on this machine.
 
-corpus -> tokenizer -> sweep -> release -> fit -> query -> use, each with the code that a cluster runs. Nothing is
-downloaded: the text is the documentation of the installed packages, and the hub is a local folder. Starting it again
-resumes where it stopped.
+corpus -> tokenizer -> sweep -> release -> fit -> query -> use, each with the code that a cluster runs, the hub being a
+local folder. Starting it again resumes where it stopped.
 """
 
 from __future__ import annotations

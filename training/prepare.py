@@ -1,9 +1,7 @@
 """`python -m training.prepare --config X.yaml [--section.field value ...]`: tokenise before training, and inspect.
 
-Takes the configuration of a run, as `train.py` does, and builds its token caches: the training tokens as far as the
-run's longest branch reads them, or all there are with `--all`, and the held-out tokens. It resumes where an
-interrupted build stopped, and two at once (or one beside a training) share the work of one. `--verify` reads every
-shard and compares its checksum; `--status` builds nothing.
+It builds the caches of the training tokens, as far as the longest branch reads them (`--all`: all), and of the
+held-out ones. Two at once, or one beside a training, share the work; an interrupted build resumes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The paper authors' released checkpoints, as folders for `from_pretrained` with the run record of what is known.
 
-    python -m training.published list
-    python -m training.published pull 512 8 8 15258 --to d512-E8-2B     # d_model, experts, heads, optimizer steps
-
-Their repository has one file per run, `<d_model>/<experts>/<heads>/<steps>.pt`. The recipe in the record is that of
-their public training code; what it does not say (seed, losses, hardware, the revision of the data) is null.
+`python -m training.published list`, or `pull 512 8 8 15258 --to FOLDER` (d_model, experts, heads, optimizer steps).
+What their public training code does not say (seed, losses, hardware, the revision of the data) is null in the record.
 """
 
 from __future__ import annotations
@@ -96,9 +93,7 @@ def pull_command(
 def pull_published(
     run: PublishedRun, destination: Path, repository: str = REPOSITORY, revision: str | None = None
 ) -> str:
-    """Fetch a checkpoint, and write config, code, weights (fp32), run.json and README.md as one folder.
-
-    Returns the commit that the file was read at: that of `revision`, or the newest one.
+    """Fetch a checkpoint as a folder of config, code, weights (fp32), run.json and README.md; returns its commit.
 
     Raises:
         FilesError: the destination is not new or empty; the file is no checkpoint of the runs, or not of this one.

@@ -1,12 +1,7 @@
-"""Reading the configuration of a run: presets, YAML and flags -> `TrainingArguments`, or every problem at once.
+"""The configuration of a run: presets, YAML and flags -> `TrainingArguments`, or every problem at once.
 
-    accelerate launch train.py --preset paper/d512-E8 --config run.yaml --schedule.tokens 1B 2B
-
-The file (which may name presets, too: `preset: NAME`) wins over presets, and flags over both. The presets:
-
-    paper                 the recipe of Ludziejewski et al. 2025: the defaults of the fields of `arguments`
-    paper/d1024-E8        the recipe with one of the 51 configurations of the paper's listing: size, E, tokens
-    selective-decay, …    recipes that differ from the paper's; one YAML file each in `configs/presets`
+The file wins over presets, and flags over both. `paper` and `paper/d1024-E8` are the recipe and the 51 configurations
+of the paper; what differs from them is in `configs/presets`.
 """
 
 from __future__ import annotations
@@ -74,13 +69,8 @@ def read_yaml(path: str | Path, what: str) -> dict[str, Any]:
 def from_dict(values: dict[str, Any], flags: Sequence[str] = (), output_dir: str = "") -> TrainingArguments:
     """Arguments from nested sections, with `--section.field value` flags winning over them.
 
-    Args:
-        values: sections of fields; `preset`, one name or a list, stands for sections that the others win over. A
-            field that is None has its default.
-        output_dir: the default of run.output_dir, which has to be given otherwise.
-
-    Raises:
-        ConfigurationError: with one line per problem.
+    `preset`, one name or a list, stands for sections that the others win over; None is a field's default; `output_dir`
+    is the default of run.output_dir. Raises ConfigurationError with one line per problem.
     """
     problems: list[str] = []
     chosen: dict[str, Any] = {}

@@ -1,9 +1,7 @@
 """Learning rate and branch points as pure functions of the step (Ludziejewski et al. 2025, section 4.1).
 
-Nothing here keeps state, so nothing can be restored wrongly. A *run* of D tokens warms up linearly, stays at the peak,
-and decays linearly to zero over its last `decay_fraction`. Runs of one size that differ only in D are equal until the
-shortest begins to decay, so they share a *trunk* at constant learning rate, and each D is a *branch* that leaves the
-trunk where its decay begins.
+Runs that differ only in their tokens are equal until the shortest begins to decay. They share a *trunk* at constant
+learning rate, and each is a *branch* that leaves it where its decay begins.
 """
 
 from __future__ import annotations
@@ -29,11 +27,8 @@ class Branch:
 class Schedule:
     """Learning rate, batch and length of a run, all from the step alone.
 
-    Args:
-        ramp: the batch ramp.
-        warmup_tokens: tokens of linear warmup; the first step has learning rate 0, as in the authors' runs.
-        decay_fraction: the share of a run's tokens over which the rate goes linearly to 0, in (0, 1).
-        peak: the constant learning rate between them.
+    The rate rises linearly from 0 over `warmup_tokens`, is `peak`, and falls linearly to 0 over the last
+    `decay_fraction` (in (0, 1)) of a run's tokens.
     """
 
     ramp: BatchRamp
@@ -44,8 +39,7 @@ class Schedule:
     def branch(self, target_tokens: int) -> Branch:
         """Where a run of `target_tokens` tokens leaves the trunk and where it ends.
 
-        Raises:
-            ValueError: fewer than two steps fit, or the decay would begin before the warm-up is over.
+        Raises ValueError if fewer than two steps fit, or the decay would begin before the warm-up is over.
         """
         end_step = self.ramp.steps(target_tokens)
         if end_step < 2:

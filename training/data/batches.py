@@ -1,13 +1,7 @@
 """Token cache to global batches: which sequences, in which order, and the share of each process in them.
 
-The order is a pure function of (seed, position): independent of world size, of micro-batches and of where a run was
-resumed, and the same for every model of a sweep. Sequences are shuffled within consecutive *windows* of the data, each
-a pseudo-random permutation computed for just the positions asked for. The length of the data may be unknown, because
-it may still be being tokenised: a full window is permuted in the same way however much comes after it. Only the last
-window of an epoch may be shorter; its order is asked for once the end is known.
-
-A batch mixes documents of one window only: with the default of 65,536 sequences of 512 tokens, 512 sequences are drawn
-from about 30,000 documents of FineWeb-Edu. Above a window, `text` mixes.
+The order is a pure function of (seed, position), whatever the world size, the micro-batches and the point of resuming.
+It shuffles within consecutive *windows*, so a window that is full has its order before the rest is tokenised.
 """
 
 from __future__ import annotations
@@ -42,9 +36,7 @@ class SequenceOrder:
     def indices(self, start: int, count: int, n_sequences: int | None) -> np.ndarray:
         """Sequence indices of positions start .. start + count - 1, int64 of shape (count,).
 
-        Args:
-            n_sequences: sequences of one epoch, at least 1; None while that is not known, when all the windows asked
-                for must be full ones of the first epoch.
+        An epoch has `n_sequences`; None while that is not known, when only full windows of the first may be asked for.
         """
         positions = np.arange(start, start + count, dtype=np.int64)
         epochs, within = np.divmod(positions, n_sequences) if n_sequences else (np.zeros_like(positions), positions)
@@ -96,16 +88,8 @@ class TrainingData:
     size. A micro-batch holds whole capacity groups, so which tokens compete for an expert's places depends neither on
     its size nor on how many processes there are.
 
-    Args:
-        tokens: the token cache; what is missing in it is waited for.
-        order: of the sequences.
-        max_sequences: the first so many sequences of the data make an epoch; None for all there are.
-
-    Attributes:
-        wait_seconds: spent in reading, and in waiting for tokens, so far in this process.
-
-    Raises:
-        ConfigurationError: the data is too little for one sequence; also `GrowingCache.wait_for`'s others.
+    The first `max_sequences` sequences make an epoch (None: all). `wait_seconds` were spent in reading and in waiting
+    for tokens so far. Raises ConfigurationError for less data than one sequence, and as `GrowingCache.wait_for`.
     """
 
     def __init__(

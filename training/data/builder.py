@@ -1,11 +1,7 @@
 """A token cache that grows beside the training.
 
-`GrowingCache` is what a training process holds: when it needs tokens that are not there yet it looks for new shards,
-and starts a builder process when nobody holds the cache's lock. So of many ranks and runs one builds and the others
-watch, and when its run ends before theirs have what they need, another takes over. The builder goes as far as its run
-can need, and ends with it: it reads its standard input, which ends when the training process does, also by `kill -9`.
-
-    python -m training.data.builder < task.json     # started by `GrowingCache`; to tokenise by hand: training.prepare
+Of many ranks and runs the one that holds the cache's lock builds and the others watch; when its run ends too early,
+another takes over. The builder ends with its run, also by `kill -9`, for its standard input then ends.
 """
 
 from __future__ import annotations
@@ -48,13 +44,9 @@ class TokenBuildError(RuntimeError):
 
 
 class GrowingCache:
-    """A token cache that is extended while it is read.
+    """A token cache that is extended while it is read, from `source`, as far as `until_tokens` (None: all the data).
 
-    Args:
-        cache: the cache as far as it is there.
-        source: what it is built from.
-        until_tokens: as far as this run can need it; None to the end of the data.
-        patience: seconds to wait for other processes to build, so that the first rank of each node builds.
+    For `patience` seconds it leaves building to other processes, so that the first rank of each node builds.
     """
 
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None, patience: float = 0.0):
@@ -68,8 +60,7 @@ class GrowingCache:
     def start(self) -> None:
         """Begin to build if tokens are missing and nobody does, and to compare the checksums of those that are there.
 
-        Raises:
-            CorruptCacheError: of a shard compared within a second; of a later one `check_shards` raises it.
+        Raises CorruptCacheError for a shard compared within a second; `check_shards` does for a later one.
         """
         self.cache.refresh()
         if self._compares and self.cache.shards:

@@ -1,15 +1,7 @@
 """The token cache: a split of a dataset as one long row of token ids on disk, read by memory map while it grows.
 
-    <cache>/<key>/recipe.json          everything that decides the tokens; the key is a hash of it
-    <cache>/<key>/tokenizer.json       the tokenizer that makes them
-    <cache>/<key>/tokens-00000.bin ... uint16 or uint32 little endian, each shard ending at a document's end
-    <cache>/<key>/shards.jsonl         a line per finished shard: its sha256 and where the next one continues
-
-Each document is followed by the end-of-text token. A shard ends with the document that reaches `shard_tokens`, so its
-end depends on the documents alone: a cache that was interrupted, or extended by a longer run, is byte for byte the one
-built in one go. `shards.jsonl` is appended to, one line once the shard is safely on disk; a last line says that the
-data ends there. A reader compares a shard's sha256 before it takes its first token. `build` fills a cache in this
-process, `builder` in one beside the training.
+`recipe.json` holds what decides the tokens, `shards.jsonl` a line per finished shard. A shard ends with the document
+that reaches `shard_tokens`, so an interrupted or extended cache is byte for byte the one built in one go.
 """
 
 from __future__ import annotations
@@ -55,9 +47,8 @@ class TokenCache:
     """A token cache as far as it is built; `refresh` looks for more.
 
     Attributes:
-        folder: where it is.
-        recipe: everything that decides the tokens.
-        dtype: of the ids on disk.
+        recipe: everything that decides the tokens; the folder is named after its hash.
+        dtype: of the ids on disk, uint16 or uint32 little endian.
         shards: the entries of `shards.jsonl` for the finished shards.
         complete: whether the data ends with these shards.
 
@@ -135,8 +126,7 @@ class TokenCache:
     def fingerprint(self) -> str:
         """A sha256 over the recipe and the first shard's checksum; there must be a shard.
 
-        The recipe names the documents, the tokenizer and the format, and so decides every shard; the checksum notices
-        a library that makes other tokens of them than it used to.
+        The recipe decides every shard; the checksum notices a library that makes other tokens than it used to.
         """
         text = f"{recipe_hash(self.recipe)}\n{self.shards[0]['sha256']}"
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -181,16 +171,10 @@ def _parsed(path: Path, line: bytes) -> dict:
 def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens: int | None = None) -> TokenCache:
     """The cache of a source, with its recipe on disk but possibly no tokens yet.
 
-    Args:
-        source: the text.
-        tokenizer: a fast tokenizer with an eos token.
-        cache_dir: folder of all caches.
-        max_tokens: the cache ends with the document that reaches this many tokens, and is another cache for another
-            number; None for one that ends where the data does, and is shared by all who want more or less of it.
+    It ends with the document that reaches `max_tokens`, and is another cache for another number; with None it ends
+    where the data does, and is shared by all who want more or less of it. `cache_dir` holds all caches.
 
-    Raises:
-        FileNotFoundError: as `TextSource.identify`.
-        CorruptCacheError: as `TokenCache`, or its recipe is another.
+    Raises as `TextSource.identify` and `TokenCache`, and CorruptCacheError for another recipe.
     """
     cache_dir = Path(cache_dir)
     dataset, tokenizer_json = source.identify(cache_dir / "checksums.json"), description(tokenizer)
@@ -236,10 +220,7 @@ def build(
 ) -> None:
     """Append whole shards until there are `until_tokens` tokens or the data ends. The caller holds the lock.
 
-    Args:
-        folder: of a cache made by `open_cache`.
-        until_tokens: None for all there are.
-        on_tokens: called with the tokens of each document.
+    `folder` is one made by `open_cache`; `on_tokens` is called with the tokens of each document.
 
     Raises:
         ValueError: the source cannot be read, has changed, or has no document.
@@ -294,12 +275,7 @@ def _encoded(source: TextSource, start: Place, cache: TokenCache) -> Iterator[tu
 
 
 def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[list[str]], list[bytes]]:
-    """A function: texts -> the bytes of each one's token ids, end-of-text included.
-
-    Args:
-        tokenizer_json: see `tokenizer.description`.
-        dtype: "<u2" or "<u4".
-    """
+    """A function: texts -> the bytes of each one's token ids ("<u2" or "<u4"), end-of-text included."""
     tokenizer = Tokenizer.from_str(tokenizer_json)
 
     def encode(texts: list[str]) -> list[bytes]:

@@ -1,9 +1,7 @@
 """The commits of a Hub dataset and tokenizer that a run is pinned to, from its first start on.
 
-The newest commit is looked up once, when a run starts for the first time, and kept in the run's folder (`data.json`):
-every later start reads the same text, also offline. The members of a sweep are pinned together (`pins.json` in its
-folder). The folder of the token caches remembers the commits too (`commits.json`), so that a cache made on a machine
-with a network is found on a node without one.
+A run keeps them in `data.json`, and a sweep those of its members in `pins.json`. The folder of the token caches
+remembers them too (`commits.json`), so a node without a network finds what was made with one.
 """
 
 from __future__ import annotations
@@ -30,14 +28,7 @@ FIELDS = {"dataset": "revision", "tokenizer": "tokenizer_revision"}  # kind -> i
 
 @dataclass(frozen=True)
 class Pin:
-    """A repository of the Hub at a commit.
-
-    Attributes:
-        kind: dataset or tokenizer.
-        id: the repository.
-        asked: the branch, tag or commit that was asked for; None for the newest commit.
-        commit: 40 hexadecimal digits.
-    """
+    """A dataset or tokenizer (`kind`) of the Hub at a commit; `asked` is what was asked for, None for the newest."""
 
     kind: str
     id: str
@@ -50,9 +41,7 @@ def pinned(
 ) -> tuple[TrainingArguments, list[Pin]]:
     """The arguments with revisions resolved to commits, and the pins of what is on the Hub.
 
-    Args:
-        folder: of the run, whose pins hold if it was started before.
-        shared: pins of the run's sweep, which hold if it was not.
+    The pins in the run's `folder` hold if it was started before, else the `shared` ones of its sweep.
 
     Raises:
         ConfigurationError: the run is pinned to another commit than the one asked for, there is no such dataset or

@@ -1,20 +1,7 @@
 """Where training text comes from, and the order in which it is read.
 
-A source is a Hugging Face dataset by name, or local parquet or jsonl files. `datasets` finds the files of a split,
-which are streamed: nothing is downloaded that is not needed. Only the text column must be there; a document's `id`
-decides whether it is held out.
-
-Files are often sorted, FineWeb-Edu's by crawl. Read as stored, a short run sees other text than a long one, and the
-number of tokens D is confounded with the crawl. So every prefix of the text is made a sample of all of it:
-
-    split -> parts     a parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part
-          -> order     the parts of all files, sorted by a hash of (seed, file name, number): nothing has to be opened
-                       for it, so a dataset of 2,000 files starts as fast as one of two
-          -> groups    16 parts at a time are read together, in proportion to their rows, so that they end together
-          -> rows      row k of a part of n rows comes at time (k + 1/2) / n
-
-So documents of up to 16 files alternate at any time. Within a part the stored order remains; the shuffle of sequences
-(`batches`) mixes it. A single jsonl file is read from front to back. On the Hub a part costs about three requests.
+Only the text column must be there. Files are often sorted, FineWeb-Edu's by crawl, which would confound the number of
+tokens D with the crawl, so every prefix of a shuffled source is a sample of all of it (`ShuffledRows`).
 """
 
 from __future__ import annotations
@@ -55,8 +42,7 @@ class Place(NamedTuple):
     Attributes:
         documents: documents before this place, counted after the held-out selection.
         last: sha256 of the last of them, which is checked on resuming; "" at the beginning.
-        state: a state of the reader (`ShuffledRows`, or `datasets`) before this place; None at the beginning.
-        after_state: documents between that state and this place.
+        state, after_state: a state of the reader before this place, and the documents between them.
         datasets: the version of the reader whose state it is.
     """
 
@@ -75,15 +61,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class TextSource:
-    """One split of a dataset.
+    """One split of a dataset on the Hub, or of local parquet or jsonl files.
 
     Attributes:
-        dataset: the name of a dataset on the Hub, or a local folder or file (parquet, jsonl).
-        config: the dataset's configuration, such as `sample-10BT`; None for the default.
-        revision: a commit of a Hub dataset.
-        split: the split to read.
-        text_column: the column with the text.
-        held_out_buckets: documents with hash bucket below this (of 1000) are the held-out part of this split.
+        dataset: its name, or a local folder or file.
+        held_out_buckets: documents whose id hashes to a bucket below this (of 1000) are held out of this split.
         held_out: whether this source is that held-out part or the rest.
         file_seed: seed of the order in which the files are read; None reads them as stored.
     """
@@ -100,10 +82,7 @@ class TextSource:
     def identify(self, checksums: Path | None = None) -> dict[str, str | None]:
         """`dataset` and `revision` as a record states them; for local files the folder's name and a hash of them all.
 
-        Args:
-            checksums: a file that remembers the checksums of files that have not changed since (by size and time).
-
-        Raises as `check_dataset_exists`.
+        `checksums` is a file that remembers those of unchanged files. Raises as `check_dataset_exists`.
         """
         if not is_local_path(self.dataset):
             return {"dataset": self.dataset, "revision": self.revision}
@@ -213,11 +192,14 @@ class Part(NamedTuple):
 
 
 class ShuffledRows:
-    """Rows of a split in the order above. Iterating continues from the state, and moves it.
+    """Rows of a split, each prefix a sample of all. Iterating continues from the state, and moves it.
+
+    A parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part. The parts are sorted
+    by a hash of (seed, file name, number), so no file is opened for it. 16 at a time are read together: row k of a
+    part of n rows comes at time (k + 1/2) / n. Within a part the stored order remains, for `batches` to shuffle.
 
     Args:
         files: URLs or paths of the files of the split.
-        seed: of the order.
         columns: wanted of parquet files; those that a file lacks are left out.
         rows_of_file: the rows of one file of another format.
     """
@@ -251,10 +233,7 @@ class ShuffledRows:
             self._group, self._taken = following, 0
 
     def _open_group(self, opened: ExitStack) -> tuple[list[tuple[float, Iterator[dict]]], int]:
-        """(weight, rows) of the next parts that hold rows, and the number of the part after them.
-
-        A part can be empty: row groups are not cut, so one of 300 MB lies in one part and leaves others without any.
-        """
+        """(weight, rows) of the next parts that hold rows (large row groups leave parts empty), and the part after."""
         lanes, at = [], self._group
         with ThreadPoolExecutor(GROUP) as threads:  # on the Hub, opening is waiting
             while at < len(self._parts) and len(lanes) < GROUP:

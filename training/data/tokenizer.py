@@ -15,8 +15,7 @@ END_OF_TEXT = "<|endoftext|>"
 def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Path, progress: bool = True):
     """Train a byte-level BPE of `vocab_size` tokens, end-of-text included; save and return it as a fast tokenizer.
 
-    Raises:
-        ValueError: `vocab_size` cannot hold the 256 bytes and the end-of-text token, or the text is too little for it.
+    Raises ValueError if `vocab_size` is less than 257 or more than the text has tokens for.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -45,11 +44,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Pat
 
 
 def load_tokenizer(name_or_path: str, revision: str | None = None):
-    """A fast tokenizer from the Hub or a folder.
-
-    Raises:
-        ConfigurationError: there is none, or it has no end-of-text (eos) token, or no fast implementation.
-    """
+    """A fast tokenizer from the Hub or a folder; raises ConfigurationError for none, or one without an eos token."""
     from transformers import AutoTokenizer
 
     try:

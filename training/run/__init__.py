@@ -1,5 +1,1 @@
-"""One training run, from its configuration to its records; `main` has the loop, top to bottom.
-
-`inputs` (what is read) -> `step` (one update) -> `step_log`, `checkpoint`, `evaluation` -> `results` (model and
-record) -> `releaser`. `dry_run` estimates the cost before; `devices` and `memory` know processes and hardware.
-"""
+"""One training run: `main` has the loop, `inputs` what it reads, `step` one update, `results` the model and record."""

@@ -1,17 +1,7 @@
 """Checkpoints that are whole or not there, and that any number of processes can read, sharded or not.
 
-    <folder>/step0000400/      state/: model and optimizer, written by all processes together (torch's distributed
-                               checkpoint: every tensor by its name, each process its share)
-        progress.json          what else the loop needs to resume
-        checksums.json         sha256 of every file; written last
-
-A checkpoint is written under a temporary name and renamed, so a folder without the `.tmp` is complete; its checksums
-find damage that happens later. Branch points are pinned; of the others the newest two are kept, so that there is one
-before the newest. With several machines the folder must be on a file system that all of them share. Nothing in the
-loop draws random numbers, so no random state is kept.
-
-Training stops for a copy into the host's memory only; a thread writes, checksums and syncs it. Until then the copy
-takes as much host memory as the checkpoint has bytes: 12 for each parameter, less where FSDP2 shares them out.
+`stepNNNNNNN/` gets its name when complete: `state/` by torch's distributed checkpoint, `progress.json`, and every
+sha256 in `checksums.json`. Machines must share its file system. No random state: nothing in the loop draws numbers.
 """
 
 from __future__ import annotations
@@ -127,8 +117,7 @@ def remove_leftovers(folder: Path) -> None:
 def _state_of(session, with_optimizer: bool) -> dict:
     """Model and optimizer by the parameters' names, which are the same however the model is wrapped.
 
-    An optimizer that has not stepped has no state and is left out: asking torch for its state would make one, which
-    counts a step that was not taken.
+    An optimizer without a state is left out: asking torch for it would count a step that was not taken.
     """
     state = {"model": get_model_state_dict(session.model)}
     if with_optimizer:
@@ -152,10 +141,10 @@ def load(path: Path, session) -> Progress:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a session, one at a time. Every process has one and calls it at the same steps.
+    """Writes the checkpoints of a session, one at a time; every process has one and calls it at the same steps.
 
-    What goes wrong in the thread is raised by the next `save` or `wait`, on every process. `asynchronous=False` writes
-    before `save` returns.
+    Training waits only for the copy into host memory (12 bytes per parameter, less under FSDP2). A thread writes it,
+    and the next `save` or `wait` raises its errors on every process. `asynchronous=False` writes before `save` ends.
     """
 
     def __init__(self, session, asynchronous: bool = True):
@@ -169,8 +158,7 @@ class CheckpointWriter:
     def save(self, folder: Path, progress: Progress, pinned: Collection[int] = ()) -> None:
         """Take a copy of this step and write it under `folder`; then `prune` all but the pinned ones.
 
-        Raises:
-            CheckpointError: the checkpoint before this one could not be written; or this one, if not asynchronous.
+        Raises CheckpointError for the checkpoint before this one; or for this one, if not asynchronous.
         """
         self.wait()
         state = _copy(_state_of(self._session, with_optimizer=bool(self._session.optimizer.state)), self._is_main)

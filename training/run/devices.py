@@ -1,7 +1,6 @@
 """Processes and devices: the Accelerator of a run, what its processes decide together, their signals and hardware.
 
-`accelerate launch` says how many processes there are and whether the model is replicated (DDP) or sharded (FSDP2).
-What its configuration file cannot say, or says in a way that would change the numbers, is set here.
+`accelerate launch` gives the number of processes and DDP or FSDP2; what would change the numbers is set here.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ PEAK_BF16_FLOPS = {
 def make_accelerator(run: RunArguments):
     """The Accelerator of this process.
 
-    Raises:
-        ConfigurationError: the launcher's FSDP settings are not supported, or its processes cannot find each other.
+    Raises ConfigurationError if the FSDP settings are not supported, or the processes cannot find each other.
     """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
@@ -73,10 +71,9 @@ def make_accelerator(run: RunArguments):
 
 
 def _fsdp_plugin():
-    """The launcher's FSDP settings, with what keeps losses and router in fp32.
+    """The launcher's FSDP settings, with what keeps losses and router in fp32: autocast alone decides the precision.
 
-    Autocast alone decides the precision. FSDP's own would round what passes between the blocks, the returned losses
-    (steps of 0.008) and the router's weights to bf16; gradients are summed in fp32 as well.
+    FSDP's own would round the losses (steps of 0.008) and the router's weights to bf16.
     """
     from accelerate.utils import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -124,8 +121,7 @@ def on_main(accelerator, function: Callable[[], Any]) -> Any:
 class StopSignal:
     """Remembers the first SIGINT or SIGTERM in `number`, for the loop to stop between two steps.
 
-    The end of the launcher counts as a SIGTERM: `accelerate launch` of one process dies of a signal without passing it
-    on, and the training that it started would continue unseen.
+    The launcher's end counts as a SIGTERM: `accelerate launch` of one process dies without passing the signal on.
     """
 
     number: int | None = None

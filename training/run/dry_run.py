@@ -1,7 +1,6 @@
-"""What a run costs: `train.py --dry-run`, before it; and after a step that did not fit, what to try instead.
+"""What a run costs, before it (`train.py --dry-run`); and what to try instead, after a step that did not fit.
 
-The dry run prints the plan and makes two real steps to measure, the first of them a warm-up. They are made on random
-token ids, so that no dataset has to be there; nothing is left behind.
+The dry run makes a warm-up step and a measured one on random token ids, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -53,9 +52,7 @@ class RandomTokens:
 
 
 def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int:
-    """Print the plan, make the steps, print what they measured; returns the exit status 0.
-
-    The plan comes before the model is built: it is there also where a step takes long or does not fit.
+    """Print the plan, before the model is built, then make the steps and print what they measured; returns 0.
 
     Raises:
         ConfigurationError: the processes cannot share the batches, or a micro-batch holds no whole capacity groups.

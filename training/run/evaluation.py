@@ -25,10 +25,9 @@ class HeldOut:
 
     @classmethod
     def from_cache(cls, cache: TokenCache, sequence_length: int, n_sequences: int, origin: str = "") -> HeldOut:
-        """The first `n_sequences` of a fixed shuffle, or all where there are fewer.
+        """The first `n_sequences` of a fixed shuffle, or all there are.
 
-        Raises:
-            ConfigurationError: the held-out text is less than one sequence.
+        Raises ConfigurationError if the held-out text is less than one sequence.
         """
         available = cache.n_sequences(sequence_length)
         if available < 1:
@@ -49,10 +48,10 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """The mean cross-entropy in nats per token, and its standard error over text like this.
+    """Mean cross-entropy in nats per token, and its standard error over text like this.
 
-    Documents are clusters, since the tokens of a document are not independent; a single document has no error. The
-    difference between two models on the same text has a smaller error: most of it is common to them.
+    Documents are clusters, since their tokens are not independent; a single document has no error. Two models on the
+    same text differ with a smaller error: most of it is common to them.
     """
 
     loss: float
@@ -62,8 +61,7 @@ class HeldOutLoss:
     def of(cls, nats: np.ndarray, targets: np.ndarray) -> HeldOutLoss:
         """From the loss and the number of targets of each document, float64 (documents,).
 
-        The mean is a ratio of two sums; its error is that of the ratio estimator (Cochran, Sampling Techniques, 1977,
-        section 2.11).
+        The error is that of the ratio estimator (Cochran, Sampling Techniques, 1977, section 2.11).
         """
         total, n = targets.sum(), len(targets)
         mean = nats.sum() / total

@@ -55,8 +55,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
 def settled(arguments: TrainingArguments) -> TrainingArguments:
     """The arguments with this run's capacity group: as given, as at its first start, or as of this start.
 
-    Raises:
-        ConfigurationError: a micro-batch does not hold whole groups.
+    Raises ConfigurationError if a micro-batch does not hold whole groups.
     """
     before = _started(arguments)
     arguments = arguments.with_capacity_group(before and before["model"]["capacity_group_tokens"])
@@ -103,8 +102,7 @@ def data_order(arguments: TrainingArguments) -> str:
 def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
     """What the longest branch of a run reads: tokens of the cache, and sequences of an epoch (None: all there are).
 
-    Raises:
-        ConfigurationError: `data.train_tokens` is less than a sequence.
+    Raises ConfigurationError if `data.train_tokens` is less than a sequence.
     """
     d, schedule = arguments.data, arguments.schedule_at(1.0)
     end = max(schedule.branch(tokens).tokens for tokens in arguments.schedule.tokens) // d.sequence_length
@@ -120,10 +118,9 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
 
 
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
-    """The training sequences. Tokenising what is missing begins now and continues beside the training.
+    """The training sequences. Tokenising what is missing begins now, and continues beside the training.
 
-    Args:
-        patience: seconds to wait for other processes to tokenise; see `GrowingCache`.
+    Leaves it to other processes for `patience` seconds; see `GrowingCache`.
 
     Raises:
         ConfigurationError: a split or column that is not there, or too little text.

@@ -1,12 +1,7 @@
 """What a run writes while it trains: a progress bar, a line of JSON every few steps, Accelerate's trackers, a trace.
 
-In a tracker run shared with the trunk a branch's steps would go backwards, and wandb drops such steps. So trunk and
-branches each have a tracker run of their own, in the sweep's project and a group of size and seed, over tokens.
-
-    <output_dir>/<trunk or branch>/log.jsonl       one JSON object per line: step, tokens, loss and the rest
-                 <trunk or branch>/tracker.json    the id by which a resumed run continues its tracker run
-                 tensorboard/<trunk or branch>/    TensorBoard's events; wandb and trackio keep theirs where they do
-                 <branch>/model/log.jsonl          the trunk's lines up to the branch point, then the branch's
+Trunk and branches each have a tracker run of their own, in the sweep's project and a group of size and seed, over
+tokens: in a shared one a branch's steps would go backwards, and wandb drops such steps.
 """
 
 from __future__ import annotations
@@ -46,9 +41,7 @@ def balance(tokens_per_expert: list[list[float]]) -> float:
 class StepLog:
     """Call it after every step; it writes every `log_steps` steps, and after a non-finite one or a spike.
 
-    Args:
-        folder: of the trunk or branch; gets `log.jsonl`. Lines from beyond `start_step`, left by a run that was
-            interrupted later than its last checkpoint, are removed.
+    Lines of `folder/log.jsonl` from beyond `start_step`, left by an interrupted run, are removed.
     """
 
     def __init__(self, session: Session, folder: Path, start_step: int, end_step: int):
@@ -159,11 +152,7 @@ class StepLog:
 
 
 def check_trackers(names: list[str]) -> None:
-    """Refuse a tracker that would log nothing: Accelerate passes over one that is not installed.
-
-    Raises:
-        ConfigurationError: a name is unknown, or its package is not installed.
-    """
+    """Raise ConfigurationError for a tracker that is unknown or not installed, which Accelerate would pass over."""
     from accelerate.tracking import get_available_trackers
 
     installed = [str(tracker) for tracker in get_available_trackers()]
@@ -176,8 +165,7 @@ def check_trackers(names: list[str]) -> None:
 class Trackers:
     """The tracker runs of the trunk or branch of a folder; on the main process alone, the others log nothing.
 
-    Raises:
-        ConfigurationError: a tracker cannot be started, say because its service refuses the login; on all processes.
+    Raises ConfigurationError on all processes if one cannot be started, say because its service refuses the login.
     """
 
     def __init__(self, accelerator, arguments: TrainingArguments, folder: Path, start_tokens: int):
@@ -246,10 +234,7 @@ def _run_id(path: Path, name: str) -> tuple[str, bool]:
 
 
 class StepTrace:
-    """A profiler's trace of the steps [first, last) of one process, for chrome://tracing or perfetto; () for none.
-
-    Call it before every step, and `close` at the end.
-    """
+    """A profiler's trace of the steps [first, last) of one process; () for none. Call it before every step."""
 
     def __init__(self, path: Path, steps: list[int]):
         self.path, self.steps = path, range(*steps) if steps else range(0)
@@ -290,8 +275,7 @@ def write_log(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path
 def run_log(record: RunRecord, trunk_log: Path, branch_log: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """The lines of the trunk up to the branch point and of the branch; an intermediate model has the trunk's alone.
 
-    Args:
-        max_bytes: of the result. Every 2nd, 4th, … line stays until it fits, and the lines of events.
+    Beyond `max_bytes` only every 2nd, 4th, … line stays, and those of events.
     """
     parts = [(trunk_log, record.tokens)]
     if record.branch_point_tokens is not None:

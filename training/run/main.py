@@ -1,13 +1,5 @@
 """One training process, top to bottom: configuration -> data -> model -> trunk -> branches -> run records.
 
-    <output_dir>/config.yaml             the whole configuration
-                 trunk/step0000400/      checkpoints: every branch point, and the newest two
-                 trunk/log.jsonl
-                 <branch>/model/         the finished model with its run.json, for from_pretrained
-                 <branch>/log.jsonl
-                 intermediate/<step…>/model/   models of the trunk at run.release_tokens
-                 profile/                the traces of run.profile_steps
-
 Re-run the same command to resume: finished branches are left alone, and the rest continues from the newest intact
 checkpoint. More token counts can be added to a finished run.
 """
@@ -74,10 +66,16 @@ class Interrupted(RuntimeError):
 class Run:
     """A trunk and its branches, in one process (of possibly many).
 
-    Args:
-        finishers: called on the main process with every complete model folder and its record, final, diverged or
-            intermediate, and again on resuming, since a process may have been killed in between. One that has a
-            `close` is closed when the run ends, however.
+        <output_dir>/config.yaml             the whole configuration
+                     trunk/step0000400/      checkpoints: every branch point, and the newest two
+                     trunk/log.jsonl
+                     <branch>/model/         the finished model with its run.json, for from_pretrained
+                     <branch>/log.jsonl
+                     intermediate/<step…>/model/   models of the trunk at run.release_tokens
+                     profile/                the traces of run.profile_steps
+
+    The main process calls `finishers` with every complete model folder and its record, final, diverged or
+    intermediate, and again on resuming, since a process may have been killed in between. It closes those that can be.
     """
 
     def __init__(self, arguments: TrainingArguments, finishers: Sequence[Finisher] = ()):
@@ -243,14 +241,9 @@ class Run:
     def _loop(self, progress: Progress, end_step: int, branch: Branch | None, folder: Path) -> bool:
         """The training loop, on the trunk (branch None) or in a branch's decay: step, log, evaluate, save.
 
-        `progress` is moved along in place. On the trunk every branch point is saved, and `end_step` is one of them; at
-        the end of a branch the caller saves the model.
-
-        Returns:
-            False where it diverged: after `run.max_skipped_steps` non-finite steps in a row.
-
-        Raises:
-            Interrupted: when a stop was requested, after saving.
+        Moves `progress` along in place, and saves every branch point of the trunk, of which `end_step` is one. Returns
+        False where it diverged: after `run.max_skipped_steps` non-finite steps in a row. Raises Interrupted after
+        saving.
         """
         run, session = self.arguments.run, self.session
         pinned = self.branch_points if branch is None else set()

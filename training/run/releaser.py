@@ -1,8 +1,7 @@
 """From a finished branch to a release: the card beside the model, and pushing it while training goes on.
 
-`train.py --push-to-hub hf://ORG` (or a folder) pushes every branch when it is finished, in the background and on the
-main process only. A failed push stops nothing: the model lies in the output folder, and
-`python -m hub push OUTPUT_DIR hf://ORG` completes the release. The exit status reports it.
+A failed push (`--push-to-hub`) stops nothing: `python -m hub push OUTPUT_DIR hf://ORG` completes the release, and the
+exit status reports it.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ def finishers(arguments: TrainingArguments) -> tuple[Releaser, ...]:
 class Releaser:
     """Pushes finished branches one after the other in a thread, and the index of the sweep once, in `close`.
 
-    Called on the main process only. A branch that was pushed before may be pushed again: nothing is sent then. A
-    process that is killed leaves checkpoints that no index lists; the next push of the run adds them.
+    Called on the main process only. A killed process may leave checkpoints that no index lists; the run's next push
+    adds them, and sends nothing twice.
     """
 
     def __init__(self, store: Store, sweep: str, license: str | None = None) -> None:

@@ -1,9 +1,7 @@
 """From arguments to a model, one update of it from one global batch, and what is remembered from step to step.
 
-The loss and z-loss of a batch are means over all its tokens. Its balance loss, a product of two means, is the mean
-over its capacity groups, in which tokens also compete for the experts' places. A micro-batch holds whole groups, so
-loss, gradient and drops do not depend on how the batch is cut into micro-batches and spread over processes, beyond the
-rounding of sums in another order.
+Loss, gradient and drops do not depend on how a batch is cut into micro-batches and spread over processes: the balance
+loss is a mean over capacity groups, which micro-batches hold whole, and the other losses are means over tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Many runs from one file: `python -m training.sweep plan|run|status|records|config|slurm SWEEP.yaml`.
 
-`file` describes what the file may hold. Each run is one `accelerate launch train.py`, which resumes from what is
-there; a run that fails does not stop the others.
+`file.SweepFile` describes the file. Each run is one `accelerate launch train.py`, which resumes from what is there.
 """
 
 from __future__ import annotations

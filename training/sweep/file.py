@@ -1,27 +1,4 @@
-"""What a sweep file says: its runs, each with its whole configuration, checked.
-
-    sweep: my-sweep                 # name
-    output_dir: out/runs            # one folder per run below it
-    base: {...}                     # the sections of a run, as for train.py; `preset: NAME` works here too
-    grid:                           # every combination of these fields is one run (one trunk with its branches)
-      model.d_model: [512, 1024]
-      model.experts: [1, 8]
-    overrides:                      # for the runs where all of `where` holds
-      - where: {model.d_model: 512}
-        set: {schedule.tokens: [1B, 2B]}
-
-Instead of a grid, or to be multiplied with one (by seeds, say), the runs may come
-
-    runs: [{model.d_model: 512, schedule.tokens: [1B]}, ...]    # from a list, of dotted fields or sections
-    from: paper                                                 # from the paper's listing, or the part of it
-    where: experts in {1, 8}, d_model <= 1024, tokens <= 4B     #   for which all of `where` holds
-    from: [plan-a.json, plan-b.yaml]                            # from what `scaling-law plan` or `match` wrote
-
-Later wins: base, then the run, then the grid, then overrides.
-
-A grid over `optimizer.learning_rate` finds the best one: each rate is then a sweep of its own, `my-sweep-lr0.01`, and
-its runs are named so too (`d512-E8-seed0-lr0.01`); `LearningRateLaw` is fitted to the best rates.
-"""
+"""What a sweep file says: its runs, each with its whole configuration, checked."""
 
 from __future__ import annotations
 
@@ -79,7 +56,26 @@ class Override(BaseModel):
 
 
 class SweepFile(BaseModel):
-    """The keys of a sweep file, as the module describes them."""
+    """The keys of a sweep file; later wins: base, then the run, then the grid, then overrides.
+
+        sweep: my-sweep                 # name
+        output_dir: out/runs            # one folder per run below it
+        base: {...}                     # the sections of a run, as for train.py; `preset: NAME` works here too
+        grid:                           # every combination of these fields is one run (one trunk with its branches)
+          model.d_model: [512, 1024]
+        overrides:                      # for the runs where all of `where` holds
+          - {where: {model.d_model: 512}, set: {schedule.tokens: [1B, 2B]}}
+
+    Instead of a grid, or to be multiplied with one (by seeds, say), the runs may come
+
+        runs: [{model.d_model: 512, schedule.tokens: [1B]}, ...]    # from a list, of dotted fields or sections
+        from: paper                                                 # from the paper's listing, or the part of it
+        where: experts in {1, 8}, d_model <= 1024, tokens <= 4B     #   for which all of `where` holds
+        from: [plan-a.json, plan-b.yaml]                            # from what `scaling-law plan` or `match` wrote
+
+    A grid over `optimizer.learning_rate` makes each rate a sweep of its own, `my-sweep-lr0.01`, with its runs named so
+    too (`d512-E8-seed0-lr0.01`); `LearningRateLaw` is fitted to the best rates.
+    """
 
     model_config = ConfigDict(extra="forbid")
     sweep: str = "sweep"
@@ -117,11 +113,7 @@ _KEYS += [f"overrides.{name}" for name in Override.model_fields]
 
 @dataclass(frozen=True, eq=False)
 class SweepRun:
-    """One trunk of the sweep with its branches.
-
-    Attributes:
-        folder: where it is trained; `launch.yaml`, `output.log` and `state.json` lie there beside the run's own files.
-    """
+    """One trunk of the sweep with its branches; `launch.yaml`, `output.log` and `state.json` lie in its folder."""
 
     name: str
     folder: Path

@@ -151,12 +151,9 @@ class SweepPlan(Summarised):
 
 
 def plan_sweep(sweep: Sweep, flops_per_second: float | None = None, shards: int = 1) -> SweepPlan:
-    """The plan of a sweep.
+    """The plan of a sweep at `flops_per_second` sustained by one run; None for what its runs have shown so far.
 
-    Args:
-        flops_per_second: sustained FLOP/s of one run (peak of its devices times the MFU); without it, what the
-            finished or running runs of this sweep have shown.
-        shards: devices that weights, gradients and moments are sharded over (FSDP); 1 for one device or DDP.
+    `shards` devices share weights, gradients and moments (FSDP); 1 for one device or DDP.
     """
     speed = flops_per_second or measured_flops_per_second(sweep)
     source = "given" if flops_per_second else "measured" if speed else "unknown"

@@ -1,7 +1,6 @@
 """Executing a sweep: several runs at a time, each `accelerate launch train.py`, which resumes from what is there.
 
-`accelerate launch` exits with status 1 whenever the training process did not exit with 0, so what became of a run is
-read from its folder and not from the launcher.
+The launcher exits with 1 for whatever went wrong, so what became of a run is read from its folder.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How the last attempt at a run ended, by its launcher's exit status; `state.json` in its folder.
-
-    `stopped`: it ended because the sweep was asked to stop, with a checkpoint to resume from.
-    """
+    """How the last attempt at a run ended (`state.json`); `stopped` by the sweep, with a checkpoint to resume from."""
 
     exit_status: int
     stopped: bool
@@ -175,9 +171,9 @@ def _last_line(folder: Path, size: int = 1 << 16) -> dict[str, Any]:
 
 
 def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | None = None) -> list[str]:
-    """`accelerate launch train.py` on this machine; as a module where there is no train.py.
+    """`accelerate launch train.py` on this machine, or the module where there is no train.py.
 
-    `accelerate_config` is a file as `accelerate config` writes it; one process leaves the number to the file.
+    A single process leaves the number of processes to the file of `accelerate config`, if there is one.
     """
     launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
     if accelerate_config is not None:
@@ -197,8 +193,7 @@ def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | N
 def environments(count: int, processes: int = 1, accelerate_config: Path | None = None) -> list[dict[str, str]]:
     """What gives each of `count` runs its devices: GPUs in turn if there are any, else an equal share of the cores.
 
-    Raises:
-        ConfigurationError: a run needs more GPUs than there are, or the configuration file cannot be used.
+    Raises ConfigurationError if a run needs more GPUs than there are, or the configuration file cannot be used.
     """
     if accelerate_config is not None and processes == 1:
         from accelerate.commands.config.config_args import load_config_from_file
@@ -298,14 +293,11 @@ def run_sweep(
 ) -> Outcome:
     """Execute what is not finished, `workers` runs at a time, most expensive runs first.
 
-    A run that fails does not stop the others. On SystemExit or KeyboardInterrupt the runs save a checkpoint and stop.
+    A run that fails does not stop the others, and is started again up to `retries` times after them, unless it
+    diverged. On SystemExit or KeyboardInterrupt the runs save a checkpoint and stop. `watch` gets the running ones
+    twice a second.
 
-    Args:
-        watch: called about twice a second with the runs that are running now.
-        retries: how often a failed run is started again, after the others; a diverged one would diverge again.
-
-    Raises:
-        ConfigurationError: too few devices, batches that processes cannot share, or a dataset of unknown commit.
+    Raises ConfigurationError for too few devices, batches that processes cannot share, or data of unknown commit.
     """
     outcome = Outcome()
     waiting: list[tuple[SweepRun, int]] = []

@@ -1,7 +1,6 @@
 """A sweep as a SLURM array script: one task for each trunk with its branches.
 
-A task that is stopped, by preemption or by the time limit, is told three minutes ahead, saves a checkpoint and is put
-back into the queue, where it resumes from it. A run that fails or diverges is not put back.
+A task stopped by preemption or its time limit saves a checkpoint, is queued again and resumes; a failed one is not.
 """
 
 from __future__ import annotations
@@ -50,14 +49,11 @@ def script(
 ) -> str:
     """The script, for `sbatch`; to be submitted from the folder that relative paths of the sweep start in.
 
-    Args:
-        gpus: of each node; 0 trains on CPU.
-        at_most: runs at a time.
-        accelerate_config: a file of `accelerate config`; by default DDP on one node, and FSDP2 on several.
-        sbatch, setup: other options, each with its dashes; shell lines to run first.
+    `gpus` are of each node (0 trains on CPU), and `at_most` runs go at a time. Without an `accelerate_config` it is
+    DDP on one node and FSDP2 on several. `sbatch` adds options, each with its dashes, and `setup` shell lines to run
+    first.
 
-    Raises:
-        ConfigurationError: the processes of the job cannot share the batches of a run, or an option is none.
+    Raises ConfigurationError if a job's processes cannot share the batches of a run, or an option is none.
     """
     if nodes > 1 and not gpus:
         raise ConfigurationError(f"--nodes: {nodes} nodes need --gpus of 1 or more; a run on CPU has one node")
