@@ -368,9 +368,10 @@ class TrainingArguments(_Section):
             return
         group, length = self.model.capacity_group_tokens or 0, self.data.sequence_length
         raise ConfigurationError(
-            f"model.capacity_group_tokens: {group}; a micro-batch ({self.micro_batch_tokens} tokens) must hold whole "
-            f"groups: give {self.micro_batch_tokens} or a divisor, make run.micro_batch_sequences a multiple of "
-            f"{group // math.gcd(group, length)}, or set model.capacity_factor and model.balance_loss to 0"
+            f"model.capacity_group_tokens: {group}; a micro-batch ({self.run.micro_batch_sequences} sequences of "
+            f"{length} tokens) must hold whole groups: make the group smaller ({self.micro_batch_tokens} or a divisor "
+            f"of it), make run.micro_batch_sequences a multiple of {group // math.gcd(group, length)}, or train "
+            "dropless and without balance loss (model.capacity_factor 0, model.balance_loss 0)"
         )
 
     def check_processes(self, processes: int, micro_batch_sequences: int | None = None) -> None:
