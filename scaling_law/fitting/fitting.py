@@ -160,7 +160,6 @@ class FitResult(ResultTable, Generic[LawT_co]):
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
     def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
-        """See `scaling_law.fitting.uncertainty.bootstrap`."""
         return bootstrap(self, n_resamples, seed, progress=progress)
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,8 +41,8 @@ _COLUMNS = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "tokens")
 class LearningRateLaw:
     """Peak LR = exp(intercept + slope_n ln N + slope_e ln E), with N counted as `reading` says.
 
-    `rmse` is that of ln LR; `n_range`, `experts_range` and `vocab_size` are those of the models it rests on (None:
-    unknown; GPT-2's vocabulary where unknown).
+    `rmse` is that of ln LR. `n_range` (N so counted), `experts_range` and `vocab_size` are those of the models behind
+    it; if unknown, the ranges are None and the vocabulary GPT-2's.
     """
 
     intercept: float
@@ -204,7 +204,6 @@ class ModelGrid:
 
     @cached_property
     def best(self) -> float:
-        """See `best_of_grid`."""
         return best_of_grid(self.learning_rates, self.losses)
 
     @property

@@ -71,7 +71,7 @@ def split(runs: Runs, by: By = "loss", validation: int = 30, test: int = 0) -> S
 
 @dataclass(frozen=True)
 class Comparison(ResultTable):
-    """A joint fit on the training runs beside one Chinchilla fit for each E, but for those `left_out`: too few runs.
+    """A joint fit on the training runs beside one Chinchilla fit for each E; those that fail are in `left_out`.
 
     `rmse` and `largest` (absolute error) map "joint" and "separate" to each part that has runs, nats per token.
     """
@@ -93,7 +93,6 @@ class Comparison(ResultTable):
         }
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row for each law and part."""
         return [
             {"law": law, "part": part, "rmse": rmse, "largest": self.largest[law][part]}
             for law, by_part in self.rmse.items()

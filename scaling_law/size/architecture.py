@@ -49,12 +49,10 @@ def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike
 
 
 def training_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
-    """6 N_act D."""
     return 6.0 * np.asarray(n_active, float) * np.asarray(tokens, float)
 
 
 def inference_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
-    """2 N_act D."""
     return 2.0 * np.asarray(n_active, float) * np.asarray(tokens, float)
 
 
