@@ -69,9 +69,7 @@ def save_law(law: Law, folder: str | Path) -> Path:
 def load_law(source: str | Path, revision: str | None = None) -> Law:
     """A law from a folder, a JSON file, or a Hub repo "owner/name" (only if no such path exists).
 
-    Raises:
-        FileNotFoundError: nothing there, and no such repository on the Hub.
-        ValueError: what is there is no law.
+    FileNotFoundError where there is none of these, ValueError where what is there is no law.
     """
     path = Path(source)
     try:
@@ -88,8 +86,7 @@ def push_law(
 ) -> str:
     """Push the law, its card and its figures to the main branch of the Hub repo "owner/name", in one commit.
 
-    Returns the commit's id (sha). The card names a licence (an identifier of the Hub's list) only if one is given.
-    ValueError for a name of another form; `hub.HubError` for what the Hub refuses.
+    Returns the commit's sha. The card names a licence only if one is given. `hub.HubError` for what the Hub refuses.
     """
     owner, slash, name = repo.partition("/")
     if not owner or not slash or not name or "/" in name:

@@ -1,7 +1,6 @@
-"""What users ask of a law, bound to the classes of `scaling_law.laws` as methods: optima, files, the published law.
+"""Methods of laws that need what is above `scaling_law.laws` in the package: optima, files, the published law.
 
-The laws are formulas at the bottom of the package; these verbs need the rooms above them. `scaling_law/__init__`
-imports this module, so every law has its methods however it was obtained.
+`scaling_law/__init__` imports this module, so every law has its methods however it was obtained.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def from_pretrained(cls: type[LawT], source: str | Path, revision: str | None = 
 def published(cls: type[JointLaw], rounded: bool = False) -> JointLaw:
     """The paper's law: coefficients recovered at full precision, or (`rounded`) as its table prints them.
 
-    The recovered law has draws, for intervals. They are this package's, not the authors': see
-    `scaling_law.paper.published_draws`. The printed coefficients have none.
+    Only the recovered law has draws: this package's, not the authors' (see `scaling_law.paper.published_draws`).
     """
     return published_law(rounded)
 

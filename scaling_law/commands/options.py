@@ -13,7 +13,6 @@ from scaling_law.laws.law import LawT
 
 
 def option(help: str, *names: str) -> Any:
-    """An option of a command."""
     return typer.Option(*names, help=help)
 
 
@@ -39,12 +38,7 @@ Source = Annotated[str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, rel
 Kind = Annotated[str, option("joint, chinchilla or routed.")]
 LossColumn = Annotated[str | None, option("The column to fit. [default: eval_loss, or the only one of a loss]")]
 Status = Annotated[str, option("Keep runs of this status; 'all' keeps every run.")]
-Where = Annotated[
-    str,
-    option(
-        'Keep runs that fulfil a filter: "E in {1, 8}, D <= 2B".',
-    ),
-]
+Where = Annotated[str, option('Keep runs that fulfil a filter: "E in {1, 8}, D <= 2B".')]
 Trunks = Annotated[str, option("auto (parent_run_id, else one size and E), run (each its own), or a column.")]
 Outliers = Annotated[Literal["keep", "set_aside"], option("set_aside: fit without runs far from the others' law.")]
 Allow = Annotated[bool, option("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")]
@@ -75,7 +69,7 @@ Bound = Annotated[list[Any], quantity(_bound, BOUND, metavar="NAME=LOW:HIGH")]
 
 
 def choose_law(name: str, kind: type[LawT] = Law) -> LawT:  # type: ignore[assignment]
-    """The law that `--law` names (published, printed, a folder with scaling_law.json, or a Hub repo), of this kind."""
+    """The law that `--law` names; ValueError if it is of another kind."""
     if name in ("published", "recovered", "printed"):
         law: Law = JointLaw.published(rounded=name == "printed")
     else:

@@ -66,7 +66,6 @@ def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The arguments of a command that it passes on as they are, under the names that Python has for them."""
     return {name: value for name, value in arguments.items() if name not in names}
 
 
@@ -232,7 +231,6 @@ def figures(
 
 
 def show_written(paths: list[Path], as_json: bool) -> None:
-    """Say which files were written."""
     show({"written": [str(path) for path in paths]}, as_json, "\n".join(f"wrote {path}" for path in paths))
 
 
@@ -306,7 +304,6 @@ def next_runs(
 
 
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
-    """The question of --ask as a function of a law."""
     kind, _, rest = ask.partition(":")
     values = parse_counts(rest, "--ask") if rest else []
     given = {name: value for name, value in limits.items() if value}

@@ -54,11 +54,10 @@ class LawOnRuns:
 
     @property
     def rmse(self) -> float:
-        """Over all runs."""
         return float(np.sqrt(np.mean(self.residuals**2)))
 
     def predictions(self) -> dict[str, float]:
-        """Run id -> predicted loss."""
+        """Run id → predicted loss."""
         return dict(zip(self.runs.run_id, (self.runs.loss + self.residuals).tolist(), strict=True))
 
 
@@ -79,10 +78,7 @@ def law_of(records: Sequence[RunRecord], law: Law | None = None) -> LawOnRuns | 
 
 
 def release_law(store: Store, sweep: str, found: LawOnRuns, license: str | None = None) -> tuple[str, Publication]:
-    """Publish the law as `<sweep>-law` and show it in the card of the sweep's index; returns both places.
-
-    Raises HubError, e.g. where the sweep has no index yet.
-    """
+    """Publish the law as `<sweep>-law` and show it in the card of the index; HubError where there is no index yet."""
     repo, figure = store.repo_id(sweep + _REPO_SUFFIX), png(predicted_against_observed(found))
     files = {
         FILE_NAME: law_to_json(found.law),
@@ -94,7 +90,6 @@ def release_law(store: Store, sweep: str, found: LawOnRuns, license: str | None 
 
 
 def law_section(found: LawOnRuns, repo: str) -> str:
-    """The Markdown of a law in the card of an index."""
     law, count = found.law, len(found.runs)
     how = f"Fitted to {count} of these runs" if found.fitted else f"Fitted elsewhere; compared with {count} runs"
     place = repo if "/" in repo else f"models/{repo}/main"  # in a local store: the folder below its root

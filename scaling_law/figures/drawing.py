@@ -39,7 +39,6 @@ def colour_of(experts: float) -> tuple[float, float, float]:
 
 
 def label_of(experts: float) -> str:
-    """E in a legend."""
     return "dense" if experts == 1 else f"E = {experts:g}"
 
 
@@ -60,7 +59,6 @@ def new_figure(
 
 
 def axes_or_new(ax: Any, width: float = 6.4, height: float = 4.4, **options: Any) -> Axes:
-    """The axes given, or those of a new figure."""
     return new_figure(width, height, **options)[1] if ax is None else ax
 
 
@@ -75,10 +73,7 @@ def panels_or_new(axes: Any, count: int, width: float, height: float, **options:
 
 
 def save(drawn: Any, path: str | Path) -> Path:
-    """Write what a figure function returned (axes, several axes, or a figure); the suffix decides the format.
-
-    ValueError for a suffix other than .png, .svg, .pdf.
-    """
+    """Write what a figure function returned (axes or a figure) in the format of the suffix, one of `SUFFIXES`."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise ValueError(f"path={str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")

@@ -1,6 +1,5 @@
-"""The figures of a fit and of a law, after Ludziejewski et al. 2025.
+"""The figures of a fit and of a law, after Ludziejewski et al. 2025; each draws on given or new axes and returns them.
 
-Each function draws on the axes it is given, or on a new figure, and returns them;
 `drawing.save(memory_optimal(law), "figure.png")` writes a file.
 """
 
@@ -61,10 +60,7 @@ def near_the_runs(law: JointLaw, n_active: ArrayLike, tokens: ArrayLike, experts
 
 
 def isoflop(
-    law: JointLaw,
-    flops: ArrayLike = (1e19, 1e20, 1e21, 1e22),
-    experts: Sequence[float] = (1, 4, 16),
-    axes: Any = None,
+    law: JointLaw, flops: ArrayLike = (1e19, 1e20, 1e21, 1e22), experts: Sequence[float] = (1, 4, 16), axes: Any = None
 ) -> NDArray[Any]:
     """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget.
 
@@ -193,9 +189,9 @@ def models_within_memory(
     inference_tokens: float = 0.0,
     points: int = 300,
 ) -> WithinMemory:
-    """From the smallest limit inside the range guard for the dense model to past the last compute optimum.
+    """From the smallest limit inside the dense model's range guard to past the last compute optimum.
 
-    The loss of an E for which the law has no optimum is infinite. ValueError if it has one for none of `experts`.
+    The loss of an E without an optimum is infinite; ValueError if all are without.
     """
     columns = np.asarray(experts, float)
     free = optimal_widths(law, flops, columns, Constraints.of(law, inference_tokens=inference_tokens))

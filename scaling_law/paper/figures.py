@@ -1,7 +1,6 @@
 """The paper's figures from any joint law (Ludziejewski et al. 2025), beside the plain ones of `figures.law_figures`.
 
-Each function draws on the axes it is given, or on a new figure, and returns them. Bands are 95 % intervals over the
-law's draws; those of a difference hold the two models fixed and compare them in each draw.
+Bands are 95 % intervals over the law's draws; those of a difference compare the same two models in each draw.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
 
 EXPERTS = PAPER.experts
 SCENARIOS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -90,7 +88,9 @@ def family(law: JointLaw, ax: Axes | None = None) -> Axes:
         n = Architecture(width, e).n_active
         label = f"{drawing.label_of(e)}, d_model {width}, N_act {format_count(n)}"
         drawing.draw_loss(ax, law, flops, n, affordable_tokens(flops, n), e, label=label)
-        optimum = _budget_of_optimum(law, n, e)
+        at = law.compute_optimal([1e20, 1e22], e, force=True).n_active
+        power = np.log(at[1] / at[0]) / np.log(100.0)  # N_opt grows as a power of the budget
+        optimum = 1e20 * (n / at[0]) ** (1.0 / power)
         if flops[0] <= optimum <= flops[-1]:
             ax.plot(optimum, law.loss(n, affordable_tokens(optimum, n), e), "o", color=colour_of(e), markersize=5)
     ax.set(xscale="log", xlabel=drawing.FLOPS, ylabel=f"predicted {LOSS}")
@@ -99,18 +99,8 @@ def family(law: JointLaw, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _budget_of_optimum(law: JointLaw, n_active: float, experts: float) -> float:
-    """The budget whose compute-optimal model has n_active: N_opt grows as a power of the budget."""
-    at = law.compute_optimal([1e20, 1e22], experts, force=True).n_active
-    power = np.log(at[1] / at[0]) / np.log(100.0)
-    return float(1e20 * (n_active / at[0]) ** (1.0 / power))
-
-
 def best_by_budget(law: JointLaw, sizes: Sequence[float] = (2e9, 5e9, 10e9), axes: Any = None) -> NDArray[Any]:
-    """Loss against the dense model for sizes (rows) and scenarios, shaded where each E is best (Fig. 4).
-
-    Axes have the shape [sizes, 3].
-    """
+    """Loss against the dense model, axes [sizes, scenarios], shaded where each E is best (Fig. 4)."""
     if axes is None:
         options: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
         axes = drawing.new_figure(12.5, 9.4, columns=len(SCENARIOS), rows=len(sizes), **options)[1]

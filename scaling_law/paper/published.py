@@ -1,9 +1,8 @@
 """Published coefficients (Ludziejewski et al. 2025, arXiv 2502.05172) and the conditions they were fitted under.
 
-The paper prints four decimals. The LaTeX source of its table of per-E Chinchilla coefficients holds sixteen digits;
-the joint law solved from those 24 numbers reproduces each to 5e-9, and these recovered coefficients are the default.
-They round to the printed ones except in the expert transform: E_start is printed as 2.0732 where the table implies
-2.0830, and E_max differs in its seventh digit.
+The paper prints four decimals; the LaTeX source of its table of per-E Chinchilla coefficients holds sixteen digits.
+The joint law solved from those 24 numbers, the default, reproduces each to 5e-9. It rounds to the printed law except
+for E_start (printed 2.0732, recovered 2.0830) and the seventh digit of E_max.
 """
 
 from __future__ import annotations

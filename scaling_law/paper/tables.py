@@ -1,7 +1,6 @@
 """Every table of the paper beside ours: printed value, our value, difference, and whether they agree.
 
-With the published coefficients the agreement is what the paper's own numbers allow (29 of 36 compute-optimal cells and
-9 of 12 optimal-E cells with the recovered ones), and the rest is shown, not tuned away.
+The recovered coefficients agree in 29 of 36 compute-optimal and 9 of 12 optimal-E cells; the rest is shown as it is.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class Cell:
 
     @property
     def relative(self) -> float:
-        """Difference as a part of the printed value."""
         return self.difference / abs(self.printed_value) if self.printed_value else math.inf
 
     @property
@@ -95,7 +93,6 @@ class Cell:
         return f"{self.value / parse_count('1' + suffix):.{len(number.partition('.')[2]) + 1}f}{suffix}"
 
     def shown(self) -> tuple[str, ...]:
-        """The row of a table."""
         difference = f"{self.relative:+.2%}" if self.half_unit else f"{self.difference:+g}"
         return self.row, self.column, self.printed, self.ours, difference, "" if self.agrees else "differs"
 
@@ -117,7 +114,6 @@ class PaperTable:
 
     @property
     def agreeing(self) -> int:
-        """Cells in which ours rounds to what is printed."""
         return sum(cell.agrees for cell in self.cells)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Which run to train next: the runs that, for a FLOP budget, most reduce the variance of a named answer.
 
-Bayesian linear design on the draws of a fitted law. Over the draws, the answer ψ and the losses ℓ of candidate runs
-vary together; to first order, after measuring a set S with noise σ (of ln L)
+Bayesian linear design: the answer ψ and the ln L of candidate runs have a covariance C over the draws of a fitted law.
 
-    Var(ψ | S) = Var ψ − C_ψS (C_SS + σ² I)⁻¹ C_Sψ
+    Var(ψ | runs S measured with noise σ) = Var ψ − C_ψS (C_SS + σ² I)⁻¹ C_Sψ   to first order
 
-so ψ may be any function of a law. Runs are chosen greedily by reduction per FLOP, then by reduction alone until the
-budget is spent, and exchanged where that helps.
+Runs are chosen greedily by reduction per FLOP, then by reduction alone, and exchanged where that helps.
 """
 
 from __future__ import annotations
@@ -141,7 +139,6 @@ class Design(ResultTable):
         return {name: getattr(self, name) for name in names} | {"runs": self.to_rows()}
 
     def summary(self) -> Table:
-        """For rich to print."""
         note = "the warm-up is not known: runs may be shorter than it"
         if self.warmup_tokens is not None:
             note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
@@ -164,14 +161,12 @@ def next_runs(
     """The runs to train with a budget of `flops` so that `answer` becomes most certain.
 
     Args:
-        law: a fitted law with draws (`result.bootstrap(...).law`).
-        answer: a function of a law, such as `log_optimal_parameters(1e22)`.
-        candidates: runs to choose from; default `candidate_grid(flops / 4)` with the law's vocabulary.
+        law: a fitted law with at least 30 draws (`result.bootstrap(...).law`).
+        answer: any function of a law, such as `log_optimal_parameters(1e22)`.
+        candidates: default `candidate_grid(flops / 4)` with the law's vocabulary.
         noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
-        warmup_tokens: default that of the runs the law was fitted on, where their records say it. No run is proposed
-            whose decay (its last fifth) would begin before the warm-up ends. 0 allows all.
-
-    Raises ValueError for values out of range, a law with fewer than 30 draws, and candidates that are all too short.
+        warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
+            (its last fifth) would begin before the warm-up ends; ValueError if none is left. 0 allows all.
     """
     flops = float(positive("flops", flops))
     if max_runs < 1:

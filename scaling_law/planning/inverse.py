@@ -1,7 +1,6 @@
 """Questions asked backwards: the cheapest budget and the least memory that reach a loss, and the FLOPs an MoE saves.
 
-The best loss falls with the budget and with the memory (Ludziejewski et al. 2025), so each question is one root of one
-variable, found for all E (and losses) at once.
+The best loss falls with the budget and with the memory (Ludziejewski et al. 2025), so each answer is one root.
 """
 
 from __future__ import annotations
@@ -36,12 +35,8 @@ FLOPS_RANGE = (1.0, 1e40)  # of budgets that are searched
 class Reached(ResultTable):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
-    Attributes:
-        loss, experts: as asked, and broadcast against each other; the loss in nats per token.
-        flops, memory_bytes: training and inference FLOPs, and weights with KV cache; infinite where none reaches it.
-        n_active, n_total, tokens, tokens_per_parameter: of that model; NaN where there is none.
-        trusted: False beyond the range guard of the law.
-        notes: which E are left out, and why.
+    `flops` are of training and inference, `memory_bytes` of weights and KV cache: infinite where no model reaches the
+    loss, and its sizes NaN. `trusted` is False beyond the range guard; `notes` say which E are left out, and why.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("loss", "experts")
@@ -69,17 +64,11 @@ class Reached(ResultTable):
 
 @name_limits
 def cheapest_budget(
-    law: ChinchillaForm,
-    loss: ArrayLike,
-    experts: ArrayLike | None = None,
-    *,
-    force: bool = False,
-    **limits: Any,
+    law: ChinchillaForm, loss: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False, **limits: Any
 ) -> Reached:
     """Least FLOPs whose best model with E experts reaches `loss`, for each E (None: `law.default_experts()`).
 
-    Limits are the keywords of `optimum.Constraints`. Raises ValueError for bad input; ExtrapolationError where every
-    answer for a loss lies beyond the range guard, unless `force`.
+    `limits`: see `Constraints`. ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
     """
     constraints = Constraints.of(law, **limits)
     target, e = positive("loss", loss), asked_experts(law, experts)
@@ -99,7 +88,7 @@ def flop_savings(
 ) -> FloatArray:
     """Part of the dense compute-optimal budget that an MoE of equal loss saves: flops.shape + experts.shape.
 
-    Raises ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
+    ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
     """
     budget, e = positive("flops", flops), asked_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
@@ -118,10 +107,7 @@ def smallest_memory(
     force: bool = False,
     **limits: Any,
 ) -> Reached:
-    """The least memory (weights and KV cache, bytes) with which `flops` reach `loss`, for each E.
-
-    Limits, without max_memory_bytes, and errors as those of `cheapest_budget`.
-    """
+    """The least memory (weights and KV cache, bytes) with which `flops` reach `loss`; else as `cheapest_budget`."""
     constraints = Constraints.of(law, **limits)
     if constraints.max_memory_bytes is not None:
         raise ValueError("max_memory_bytes is what is asked for: leave it out")

@@ -2,7 +2,6 @@
 
 As in the paper's Figure 1(b), Appendix "Compute- & Memory-Matched Models" (the same FLOPs) and rule of thumb (E times
 the dense model's tokens): a dense model of the compute-optimal size, and for each E the model of the same N_total.
-`matched_memory` asks a law, for any sizes; `plan_matched` writes down models that exist, with their predictions.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ def matched_memory(
 ) -> MatchedMemory:
     """Compare compute-optimal dense models of budgets `flops` with E-expert models of the same total parameters.
 
-    `vocab_size` None is that of the law's runs. Raises ExtrapolationError where a dense model, or one on E times its
-    tokens, lies beyond the range guard, unless `force`.
+    ExtrapolationError where a dense model, or one on E times its tokens, is beyond the range guard, unless `force`.
     """
     budget, e = positive("flops", flops), np.asarray(experts, float)
     dense = compute_optimal(law, budget, 1.0, force=force)
@@ -98,8 +96,7 @@ def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, voc
 def drawn_gain(law: JointLaw, flops: float, experts: float, times_tokens: bool = False) -> FloatArray:
     """Loss of the compute-optimal dense model minus that of the MoE with its N_total, for every draw, [n_draws].
 
-    The MoE has the FLOPs of the dense model, or (`times_tokens`) E times its tokens. Nats per token; NaN for a draw
-    without an optimum. ValueError for a law without draws.
+    The MoE has the dense model's FLOPs, or (`times_tokens`) E times its tokens; NaN for a draw without an optimum.
     """
     n_total, dense_tokens, loss = (values[:, 0] for values in drawn_optimum(law, flops, 1.0))
     n_active = n_of_memory(law, n_total, experts)
@@ -130,10 +127,7 @@ class MatchedModel:
 
 @dataclass(frozen=True)
 class MatchedPlan(ResultTable):
-    """The models, the dense one first, and which law predicted them (`law` is its provenance and coefficients).
-
-    `warnings` say how far they lie outside of what the law was fitted on.
-    """
+    """The models, the dense one first, and the provenance and coefficients of the law that predicted them."""
 
     flops: float
     law: str
@@ -156,7 +150,6 @@ class MatchedPlan(ResultTable):
             raise ValueError(f"{path}: not the plan of a matched experiment ({error})") from None
 
     def summary(self) -> Table:
-        """For rich to print."""
         rows = []
         for m in self.models:
             a = m.architecture
@@ -191,13 +184,9 @@ def plan_matched(
 ) -> MatchedPlan:
     """The dense model nearest the compute-optimal one for `flops`, and for each E the two MoE models beside it.
 
-    Args:
-        fitted: the bootstrap of a joint law; its intervals are those of single new runs.
-        n_blocks: blocks and heads of all models; None follows d_model / 64, so only widths that are multiples of 64.
-        vocab_size: of all models; None for that of the law's runs.
-
-    Raises ValueError where no model of an E is as small as the dense one; ExtrapolationError where a model lies beyond
-    the range guard of the law, unless `force`.
+    The intervals are those of single new runs. `n_blocks` is the number of blocks and of heads of all models; None
+    means d_model / 64. ValueError where no model of an E is as small as the dense one; ExtrapolationError where a
+    model lies beyond the law's range guard, unless `force`.
     """
     law = fitted.law
     if not isinstance(law, JointLaw):
@@ -221,9 +210,8 @@ def plan_matched(
         if not fitting:
             raise ValueError(f"experts={e}: no model has at most the {n_total:,} parameters of the dense one")
         models += [same_flops(fitting[-1]), predicted(fitting[-1], e * dense.tokens, "E times the tokens")]
-    n_active, spent, numbers = zip(
-        *((m.architecture.n_active, m.tokens, m.architecture.experts) for m in models), strict=True
-    )
+    columns = ((m.architecture.n_active, m.tokens, m.architecture.experts) for m in models)
+    n_active, spent, numbers = zip(*columns, strict=True)
     refuse_extrapolation(law.conditions, n_active, spent, numbers, force)
     values = ", ".join(f"{name} {value:.6g}" for name, value in law.coefficients.items())
     source = f"{law.conditions.provenance if law.conditions else law.name}: {values}"

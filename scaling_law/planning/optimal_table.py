@@ -1,7 +1,6 @@
 """Which model for this budget: one row for each number of experts, with intervals, and which E can be told apart.
 
-`planning.optimum` finds the optima. Intervals and comparisons keep the models of the rows and take their losses under
-every draw of the law, so they also exist for draws without an optimum.
+Intervals and comparisons take the losses of the same models under every draw, also of one without an optimum.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal sho
 class OptimalRow:
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token.
 
-    `d_model` is fractional unless the table is integral, and then `architecture` exists. `loss_interval` holds 95 % of
-    the law's draws. `limited_by` is "compute" where the compute optimum fits, "memory" where it does not, and
-    "smallest" where it is smaller than d_model 64. `trusted` is False beyond the range guard: see `warnings`.
+    Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
+    draws. `limited_by`: "compute", "memory", or "smallest" for an optimum below d_model 64. `trusted`: see `warnings`.
     """
 
     experts: float
@@ -72,7 +70,6 @@ class OptimalRow:
 
     @property
     def memory_bytes(self) -> float:
-        """Weights and key-value cache."""
         return self.weight_bytes + self.kv_cache_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,16 +87,11 @@ class OptimalRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The best row against the others that are compared with it; differences of loss in nats per token.
+    """The two E of lowest loss, and every E that is `tied` with the best; losses in nats per token.
 
-    Attributes:
-        best, runner_up: the E of the two lowest losses.
-        difference, interval: loss of the runner-up minus that of the best, and 95 % of the draws' differences, each
-            taken within one draw (None without draws).
-        error: RMSE of the law's fit, None if unknown.
-        tied: every E that cannot be told from the best, that one first. With draws: the interval of the difference
-            reaches zero. Without: the difference is below the error.
-        win_shares: E → share of the draws in which its row has the lowest loss; empty without draws.
+    `difference` is the runner-up's loss minus the best's, `interval` 95 % of its values within one draw each, `error`
+    the RMSE of the law's fit. E is tied where the interval of its difference reaches zero, or without draws where the
+    difference is below the error. `win_shares`: E → share of the draws in which its row has the lowest loss.
     """
 
     best: float
@@ -126,11 +118,8 @@ class Comparison:
 class OptimalTable(ResultTable):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
-    Attributes:
-        law, law_error: where its coefficients come from, and the RMSE of its fit in nats, if known.
-        experts_without_optimum: E → why the law has none there.
-        forced: rows beyond the range guard are compared, too.
-        draw_losses: the rows' losses under each draw of the law, [n_draws, rows], or None.
+    `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
+    [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -222,7 +211,6 @@ class OptimalTable(ResultTable):
         return [row.to_dict() | {"best": row is self.best, "win_share": shares.get(row.experts)} for row in self.rows]
 
     def summary(self) -> Table:
-        """For rich to print."""
         return Table.of(
             [self._cells(row) for row in self.rows],
             first=FIRST,
@@ -278,15 +266,14 @@ def optimal(
     """The best model for each E under compute and memory constraints, and the best of all.
 
     Args:
-        flops: FLOPs of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
+        flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
-        learning_rate_law: of the learning rates; None for the published one.
-        force: compare and name answers beyond the range guard, too.
+        force: compare answers beyond the range guard, too.
         limits: the fields of `planning.optimum.Constraints`: max_memory_bytes="80GB" and so on.
 
-    Raises ValueError for bad input, where nothing fits and where the law has no optimum; ExtrapolationError where
-    no answer lies within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
+    ValueError where nothing fits or the law has no optimum; ExtrapolationError where no answer is within the range
+    guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
     """
     if np.ndim(flops):
         budgets = np.asarray(flops).tolist()

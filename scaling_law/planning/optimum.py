@@ -1,12 +1,10 @@
 """The best model for a budget: compute-optimal in closed form, and under memory and inference constraints.
 
-Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimality":
-
     minimise L(N_act, D, E)   subject to   6 N_act D + 2 N_act D_inf = F,   N_total + KV cache ≤ M
 
-Along the budget, and for a fixed E, the loss is a convex function of ln N_act, and every size grows with d_model.
-So the constrained optimum is the compute optimum where it fits, else the largest model that fits, and the best
-architecture that exists is one of the two neighbours of the continuous optimum.
+For a fixed E the loss is convex in ln N_act and every size grows with d_model: the optimum is the compute optimum
+where it fits, else the largest model that fits, and the best architecture that exists is one of its two neighbours.
+Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimality".
 """
 
 from __future__ import annotations
@@ -52,17 +50,10 @@ _PARSERS: dict[str, Callable[[str, str], float]] = {
 class Constraints:
     """Limits and costs of a model; None means no limit. Numbers, or text such as "80GB", "7B", "16k".
 
-    Attributes:
-        max_parameters: limit on N_total: 7e9 or "7B".
-        max_memory_bytes: limit on weights and key-value cache: 80e9, "80GB" or "80GiB".
-        kv_cache_tokens: tokens in the cache over all sequences: 16384 or "16k".
-        bytes_per_parameter, bytes_per_kv: 2 for bf16.
-        inference_tokens: tokens served over the model's life: 1e11 or "100B".
-        kv_heads_ratio: key-value heads / heads (1: multi-head attention as in the paper, less: grouped queries, the
-            parameter count left as it is).
-        vocab_size: of the tokenizer; it sets the size of a width. A question without it means that of the law's runs.
-
-    ValueError names the field, the value and what is allowed.
+    `max_parameters` limits N_total, `max_memory_bytes` the weights and the key-value cache, `kv_cache_tokens` over all
+    sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
+    1 for grouped queries, the parameter count left as it is. `vocab_size` sets the size of a width; a question without
+    it means that of the law's runs. ValueError names the field, the value and what is allowed.
     """
 
     max_parameters: float | None = None
@@ -173,8 +164,7 @@ def compute_optimal(
 ) -> ComputeOptimum:
     """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
 
-    Raises ValueError for bad input or where the law has no optimum; ExtrapolationError where an answer lies beyond the
-    range guard, unless `force`.
+    ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless `force`.
     """
     budget = positive("flops", flops)
     e = asked_experts(law, experts)
@@ -201,9 +191,8 @@ def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[A
 class WidthOptimum:
     """The optimum as arrays that broadcast over budgets and E.
 
-    `exists` is False for an E without an optimum, `fits` there and where even d_model = 64 does not fit; the loss is
-    infinite there. `truncated` is True where a limit, not compute, decides the size. `free` is the d_model of the
-    optimum without limits, which may be below 64.
+    `exists`: E has an optimum; `fits`: and d_model = 64 fits (elsewhere the loss is infinite); `truncated`: a limit,
+    not compute, decides the size. `free` is the d_model of the optimum without limits, which may be below 64.
     """
 
     d_model: FloatArray
@@ -219,10 +208,7 @@ class WidthOptimum:
 def optimal_widths(
     law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike, constraints: Constraints, integral: bool = False
 ) -> WidthOptimum:
-    """The constrained optimum for each pair of the broadcast of `flops` and `experts`; no range check.
-
-    ValueError if the law has an optimum for no E at all.
-    """
+    """The constrained optimum, `flops` and `experts` broadcast; no range check. ValueError where no E has one."""
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
     coefficients = law.chinchilla_coefficients(e)
     if not has_optimum(coefficients).any():
@@ -265,10 +251,7 @@ def widths_of(
 
 
 def optimum_draws(law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = None, **limits: Any) -> WidthOptimum:
-    """The constrained optimum under every draw of the law: arrays [n_draws, E], NaN where a draw has none.
-
-    `experts` and `limits` as in `law.optimal`. ValueError for a law without draws.
-    """
+    """As `law.optimal` under every draw: arrays [n_draws, E], NaN where a draw has none. ValueError without draws."""
     columns, e = _draws(law), np.atleast_1d(asked_experts(law, experts))
     constraints = Constraints.of(law, **limits)
     with np.errstate(all="ignore"):  # in draws without an optimum
@@ -278,10 +261,7 @@ def optimum_draws(law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = N
 
 
 def drawn_optimum(law: JointLaw, flops: ArrayLike, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The compute-optimal N_act, D and loss of every draw of `law`, each [n_draws, E], in closed form.
-
-    NaN for a draw without an optimum. One E may be asked at several budgets. ValueError for a law without draws.
-    """
+    """The compute-optimal N_act, D and loss of every draw, [n_draws, E], NaN for none; or one E at several budgets."""
     columns, e = _draws(law), np.atleast_1d(np.asarray(experts, float))
     with np.errstate(all="ignore"):  # in draws without an optimum
         coefficients = joint_to_chinchilla(columns, e)

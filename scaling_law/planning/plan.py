@@ -1,7 +1,6 @@
 """From an answer to a run: architecture, schedule, learning rate, cost, and the YAML that `train.py` takes.
 
-The schedule is the paper's (`size.recipe.PAPER`): warm-up, a constant rate and a linear decay over the last fifth,
-with a batch that grows; shorter runs branch off the same trunk.
+The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the same trunk.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 class Plan(Summarised):
     """A run to launch. Tokens, FLOPs, bytes, hours.
 
-    `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `training_flops` are
-    those of that run alone, 6 N_act D; `total_tokens`, `total_flops` and `gpu_hours` count every branch's decay, too.
-    `loss` is the law's prediction for `tokens`, the whole steps that are trained, in nats per token.
+    `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
+    and `training_flops` are of that run alone; `total_*` and `gpu_hours` count the decay of every branch.
     """
 
     architecture: Architecture
@@ -86,7 +84,6 @@ class Plan(Summarised):
         return head + yaml.safe_dump(self.configuration(sweep), sort_keys=False)
 
     def summary(self) -> Table:
-        """For rich to print."""
         a = self.architecture
         interval = "" if self.loss_interval is None else " ({:.4f}…{:.4f})".format(*self.loss_interval)
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
@@ -130,12 +127,8 @@ def plan(
 ) -> Plan:
     """The run of the best architecture that exists for `flops`; experts and limits as in `law.optimal`.
 
-    Args:
-        branches: how many measurements the trunk gives: the full run, half of it, a quarter, …
-        gpu_flops: peak FLOP/s of one accelerator (989e12: an H100 in bf16); mfu: the part of it that is used.
-
-    Raises ValueError for bad input, or where nothing fits; ExtrapolationError where every answer lies beyond the range
-    guard, unless `force`.
+    `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … `gpu_flops` is the peak
+    FLOP/s of one accelerator (989e12: an H100 in bf16), `mfu` the part of it that is used. Errors as `law.optimal`.
     """
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")

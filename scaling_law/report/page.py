@@ -1,9 +1,8 @@
 """A report on the runs of one folder: `scaling-law report docs/results --into docs/report.md`.
 
-The prose is written by hand in the Markdown file; each table stands between two comments (`<!-- fit -->` …
-`<!-- /fit -->`) whose content is replaced. The folder holds `runs.jsonl`, and for the parts that need them
-`learning-rates.jsonl`, `matched-plan.json` and `matched.jsonl`; `<!-- other/fit -->` is about its subfolder `other`.
-Figures go beside the Markdown file (`figures/report-fit.png`; of a subfolder those that the file links to).
+The prose is written by hand; each table replaces what stands between `<!-- fit -->` and `<!-- /fit -->`, or for a
+subfolder `<!-- other/fit -->`. The folder holds `runs.jsonl` and, where there are such, `learning-rates.jsonl`,
+`matched-plan.json` and `matched.jsonl`. Figures go to `figures/`, of a subfolder only those that the file links to.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ HELD_OUT = f"held-out {LOSS}"
 def write_report(folder: str | Path, report: str | Path, **options: Any) -> list[Path]:
     """Replace the blocks of the Markdown file `report` and draw its figures beside it; returns what was written.
 
-    Only what the file has a block for is computed; `options` are the fields of `Results`. Raises RunsError and
-    ValueError as `load_runs` and `fit` do, and ValueError for a file without a block.
+    Only what the file has a block for is computed; ValueError if it has none. `options` are the fields of `Results`.
     """
     folder, target = Path(folder), Path(report)
     text = target.read_text(encoding="utf-8")
@@ -74,7 +72,6 @@ def block_text(name: str, results: Results) -> str:
 
 
 def runs_block(results: Results) -> Block:
-    """What was run."""
     yield "d_model", "blocks", "N_act", "N_total", "E", "tokens D", "runs"
     shapes: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for row in results.rows:
@@ -104,7 +101,6 @@ def _trained_tokens(rows: list[dict[str, Any]]) -> int:
 
 
 def losses_block(results: Results) -> Block:
-    """Every loss: a row for each trunk, a column for each token count."""
     counts = dict.fromkeys(format_count(t) for t in sorted({row["tokens"] for row in results.rows}))
     yield "d_model", "E", "seed", "peak LR", *counts
     trunks: dict[tuple[object, ...], dict[str, str]] = {}
@@ -137,7 +133,6 @@ def residuals_block(results: Results) -> Block:
 
 
 def extrapolation_block(results: Results) -> Block:
-    """How fits predict runs that were held out."""
     yield "held out", "fitted / predicted", "RMSE, joint law", "its bias", "RMSE, Chinchilla for each E", "spread"
     for compared in results.held_out:
         held, rmse = compared.split.validation, compared.rmse
@@ -149,7 +144,6 @@ def extrapolation_block(results: Results) -> Block:
 
 
 def isoflop_block(results: Results) -> Block:
-    """The runs at fixed budgets, without a law."""
     yield "FLOPs", "E", "best N_act", "D/N_act there", "loss", "against dense"
     for flops in results.budgets:
         profiles = isoflop_profiles(results.runs, flops)
@@ -162,7 +156,6 @@ def isoflop_block(results: Results) -> Block:
 
 
 def findings_block(results: Results) -> Block:
-    """Claim, verdict, evidence."""
     yield "", "claim", "on these runs", "share", "evidence"
     for finding in all_findings(results):
         yield finding.name, finding.claim, finding.verdict, f"{finding.share:.1%}", finding.evidence
@@ -185,7 +178,6 @@ def learning_rates_block(results: Results) -> Block:
 
 
 def matched_block(results: Results) -> Block:
-    """Predicted before training, and measured."""
     if results.matched is None:
         yield "No matched experiment was run."
         return

@@ -51,30 +51,26 @@ class Results:
 
     @cached_property
     def fitted(self) -> FitResult:
-        """The joint law."""
         return fit(self.runs, "joint", outliers=self.outliers)
 
     @cached_property
     def bootstrap(self) -> Bootstrap:
-        """Of the joint law, over trunks."""
         return self.fitted.bootstrap(RESAMPLES)
 
     @property
     def law(self) -> JointLaw:
-        """The joint law with its draws."""
         assert isinstance(self.bootstrap.law, JointLaw)
         return self.bootstrap.law
 
     @cached_property
     def experts(self) -> list[float]:
-        """The numbers of experts of the runs."""
         return sorted(set(self.runs.experts.tolist()))
 
     @cached_property
     def budgets(self) -> list[float]:
-        """Up to three round budgets (1, 2 or 5 times a power of ten) inside the runs: the least, the middle, the most.
+        """The least, middle and largest round budget at which every E has two sizes with runs on both sides of it.
 
-        Inside means that every E has two sizes with runs on both sides; else the budget of the median run.
+        Round is 1, 2 or 5 times a power of ten. Without such a budget, that of the median run.
         """
         low, high = np.log10([self.runs.flops.min(), self.runs.flops.max()])
         powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
@@ -104,7 +100,6 @@ class Results:
 
     @cached_property
     def rates(self) -> LearningRateGrid | None:
-        """The grid of learning rates, where there is one."""
         path = self.folder / "learning-rates.jsonl"
         return LearningRateGrid.load(path) if path.exists() else None
 
@@ -223,10 +218,7 @@ def better_with_experts(law: JointLaw, flops: float, experts: float) -> Finding:
 
 
 def better_in_memory(law: JointLaw, flops: float, experts: float, *, times_tokens: bool = False) -> Finding:
-    """An MoE of the same total parameters beats the compute-optimal dense model.
-
-    Trained on the tokens of the same budget (finding 3), or on E `times_tokens` (the rule of thumb).
-    """
+    """Finding 3: an MoE with the N_total and FLOPs (rule of thumb: E times the D) of the best dense model wins."""
     name, spent = "Finding 3", "and the same FLOPs"
     if times_tokens:
         name, spent = "Rule of thumb", f"on {experts:g} times the tokens"
@@ -244,10 +236,7 @@ def _asked(name: str, claim: str, values: FloatArray, threshold: float, evidence
 
 
 def lower_learning_rate(grid: LearningRateGrid) -> Finding:
-    """Finding 4: slope_e of the fit to the grid's best rates is negative, by Student's t of the least-squares fit.
-
-    ValueError for fewer than four models.
-    """
+    """Finding 4: slope_e of the grid's law is negative, by Student's t of the least-squares fit."""
     from scipy.stats import t
 
     law, models = grid.fit(), grid.models
