@@ -276,6 +276,6 @@ def test_runs_of_any_length_share_one_cache_and_compare_their_held_out_loss(tiny
     assert shuffled.tokens.cache.folder != short.tokens.cache.folder
     one, two = held_out(tiny(), tokenizer), held_out(tiny(data__order_seed=1), tokenizer)
     assert np.array_equal(one.wait().sequences, two.wait().sequences)
-    assert one.wait().tokens == 8 * 32
+    assert one.wait().documents.size == 8 * 32
     for data in (short, long, shuffled):
         data.tokens.close()
