@@ -9,10 +9,13 @@ from .fitting.uncertainty import profile_interval as profile_interval
 from .laws import ChinchillaLaw as ChinchillaLaw
 from .laws import Conditions as Conditions
 from .laws import ExtrapolationError as ExtrapolationError
+from .laws import Form as Form
 from .laws import JointLaw as JointLaw
 from .laws import Law as Law
+from .laws import Parameter as Parameter
 from .laws import RoutedLaw as RoutedLaw
 from .laws import Term as Term
+from .laws import Transform as Transform
 from .laws import expert_transform as expert_transform
 from .laws import register as register
 from .laws.learning_rate import LearningRateLaw as LearningRateLaw

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.laws import LAWS
-from scaling_law.laws.terms import BY_EXPERTS, CONSTANT, INTERACTION, SIZE, SLOPE, roles
+from scaling_law.laws.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form, is_size
 
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 # The standard error up to which a coefficient counts as determined, in the units of `examine`.
-RESOLUTION = {SLOPE: 0.05, BY_EXPERTS: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7}
-TRANSFORM_RESOLUTION = 0.7
+RESOLUTION = {SLOPE: 0.05, BY_DESIGN: 0.5, INTERACTION: 0.03, SIZE: 1.0, CONSTANT: 0.7, OUTER: 0.3, TRANSFORM: 0.7}
 RANK_TOLERANCE = 1e-7  # singular values this much below the largest count as zero
 CORE = 0.7  # the part of the runs that the trimmed fit rests on
 HALVES = 16  # random halves of the runs that the trimmed fit also starts from
@@ -35,8 +34,8 @@ SMALLEST = 0.01  # deviations of ln L below this are never suspicious
 def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float, dict[str, float], tuple[str, ...]]:
     """Condition number, standard errors and undetermined coefficients, from the scaled Jacobian at θ [p] over `free`.
 
-    Standard errors are of the logarithm for a, b, c, of ln(E_start − 1) and ln(E_max − E_start) (ln(E_max − 1) where
-    E_max is bounded), else absolute; infinite for directions that the runs do not see.
+    Standard errors are of the logarithm for scales and the outer exponent, of that of the distance for parameters of
+    transforms, else absolute; infinite for directions that the runs do not see.
     """
     names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
     residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
@@ -46,15 +45,15 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     spare = int(np.sum(objective.weight > 0)) - len(names)
     variance = float(influence @ residual**2 / spare) if spare > 0 else np.inf
     # rows: parameters in the law's own coordinates, columns: singular directions
-    back = objective.natural_jacobian()[np.ix_(free, free)] @ (rotation.T / scale[:, None])
+    back = objective.to_natural[np.ix_(free, free)] @ (rotation.T / scale[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         errors = np.sqrt(variance * np.sum((back[:, seen] / singular[seen]) ** 2, axis=1))
     unseen = np.linalg.norm(back[:, ~seen], axis=1) > 1e-6 * np.linalg.norm(back, axis=1)
     errors = np.where(unseen, np.inf, errors)
     condition = float(singular[0] / singular[-1]) if singular[-1] > 0 else float("inf")
     table = {name: float(error) for name, error in zip(names, errors, strict=True)}
-    limits = {name: RESOLUTION[role] for name, role in roles(objective.terms).items()}
-    vague = tuple(name for name, error in table.items() if not error <= limits.get(name, TRANSFORM_RESOLUTION))
+    roles = objective.form.roles
+    vague = tuple(name for name, error in table.items() if not error <= RESOLUTION[roles[name]])
     return condition, table, vague
 
 
@@ -72,23 +71,40 @@ def design_problems(law: str, columns: Mapping[str, FloatArray], free: set[str])
     count = len(columns["loss"])
     if count < len(free):
         found.append(f"{count} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
-    terms = LAWS[law].terms
-    role = roles(terms)
-    about_experts = sorted(name for name in free if role.get(name, BY_EXPERTS) in (BY_EXPERTS, INTERACTION))
-    experts = np.unique(columns["experts"])
-    if len(experts) == 1 and about_experts:
-        found.append(f"all runs have experts={experts[0]:g}: {', '.join(about_experts)} are not identifiable")
-    for term in terms:
-        hit = sorted(name for name in free & {*term.coefficients} if role[name] in (SLOPE, INTERACTION))
-        if term.variable and hit and np.ptp(np.log(columns[term.variable])) < 1e-6:
-            value = columns[term.variable][0]
-            found.append(f"all runs have {term.variable}={value:g}: {', '.join(hit)} are not identifiable")
-    ratio = np.log(columns["tokens"] / columns["n_active"])
-    powers = [term for term in terms if term.variable in ("n_active", "tokens")]
-    both = sorted(name for term in powers for name in free & {*term.coefficients} if role[name] in (SIZE, SLOPE))
-    if len({term.variable for term in powers}) == 2 and count > 1 and np.ptp(ratio) < 0.02 and both:
-        value = np.exp(ratio.mean())
-        found.append(f"all runs have tokens/n_active={value:.3g}: {', '.join(both)} cannot be told apart")
+    form = LAWS[law].form
+    constant = {name for name in form.variables if np.ptp(np.log(columns[name])) < 1e-6}
+    still = {t.name: {*t.variables} for t in form.transforms if {*t.variables} <= constant}
+    blind = {p.name for t in form.transforms if t.name in still for p in t.parameters}
+    for term in form.terms:
+        for name, features in term.features.items():
+            if any({*factors} & {*constant, *still} for _, factors in features):
+                blind.add(name)
+    for variable in sorted(constant):
+        hit = free & {name for name in blind if variable in _variables(form, name)}
+        if hit:
+            what = f"{', '.join(sorted(hit))} are not identifiable"
+            found.append(f"all runs have {variable}={columns[variable][0]:g}: {what}")
+    sizes = [name for name in form.variables if is_size(name) and name != "tokens"]
+    if "tokens" in form.variables and count > 1:
+        for size in sizes:
+            ratio = np.log(columns["tokens"] / columns[size])
+            both = sorted(n for n in free if form.roles[n] in (SIZE, SLOPE) and _variables(form, n) & {size, "tokens"})
+            if np.ptp(ratio) < 0.02 and both:
+                value = np.exp(ratio.mean())
+                found.append(f"all runs have tokens/{size}={value:.3g}: {', '.join(both)} cannot be told apart")
+    return found
+
+
+def _variables(form: Form, coefficient: str) -> set[str]:
+    """The variables that a coefficient multiplies, or that its transform reads; those of its term for a scale."""
+    found: set[str] = set()
+    own = {transform.name: {*transform.variables} for transform in form.transforms}
+    for transform in form.transforms:
+        found |= own[transform.name] if coefficient in {p.name for p in transform.parameters} else set()
+    for term in form.terms:
+        features = term.features.get(coefficient, ())
+        names = term.factors if coefficient == term.scale else [name for _, factors in features for name in factors]
+        found = found.union(*(own.get(name, {name}) for name in names))
     return found
 
 

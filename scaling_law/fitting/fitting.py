@@ -7,7 +7,7 @@ both fixed, then the best are released. Deterministic.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -20,7 +20,6 @@ from scaling_law.fitting.solver import Solutions, shown
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.laws import Law
 from scaling_law.laws.conditions import Conditions
-from scaling_law.laws.terms import TRANSFORM
 from scaling_law.runs.table import Runs, load_runs
 
 if TYPE_CHECKING:
@@ -37,8 +36,10 @@ BATCH = 128  # starts solved together: arrays of 128 × runs stay in the process
 class FitStatus:
     """Convergence and identifiability of a fit: `n_agree` of the `n_released` best starts reached the best objective.
 
-    `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of ln(E_start − 1) and
-    ln(E_max − E_start), absolute for the rest. `suspicious` runs lie far from the law of the others, the farthest
+    `standard_errors` are of the logarithm for the `logarithmic` coefficients (a, b, c), of the logarithm of the
+    `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest.
+
+    `suspicious` runs lie far from the law of the others, the farthest
     first; `deviations` is their loss minus that of the fit without them, nats per token.
     """
 
@@ -51,6 +52,7 @@ class FitStatus:
     standard_errors: Mapping[str, float]
     undetermined: tuple[str, ...]
     logarithmic: tuple[str, ...] = ()
+    distances: Mapping[str, str] = field(default_factory=dict)
     suspicious: tuple[str, ...] = ()
     deviations: tuple[float, ...] = ()
     set_aside: tuple[str, ...] = ()
@@ -96,9 +98,9 @@ class FitStatus:
         error = self.standard_errors[name]
         if not np.isfinite(error):
             return "not determined at all"
-        if name not in self.logarithmic and name not in TRANSFORM:
+        if name not in self.logarithmic and name not in self.distances:
             return f"± {error:.2g}"
-        what = {"e_start": " of e_start − 1", "e_max": " of e_max − e_start"}.get(name, "")
+        what = f" of {self.distances[name]}" if name in self.distances else ""
         return f"×÷ {np.exp(error):.3g}{what}" if error < np.log(1e6) else f"more than ×÷ 1e6{what}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -235,7 +237,7 @@ def _finite(value: float) -> float | None:
 
 def errors_of(law: Law, runs: Runs) -> FloatArray:
     """Predicted minus observed loss, nats per token, [n]."""
-    return np.asarray(law.loss(runs.n_active, runs.tokens, runs.experts) - runs.loss)
+    return np.asarray(law.loss(**{name: runs.column(name) for name in law.form.variables}) - runs.loss)
 
 
 def rms(errors: FloatArray) -> float:
@@ -316,9 +318,9 @@ def fit(
 def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutions:
     """Solve from each θ [S, p] with E_start and E_max held, in batches that share both."""
     groups = [theta]
-    if problem.objective.has_transform:
-        pairs, index = np.unique(theta[:, -2:], axis=0, return_inverse=True)
-        groups = [theta[index.ravel() == i] for i in range(len(pairs))]
+    if problem.objective.n_transform:
+        shared, index = np.unique(theta[:, problem.objective.first_transform :], axis=0, return_inverse=True)
+        groups = [theta[index.ravel() == i] for i in range(len(shared))]
     batches = [group[i : i + BATCH] for group in groups for i in range(0, len(group), BATCH)]
     return Solutions.sorted(*(problem.solve(batch, **HELD) for batch in shown(batches, "starts", progress)))
 
@@ -368,6 +370,7 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
         condition_number=condition_number,
         standard_errors=standard_errors,
         logarithmic=tuple(name for name in objective.names if name in objective.positive),
+        distances=objective.distances,
         undetermined=undetermined,
         n_trunks=used.n_trunks,
         trunk_source=used.trunk_source,

@@ -1,27 +1,30 @@
 """The objective of a fit, for many parameter vectors at once: Huber of ln L through logsumexp, summed over runs.
 
-Ludziejewski et al. 2025, Appendix "Fit Details", after Hoffmann et al. 2022:
+Ludziejewski et al. 2025, Appendix "Fit Details", after Hoffmann et al. 2022; for the joint law
 
     ln L̂ = logsumexp( ln a + α x + δ e + γ x e,   ln b + β y + ω e + ζ y e,   ln c )      x = ln N, y = ln D, e = ln Ê
     Q(θ) = Σ_runs w ρ(ln L̂ − ln L) + l2/2 |θ|²          ρ = Huber with threshold δ (0.01)
 
-Centring x, y and e takes the near-collinearity out of (ln a, α), (δ, γ), …. The parameters u = ln(E_start − 1) and
-v = ln(E_max − E_start) keep 1 < E_start < E_max; where E_max is bounded, v = ln(E_max − 1).
+and so for every form of terms. Centring x, y and e takes the near-collinearity out of (ln a, α), (δ, γ), …. Parameters
+of a transform are the logarithms of their distances: u = ln(E_start − 1) and v = ln(E_max − E_start) keep
+1 < E_start < E_max; where E_max is fixed or bounded, v = ln(E_max − 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Mapping
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.laws import LAWS, Law
-from scaling_law.laws.terms import coefficients_of, has_transform, log_expert_transform_gradient, positive_coefficients
+from scaling_law.laws.terms import Factors, Form, Term, without
 
 FloatArray = NDArray[np.float64]
+Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]
+Features = tuple[tuple[float, Factors], ...]
 
 
 class Evaluation(NamedTuple):
@@ -32,12 +35,21 @@ class Evaluation(NamedTuple):
     curvature: FloatArray  # [S, p, p]
 
 
-class Objective:
-    """Q(θ) for one set of runs. θ concatenates the terms' parameters, then (u, v) where the law has Ê.
+class Columns(NamedTuple):
+    """A term against the runs: where its parameters are in θ, and the centred features that they multiply."""
 
-    `columns` are "n_active", "tokens", "experts", "loss" and "weight", each [n]; `l2` acts in uncentred coordinates,
-    as in the paper. `centred` names the first coefficients of the terms to centre. A fixed `e_max` leaves v idle; with
-    `e_max_alone`, v is ln(E_max − 1).
+    at: Any  # a slice where the parameters stand together, else indices
+    features: tuple[Features, ...]  # of the scale first, whose feature is 1
+    offset: Features
+    centre: Mapping[str, float]
+
+
+class Objective:
+    """Q(θ) for one set of runs. θ is the terms' coefficients, the outer exponent, then the transforms' parameters.
+
+    `columns` are the law's variables, "loss" and "weight", each [n]; `l2` acts in uncentred coordinates, as in the
+    paper. Terms with a coefficient of `limited` are not centred, and its transforms' parameters keep their distance
+    from a fixed floor. `fixed` coefficients are returned as given.
     """
 
     def __init__(
@@ -46,84 +58,126 @@ class Objective:
         columns: Mapping[str, FloatArray],
         huber_delta: float,
         l2: float,
-        centred: Sequence[str],
-        e_max: float | None = None,
-        e_max_alone: bool = False,
+        limited: Collection[str] = (),
+        fixed: Mapping[str, float] | None = None,
     ) -> None:
-        self.e_max, self.e_max_alone = e_max, e_max_alone
-        self.law, self.terms, self.huber_delta, self.l2 = law, LAWS[law].terms, huber_delta, l2
-        self.names = coefficients_of(self.terms)
-        self.positive = positive_coefficients(self.terms)
-        self.constants = [term.coefficients[0] for term in self.terms if term.variable is None]
+        self.law, self.huber_delta, self.l2, self.fixed = law, huber_delta, l2, fixed or {}
+        self.form: Form = LAWS[law].form
+        self.names, self.positive, self.constants = self.form.coefficients, self.form.positive, self.form.constants
         self.target, self.weight = np.log(columns["loss"]), columns["weight"]
-        self.expert_values, self.expert_index = np.unique(columns["experts"], return_inverse=True)
-        self.has_transform = has_transform(self.terms)
-        ends = np.cumsum([0, *(len(term.coefficients) for term in self.terms)]).tolist()
-        self.slices = [slice(*pair) for pair in pairwise(ends)]
-        weights = self.weight / self.weight.sum()
-        reference = log_expert_transform_gradient(columns["experts"], 2.0, 256.0)[0]
-        self.centre_x, self.centre_e, self.x = [], [], []
-        for term in self.terms:
-            is_centred = term.coefficients[0] in centred
-            x = np.log(columns[term.variable]) if term.variable else np.zeros_like(self.target)
-            self.centre_x.append(float(weights @ x) if is_centred else 0.0)
-            self.centre_e.append(float(weights @ reference) if is_centred and term.experts else 0.0)
-            self.x.append(x - self.centre_x[-1])
+        self.logs = {name: np.log(columns[name]) for name in self.form.variables}
+        # A transform is computed once for each distinct value of its variables.
+        self.grids = []
+        for transform in self.form.transforms:
+            stacked = np.stack([columns[name] for name in transform.variables])
+            distinct, index = np.unique(stacked, axis=1, return_inverse=True)
+            self.grids.append((distinct, index.ravel()))
+        self.n_transform = len(self.form.parameters)
+        self.first_transform = self.size - self.n_transform
+        self.outer = self.names.index(self.form.outer) if self.form.outer else None
+        self.follows = {p.name: p.above for p in self.form.parameters if p.above and p.name not in limited}
+        self.terms, self.to_natural = self._centred(limited)
 
     @property
     def size(self) -> int:
         return len(self.names)
 
+    @property
+    def distances(self) -> dict[str, str]:
+        """Of the transforms' parameters: what is fitted as its logarithm, in words."""
+        return {p.name: f"{p.name} − {self.follows.get(p.name, f'{p.floor:g}')}" for p in self.form.parameters}
+
+    def reference_logs(self) -> dict[str, FloatArray]:
+        """All logarithms [n], of transforms at their first start."""
+        found = dict(self.logs)
+        for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
+            found[transform.name] = transform.log(*distinct, *transform.starts[0])[index]
+        return found
+
+    def _centred(self, limited: Collection[str]) -> tuple[list[Columns], FloatArray]:
+        """The terms, and the matrix from θ to the uncentred coefficients."""
+        weights = self.weight / self.weight.sum()
+        means = {name: float(weights @ column) for name, column in self.reference_logs().items()}
+        matrix, terms = np.eye(self.size), []
+        for term in self.form.terms:
+            centre = dict.fromkeys(term.factors, 0.0)
+            if not {*term.coefficients} & {*limited}:
+                centre |= self._centre(term, means, matrix)
+            rows = [self.names.index(name) for name in term.coefficients]
+            together = rows == list(range(rows[0], rows[0] + len(rows)))
+            at = slice(rows[0], rows[0] + len(rows)) if together else np.array(rows)
+            terms.append(Columns(at, (((1.0, ()),), *term.features.values()), term.offset, centre))
+        return terms, matrix
+
+    def _centre(self, term: Term, means: Mapping[str, float], matrix: FloatArray) -> Mapping[str, float]:
+        """The means to subtract from a term's logarithms, whose effect on the coefficients is entered in `matrix`.
+
+        A centred product spills over to the products of some of its factors. Those must be features whose
+        coefficients only this term has (the scale is one); where they are not, nothing is centred.
+        """
+        others = [name for other in self.form.terms if other is not term for name in other.coefficients]
+        own: dict[Factors, tuple[int, float]] = {(): (self.names.index(term.scale), 1.0)}
+        for name, features in term.features.items():
+            if len(features) == 1 and name not in others:
+                own[features[0][1]] = (self.names.index(name), features[0][0])
+        uncentred = {name for _, factors in term.offset for name in factors}
+        spilt = []
+        for name, features in term.features.items():
+            for sign, factors in features:
+                for count in range(1, len(factors) + 1):
+                    for removed in combinations(range(len(factors)), count):
+                        gone = [factors[i] for i in removed]
+                        rest = tuple(f for i, f in enumerate(factors) if i not in removed)
+                        if uncentred & {*gone}:
+                            continue
+                        if rest not in own:
+                            return {}
+                        row, own_sign = own[rest]
+                        by = sign * own_sign * float(np.prod([-means[g] for g in gone]))
+                        spilt.append((row, self.names.index(name), by))
+        for row, column, by in spilt:
+            matrix[row, column] += by
+        return {name: means[name] for name in term.factors if name not in uncentred}
+
     def from_coefficients(self, values: Mapping[str, Any]) -> FloatArray:
         """θ of coefficients given as scalars or arrays [S]; shape [p] or [S, p]."""
-        natural = {k: np.log(v) if k in self.positive else np.asarray(v, float) for k, v in values.items()}
-        columns = []
-        for term, cx, ce in zip(self.terms, self.centre_x, self.centre_e, strict=True):
-            columns += shift([natural[name] for name in term.coefficients], cx, ce)
-        if self.has_transform:
-            start, top = natural["e_start"], natural["e_max"]
-            above = top - (1.0 if self.e_max_alone else start)
-            columns += [np.log(start - 1.0), np.log(np.maximum(above, 1e-300))]
-        return np.stack(np.broadcast_arrays(*columns), axis=-1)
+        natural = [np.log(values[k]) if k in self.positive else np.asarray(values[k], float) for k in self.names]
+        for i, p in enumerate(self.form.parameters, start=self.first_transform):
+            base = values[self.follows[p.name]] if p.name in self.follows else p.floor
+            natural[i] = np.log(np.maximum(natural[i] - base, 1e-300))
+        return np.asarray(np.linalg.solve(self.to_natural, np.stack(np.broadcast_arrays(*natural))).T)
 
     def coefficients(self, theta: FloatArray) -> FloatArray:
         """Coefficients in the law's order, of θ's shape."""
-        found: dict[str, FloatArray] = {}
-        for term, part, cx, ce in zip(self.terms, self.slices, self.centre_x, self.centre_e, strict=True):
-            values = shift([theta[..., j] for j in range(part.start, part.stop)], -cx, -ce)
-            found |= dict(zip(term.coefficients, values, strict=True))
-        if self.has_transform:
-            found["e_start"], found["e_max"] = self._transform(theta)
-        order = LAWS[self.law].coefficient_names()
-        return np.stack([np.exp(found[k]) if k in self.positive else found[k] for k in order], axis=-1)
+        natural = np.moveaxis(theta @ self.to_natural.T, -1, 0)
+        found = {k: np.exp(v) if k in self.positive else v for k, v in zip(self.names, natural, strict=True)}
+        found |= self._parameters(theta)
+        found |= {name: np.full(theta.shape[:-1], value) for name, value in self.fixed.items()}
+        return np.stack([found[name] for name in LAWS[self.law].coefficient_names()], axis=-1)
 
     def make_law(self, theta: FloatArray) -> Law:
         """The law of θ [p]."""
         return LAWS[self.law](**dict(zip(LAWS[self.law].coefficient_names(), self.coefficients(theta), strict=True)))
 
-    def natural_jacobian(self) -> FloatArray:
-        """∂(uncentred parameters)/∂θ, [p, p], of a map that is linear without a constant; identity for u and v."""
-        matrix = np.eye(self.size)
-        for part, cx, ce in zip(self.slices, self.centre_x, self.centre_e, strict=True):
-            matrix[part, part] = shift(list(np.eye(part.stop - part.start)), -cx, -ce)
-        return matrix
-
-    def _transform(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        start = 1.0 + np.exp(theta[..., -2])
-        if self.e_max is not None:
-            return start, np.full_like(start, self.e_max)
-        return start, (1.0 if self.e_max_alone else start) + np.exp(theta[..., -1])
+    def _parameters(self, theta: FloatArray) -> dict[str, FloatArray]:
+        """The transforms' parameters, each of the shape of θ without its last axis."""
+        found: dict[str, FloatArray] = {}
+        for i, p in enumerate(self.form.parameters, start=self.first_transform):
+            base = found[self.follows[p.name]] if p.name in self.follows else p.floor
+            found[p.name] = base + np.exp(theta[..., i])
+        return found
 
     def residuals(self, theta: FloatArray) -> FloatArray:
         """ln L̂ − ln L, [S, n], for θ [S, p]."""
-        return self._log_prediction(theta, self._designs(self._log_experts(theta)))[0]
+        logs, _ = self._transforms(theta)
+        return self._prediction(theta, logs, self._designs(logs))[0]
 
     def linearised(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         """ln L̂ − ln L, [S, n], and its derivatives ∂ ln L̂ / ∂θ, [S, n, p]."""
-        e = self._log_experts(theta)
-        designs = self._designs(e)
-        residual, shares = self._log_prediction(theta, designs)
-        return residual, self._jacobian(theta, designs, e, shares)
+        logs, slopes = self._transforms(theta)
+        designs = self._designs(logs)
+        residual, shares = self._prediction(theta, logs, designs)
+        return residual, self._jacobian(theta, logs, designs, slopes, residual, shares)
 
     def influence(self, residual: FloatArray) -> FloatArray:
         """Weights of the least squares that stands for the Huber loss at these residuals."""
@@ -134,83 +188,120 @@ class Objective:
     ) -> Evaluation:
         """Q, gradient and Gauss-Newton matrix at θ [S, p], with weights [n] or [S, n] (default: the runs' own).
 
-        Where all θ share (u, v), `hold_transform` fixes them, and a few matrix products serve all θ.
+        Where all θ share the transforms' parameters, `hold_transform` fixes them, and a few matrix products serve all.
         """
         weight = self.weight if weight is None else weight
-        e = self._log_experts(theta[:1] if hold_transform else theta)
-        designs = self._designs(e)
-        residual, shares = self._log_prediction(theta, designs)
+        logs, slopes = self._transforms(theta[:1] if hold_transform else theta)
+        designs = self._designs(logs)
+        residual, shares = self._prediction(theta, logs, designs)
         size = np.abs(residual)
         inner = np.minimum(size, self.huber_delta)
         cost = np.sum(weight * inner * (size - 0.5 * inner), axis=1)
         influence = weight * inner / np.maximum(size, 1e-300)
-        if hold_transform:
+        if hold_transform and self.outer is None:
             gradient, curvature = self._moments(designs, residual, shares, influence)
         else:
-            jacobian = self._jacobian(theta, designs, e, shares)
+            jacobian = self._jacobian(theta, logs, designs, slopes, residual, shares)
             weighted = jacobian * influence[..., None]
             gradient = np.matmul(weighted.swapaxes(1, 2), residual[..., None])[..., 0]
             curvature = np.matmul(jacobian.swapaxes(1, 2), weighted)
         if self.l2:
-            to_natural = self.natural_jacobian()
-            natural = theta @ to_natural.T
+            natural = theta @ self.to_natural.T
             cost = cost + 0.5 * self.l2 * np.sum(natural**2, axis=1)
-            gradient = gradient + self.l2 * natural @ to_natural
-            curvature = curvature + self.l2 * to_natural.T @ to_natural
+            gradient = gradient + self.l2 * natural @ self.to_natural
+            curvature = curvature + self.l2 * self.to_natural.T @ self.to_natural
         return Evaluation(cost, gradient, curvature)
 
-    def _log_experts(self, theta: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-        """ln Ê and its derivatives by u and v, each [S, n] (S = 1 where θ shares them); None for laws without Ê."""
-        if not self.has_transform:
-            return None
-        start, top = (column[:, None] for column in self._transform(theta))
-        e, by_start, by_max = log_expert_transform_gradient(self.expert_values, start, top)
-        follows = self.e_max is None and not self.e_max_alone  # E_max moves with E_start
-        by_u = (by_start + by_max * follows) * (start - 1.0)
-        by_v = by_max * (top - (start if follows else 1.0)) * (self.e_max is None)
-        return e[:, self.expert_index], by_u[:, self.expert_index], by_v[:, self.expert_index]
+    def _transforms(self, theta: FloatArray) -> tuple[Logs, list[FloatArray]]:
+        """All logarithms (of transforms [S, n]; S = 1 where θ shares them), and ∂ ln transform / ∂θ, each [S, n]."""
+        if not self.n_transform:
+            return self.logs, []
+        values = {name: column[:, None] for name, column in self._parameters(theta).items()}
+        logs, slopes = dict(self.logs), []
+        for transform, (distinct, index) in zip(self.form.transforms, self.grids, strict=True):
+            own = [values[p.name] for p in transform.parameters]
+            logs[transform.name], *partial = (part[:, index] for part in transform.gradient(*distinct, *own))
+            by = dict(zip((p.name for p in transform.parameters), partial, strict=True))
+            for p in transform.parameters:
+                moved = by[p.name] + sum(by[q] for q, above in self.follows.items() if above == p.name)
+                base = values[self.follows[p.name]] if p.name in self.follows else p.floor
+                slopes.append(moved * (values[p.name] - base))
+        return logs, slopes
 
-    def _designs(self, e: Any) -> list[FloatArray]:
+    def _designs(self, logs: Logs) -> list[FloatArray]:
         """For each term, the columns of its parameters: [n, k] if all θ share them, else [S, n, k]."""
         designs = []
-        for term, x, ce in zip(self.terms, self.x, self.centre_e, strict=True):
-            one = np.ones_like(x)
-            if not term.experts:
-                designs.append(np.stack([one, x] if term.variable else [one], axis=-1))
-                continue
-            centred = e[0] - ce
-            stacked = np.stack(np.broadcast_arrays(one, x, centred, x * centred), axis=-1)
-            designs.append(stacked[0] if len(stacked) == 1 else stacked)
+        for term in self.terms:
+            columns = [self._sum(features, logs, term.centre) for features in term.features]
+            stacked = np.stack(np.broadcast_arrays(*columns, self.target)[:-1], axis=-1)
+            designs.append(stacked[0] if stacked.ndim == 3 and len(stacked) == 1 else stacked)
         return designs
 
-    def _log_prediction(self, theta: FloatArray, designs: list[FloatArray]) -> tuple[FloatArray, list[FloatArray]]:
-        """Residuals [S, n] and each term's share of the loss [S, n]."""
-        logs = []
-        for part, design in zip(self.slices, designs, strict=True):
-            own = theta[:, part]
-            logs.append(own @ design.T if design.ndim == 2 else np.matmul(design, own[..., None])[..., 0])
-        top, total = logs[0].copy(), np.zeros_like(logs[0])
-        for log in logs[1:]:
-            np.maximum(top, log, out=top)
-        for log in logs:  # in place: these arrays are most of a fit's work
-            log -= top
-            total += np.exp(log, out=log)
-        for share in logs:
-            share /= total
-        top += np.log(total, out=total)
-        top -= self.target
-        return top, logs
+    @staticmethod
+    def _sum(features: Features, logs: Logs, centre: Mapping[str, float]) -> Any:
+        """Σ factor · Π centred logarithms, [n] or [S, n]; a number where no logarithm occurs."""
+        total: Any = 0.0
+        for factor, names in features:
+            product: Any = factor
+            for name in names:
+                product = product * (logs[name] - centre[name])
+            total = total + product
+        return total
 
-    def _jacobian(self, theta: FloatArray, designs: list[FloatArray], e: Any, shares: list[FloatArray]) -> FloatArray:
-        columns = [share[..., None] * design for share, design in zip(shares, designs, strict=True)]
-        if e is not None:
-            by_e = np.zeros_like(shares[0])
-            for term, part, x, share in zip(self.terms, self.slices, self.x, shares, strict=True):
-                if term.experts:
-                    delta, gamma = theta[:, part.start + 2, None], theta[:, part.start + 3, None]
-                    by_e += share * (delta + gamma * x)
-            columns += [(by_e * e[1])[..., None], (by_e * e[2])[..., None]]
-        return np.concatenate(columns, axis=-1)
+    def _prediction(
+        self, theta: FloatArray, logs: Logs, designs: list[FloatArray]
+    ) -> tuple[FloatArray, list[FloatArray]]:
+        """Residuals [S, n], and the derivative of ln L̂ by each term's exponent [S, n]: its share of the loss."""
+        exponents = []
+        for term, design in zip(self.terms, designs, strict=True):
+            own = theta[:, term.at]
+            exponent = own @ design.T if design.ndim == 2 else np.matmul(design, own[..., None])[..., 0]
+            exponents.append(exponent + self._sum(term.offset, logs, term.centre) if term.offset else exponent)
+        top = exponents[0]
+        for other in exponents[1:]:
+            top = np.maximum(top, other)
+        sizes = [np.exp(exponent - top) for exponent in exponents]
+        total = sum(sizes[1:], start=sizes[0])
+        log_loss, outer = top + np.log(total), self._outer(theta)
+        return outer * log_loss - self.target, [outer * size / total for size in sizes]
+
+    def _outer(self, theta: FloatArray) -> Any:
+        return 1.0 if self.outer is None else np.exp(theta[:, self.outer, None])
+
+    def _jacobian(
+        self,
+        theta: FloatArray,
+        logs: Logs,
+        designs: list[FloatArray],
+        slopes: list[FloatArray],
+        residual: FloatArray,
+        shares: list[FloatArray],
+    ) -> FloatArray:
+        found = np.zeros((*residual.shape, self.size))
+        for term, design, share in zip(self.terms, designs, shares, strict=True):
+            found[..., term.at] += share[..., None] * design
+        if self.outer is not None:
+            found[..., self.outer] = residual + self.target  # ∂ ln L̂ / ∂ ln outer = ln L̂
+        last = self.first_transform
+        for transform in self.form.transforms:
+            by_log = np.zeros_like(residual)  # ∂ ln L̂ / ∂ ln transform
+            for term, share in zip(self.terms, shares, strict=True):
+                if transform.name in term.centre:
+                    by_log += share * self._exponent_slope(term, theta[:, term.at], transform.name, logs)
+            for _ in transform.parameters:
+                found[..., last] = by_log * slopes[last - self.first_transform]
+                last += 1
+        return found
+
+    def _exponent_slope(self, term: Columns, own: FloatArray, name: str, logs: Logs) -> Any:
+        """∂ exponent / ∂ ln `name`, [S, n] or [S, 1]."""
+        total: Any = 0.0
+        for i, features in enumerate((*term.features, term.offset)):
+            rest = tuple((sign * times, left) for sign, factors in features for times, left in without(factors, name))
+            if rest:
+                parameter = own[:, i, None] if i < len(term.features) else 1.0
+                total = total + parameter * self._sum(rest, logs, term.centre)
+        return total
 
     def _moments(
         self, designs: list[FloatArray], residual: FloatArray, shares: list[FloatArray], influence: FloatArray
@@ -218,20 +309,13 @@ class Objective:
         count = len(residual)
         gradient, curvature = np.zeros((count, self.size)), np.zeros((count, self.size, self.size))
         weighted = [influence * share for share in shares]
+        rows = [np.arange(self.size)[term.at] for term in self.terms]
         for i, left in enumerate(designs):
-            gradient[:, self.slices[i]] = (weighted[i] * residual) @ left
+            gradient[:, self.terms[i].at] += (weighted[i] * residual) @ left
             for j, right in enumerate(designs[i:], start=i):
                 products = (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
                 block = ((weighted[i] * shares[j]) @ products).reshape(count, left.shape[1], right.shape[1])
-                curvature[:, self.slices[i], self.slices[j]] = block
+                curvature[:, rows[i][:, None], rows[j]] += block
                 if j > i:
-                    curvature[:, self.slices[j], self.slices[i]] = block.swapaxes(1, 2)
+                    curvature[:, rows[j][:, None], rows[i]] += block.swapaxes(1, 2)
         return gradient, curvature
-
-
-def shift(values: list[Any], centre_x: float, centre_e: float) -> list[Any]:
-    """Parameters of 1, x, e, x·e rewritten for x − centre_x and e − centre_e in their place."""
-    if len(values) == 4:
-        one, x, e, xe = values
-        return [one + x * centre_x + e * centre_e + xe * centre_x * centre_e, x + xe * centre_e, e + xe * centre_x, xe]
-    return [values[0] + values[1] * centre_x, values[1]] if len(values) == 2 else list(values)

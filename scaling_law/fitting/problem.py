@@ -10,46 +10,38 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hub.plain.tables import literal
-from scaling_law.fitting.objective import Evaluation, Objective, shift
+from scaling_law.fitting.objective import Evaluation, Objective
 from scaling_law.fitting.solver import Solutions, minimise
 from scaling_law.laws import LAWS
-from scaling_law.laws.terms import (
-    BY_EXPERTS,
-    CONSTANT,
-    INTERACTION,
-    SIZE,
-    SLOPE,
-    TRANSFORM,
-    coefficients_of,
-    positive_coefficients,
-    roles,
-)
+from scaling_law.laws.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, Form, Parameter, Term, without
 from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]
 Limits = Mapping[str, tuple[float, float]]
-U_BOX = (np.log(0.01), np.log(100.0))  # E_start − 1
-V_BOX = (np.log(1.0), np.log(1e5))  # E_max − E_start
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
-# Keeps degenerate data and resamples from running to infinity: ln of a term's size, slope in ln N or ln D, slope in
-# ln Ê and interaction, for centred (True) and plain coordinates.
-WIDE_BOX = {True: (50.0, 3.0, 20.0, 3.0), False: (200.0, 3.0, 80.0, 3.0)}
+# Keeps degenerate data and resamples from running to infinity, for coefficients of centred (True) and plain features:
+# of the logarithms of scales and outer exponents, else of the coefficients themselves.
+WIDE_BOX = {
+    True: {SIZE: 50.0, CONSTANT: 50.0, SLOPE: 3.0, BY_DESIGN: 20.0, INTERACTION: 3.0, OUTER: 5.0},
+    False: {SIZE: 200.0, CONSTANT: 200.0, SLOPE: 3.0, BY_DESIGN: 80.0, INTERACTION: 3.0, OUTER: 5.0},
+}
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {
     SIZE: (30.0, 100.0, 300.0),
     SLOPE: (-0.05, -0.25, -0.5),
-    BY_EXPERTS: (-0.5, 0.0, 0.5),
+    BY_DESIGN: (-0.5, 0.0, 0.5),
     INTERACTION: (-0.5, 0.0, 0.5),
     CONSTANT: (0.5, 1.0, 2.0),
+    OUTER: (1.0,),
 }
-PAPER_TRANSFORM = (2.0, 256.0)  # E_start and E_max while the paper's grid is run
-SCALED_TRANSFORMS = (PAPER_TRANSFORM, (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0, 1e4))
+SCALED_SLOPES = {SLOPE: (-0.1, -0.4), BY_DESIGN: (-0.2, 0.2), INTERACTION: (0.0,)}
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ class Problem:
 
     def with_constant_below(self, loss: float) -> Problem:
         """With `loss` as the upper end of c, unless c was fixed or bounded."""
-        free = set(self.objective.constants) - {*self.settings.fixed, *self.settings.bounds}
+        free = {*self.objective.constants} - {*self.settings.fixed, *self.settings.bounds}
         here = [name in free for name in self.objective.names]
         return replace(self, upper=np.where(here, np.log(loss), self.upper))
 
@@ -116,8 +108,9 @@ class Problem:
     ) -> Solutions:
         """From each θ [S, p], with weights [S, n]; `hold_transform` fixes the E_start and E_max that all θ share."""
         lower, upper = self.lower.copy(), self.upper.copy()
-        if hold_transform and self.objective.has_transform:
-            lower[-2:] = upper[-2:] = theta[0, -2:]
+        if hold_transform:
+            last = slice(self.objective.first_transform, None)
+            lower[last] = upper[last] = theta[0, last]
 
         def evaluate(points: FloatArray, rows: NDArray[np.int64]) -> Evaluation:
             own = None if weight is None else weight[rows]
@@ -152,10 +145,18 @@ def make_problem(
     held = {name: low for name, (low, high) in limits.items() if low == high}
     ranges = {name: ends for name, ends in limits.items() if name not in held}
     settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name)
-    columns = {name: getattr(runs, name) for name in ("n_active", "tokens", "experts", "loss")} | {"weight": weight}
-    centred = [term.coefficients[0] for term in LAWS[law].terms if not limits.keys() & set(term.coefficients)]
-    objective = Objective(law, columns, huber_delta, l2, centred, held.get("e_max"), "e_max" in ranges)
+    columns = {name: _column(runs, name) for name in (*LAWS[law].form.variables, "loss")} | {"weight": weight}
+    objective = Objective(law, columns, huber_delta, l2, limits.keys(), held)
     return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
+
+
+def _column(runs: Runs, name: str) -> FloatArray:
+    """A variable of the law; ValueError where the runs lack it, or a run has no positive value."""
+    values = runs.column(name)
+    if (wrong := np.flatnonzero(~((values > 0) & (values < np.inf)))).size:
+        run = runs.run_id[wrong[0]]
+        raise ValueError(f"{runs.source}: {run}: {name}={values[wrong[0]]:g} must be positive and finite")
+    return values
 
 
 def _number(name: str, value: Any, missing: float | None = None) -> float:
@@ -186,7 +187,8 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
 
 def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dict[str, tuple[float, float]]:
     """(low, high) of each coefficient in `bounds` and, low = high, in `fixed`; an open end is infinite."""
-    names, positive = coefficients_of(LAWS[law].terms), positive_coefficients(LAWS[law].terms)
+    form = LAWS[law].form
+    names, floors = form.coefficients, floors_of(form)
     limits: dict[str, tuple[float, float]] = {}
     for setting, given in (("fixed", fixed), ("bounds", bounds)):
         for name, value in given.items():
@@ -201,7 +203,7 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
             else:
                 low, high = _number(label, value[0], -np.inf), _number(label, value[1], np.inf)
                 shown = repr((low, high))
-            floor = 0.0 if name in positive else 1.0 if name in TRANSFORM else -np.inf
+            floor = floors.get(name, -np.inf)
             low = -np.inf if low == floor else low
             if not low <= high:
                 raise ValueError(f"{label}={shown} must be ordered, low ≤ high")
@@ -210,22 +212,30 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
             if name in limits and not low <= limits[name][0] <= high:
                 raise ValueError(f"fixed: {name}={limits[name][0]!r} lies outside its bounds {low, high}")
             limits.setdefault(name, (low, high))
-    start, top = (limits.get(name, (-np.inf, np.inf)) for name in TRANSFORM)
-    if start[0] >= top[1]:
-        raise ValueError(f"e_start={start[0]!r} must be below e_max={top[1]!r}")
+    for p in form.parameters:
+        low, high = limits.get(str(p.above), (-np.inf, np.inf))[0], limits.get(p.name, (-np.inf, np.inf))[1]
+        if low >= high:
+            raise ValueError(f"{p.above}={low!r} must be below {p.name}={high!r}")
     return limits
+
+
+def floors_of(form: Form) -> dict[str, float]:
+    """What each coefficient that has a lower end must lie above."""
+    return dict.fromkeys(form.positive, 0.0) | {p.name: p.floor for p in form.parameters}
 
 
 def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The box [p], [p] of θ, with defaults for open ends."""
-    terms = zip(objective.terms, objective.centre_x, strict=True)
-    upper = np.concatenate([WIDE_BOX[cx != 0.0][: len(t.coefficients)] for t, cx in terms])
-    upper = np.append(upper, [np.inf] * (objective.size - len(upper)))
+    roles = objective.form.roles
+    upper = np.full(objective.size, np.inf)
+    for term, own in zip(objective.form.terms, objective.terms, strict=True):
+        wide = WIDE_BOX[any(own.centre.values())]
+        upper[own.at] = [wide[roles[name]] for name in term.coefficients]
+    if objective.outer is not None:
+        upper[objective.outer] = WIDE_BOX[False][OUTER]
     lower = -upper
     lowest, highest = (float(losses.min()), float(losses.max())) if len(losses) else (1.0, np.inf)
-    for i, name in enumerate(objective.names):
-        if name in TRANSFORM:
-            continue
+    for i, name in enumerate(objective.names[: objective.first_transform]):
         low, high = limits.get(name, (-np.inf, np.inf))
         if name in objective.constants:
             lower[i], upper[i] = np.log([C_BOX * lowest, lowest])
@@ -238,49 +248,63 @@ def _box(objective: Objective, limits: Limits, losses: FloatArray) -> tuple[Floa
                 side[i] = np.log(end) if name in objective.positive else end
         if lower[i] > upper[i]:
             raise ValueError(f"bounds: {name}={limits[name]} has an open end where one is needed: give both")
-    if objective.has_transform:
-        lower[-2:], upper[-2:] = _transform_box(objective, limits)
+    boxes = _transform_box(objective, limits).values()
+    lower[objective.first_transform :], upper[objective.first_transform :] = np.reshape([*boxes], (-1, 2)).T
     return lower, upper
 
 
-def _transform_box(objective: Objective, limits: Limits) -> tuple[FloatArray, FloatArray]:
-    """The box of (u, v), where E_start stays below all that E_max may be."""
-    low, high = 1.0 + np.exp(np.array(U_BOX))
-    start = limits.get("e_start", (low, high))
-    start = (start[0] if np.isfinite(start[0]) else low, start[1] if np.isfinite(start[1]) else max(high, start[0]))
-    box_v = np.array(V_BOX)
-    if objective.e_max is not None:
-        start, box_v = (start[0], min(start[1], objective.e_max * (1 - 1e-6))), np.zeros(2)
-    elif objective.e_max_alone:
-        least, most = limits["e_max"]
-        least = max(least, start[0] * (1 + 1e-6))
-        most = most if np.isfinite(most) else max(1e5, 2.0 * least)
-        start, box_v = (start[0], min(start[1], least * (1 - 1e-6))), np.log(np.array([least, most]) - 1.0)
-    if not 1.0 < start[0] <= start[1] or box_v[0] > box_v[1]:
-        raise ValueError(f"e_start={start[0]:g} must be above 1 and below e_max")
-    box_u = np.log(np.array(start) - 1.0)
-    return np.array([box_u[0], box_v[0]]), np.array([box_u[1], box_v[1]])
+def _transform_box(objective: Objective, limits: Limits) -> dict[str, tuple[float, float]]:
+    """The box of each parameter of a transform, as the logarithm of its distance.
+
+    Where E_max is limited itself, E_start stays below all that it may be.
+    """
+    spans: dict[str, tuple[float, float]] = {}
+    for p in objective.form.parameters:
+        low, high = limits.get(p.name, (-np.inf, np.inf))
+        if p.name in objective.follows:
+            spans[p.name] = p.box
+            continue
+        least = p.floor + (p.box[0] if p.above is None else 0.0)
+        low, high = (low if np.isfinite(low) else least), (high if np.isfinite(high) else max(p.floor + p.box[1], low))
+        if p.above:
+            below = [p.floor + distance for distance in spans[p.above]]
+            low = max(low, below[0] * (1 + 1e-6))
+            high = max(high, 2.0 * low) if not np.isfinite(limits[p.name][1]) else high
+            below[1] = min(below[1], low * (1 - 1e-6))
+            _refuse_empty(p, low, high, below)
+            spans[p.above] = (below[0] - p.floor, below[1] - p.floor)
+        spans[p.name] = (low - p.floor, high - p.floor)
+    return {name: (float(np.log(low)), float(np.log(high))) for name, (low, high) in spans.items()}
+
+
+def _refuse_empty(p: Parameter, low: float, high: float, below: list[float]) -> None:
+    if low > high or below[0] > below[1]:
+        raise ValueError(f"{p.above}={below[0]:g} must be above {p.floor:g} and below {p.name}")
 
 
 def start_points(problem: Problem, starts: Any) -> FloatArray:
     """θ [S, p], inside the box."""
     objective, fixed = problem.objective, problem.settings.fixed
-    transforms: tuple[tuple[float, float], ...] = ()
+    form, pairs = objective.form, list(product(*(transform.starts for transform in objective.form.transforms)))
     if starts == "paper":
-        choices = {name: fixed.get(name, PAPER_GRID[role]) for name, role in roles(objective.terms).items()}
-        coefficients, transforms = _grid(choices), (PAPER_TRANSFORM,)
+        slopes = {name: _signed(term, name, PAPER_GRID, form.roles) for term in form.terms for name in term.features}
+        grid = {name: slopes.get(name, PAPER_GRID.get(form.roles[name], ())) for name in objective.names}
+        coefficients = _grid({name: fixed.get(name, values) for name, values in grid.items() if values})
+        pairs = pairs[:1]
     elif starts == "scaled":
-        coefficients, transforms = _scaled_starts(objective, problem.columns, fixed), SCALED_TRANSFORMS
+        coefficients = _scaled_starts(objective, problem.columns, fixed)
     else:
         wrong = [law for law in starts if not isinstance(law, LAWS[objective.law])]
         if wrong or not len(starts):
             raise ValueError(f"starts must be laws of kind {objective.law!r}, got {wrong[0] if wrong else 'none'!r}")
         coefficients = {name: np.array([law.coefficients[name] for law in starts]) for name in objective.names}
-    if objective.has_transform and transforms:
-        pairs = np.array(list(dict.fromkeys(_start_transform(fixed, *pair) for pair in transforms)))
+        pairs = []
+    if form.parameters and pairs:
+        rows = list(dict.fromkeys(_transform_start(form, fixed, [v for own in pair for v in own]) for pair in pairs))
         count = len(next(iter(coefficients.values())))
-        coefficients = {name: np.tile(values, len(pairs)) for name, values in coefficients.items()}
-        coefficients |= dict(zip(TRANSFORM, np.repeat(pairs, count, axis=0).T, strict=True))
+        coefficients = {name: np.tile(values, len(rows)) for name, values in coefficients.items()}
+        columns = np.repeat(np.array(rows), count, axis=0).T
+        coefficients |= {p.name: column for p, column in zip(form.parameters, columns, strict=True)}
     return np.clip(objective.from_coefficients(coefficients), problem.lower, problem.upper)
 
 
@@ -290,15 +314,21 @@ def _grid(choices: Mapping[str, Any]) -> dict[str, FloatArray]:
     return dict(zip(choices, table.T, strict=True))
 
 
-def _start_transform(fixed: Mapping[str, float], e_start: float, e_max: float) -> tuple[float, float]:
-    """A start for (E_start, E_max) that respects what is fixed and keeps their order."""
-    if "e_max" in fixed:
-        e_max = fixed["e_max"]
-        e_start = min(e_start, 0.5 * (1.0 + e_max))
-    if "e_start" in fixed:
-        e_start = fixed["e_start"]
-        e_max = fixed.get("e_max", max(e_max, 2.0 * e_start))
-    return e_start, e_max
+def _signed(term: Term, name: str, table: Mapping[str, Any], roles: Mapping[str, str]) -> tuple[float, ...]:
+    """What `table` has for a coefficient's role, turned where the term has it with a minus."""
+    sign = term.features[name][0][0]
+    return tuple(sign * value for value in table[roles[name]])
+
+
+def _transform_start(form: Form, fixed: Mapping[str, float], start: Sequence[float]) -> tuple[float, ...]:
+    """A start of the transforms' parameters that respects what is fixed and keeps their order."""
+    found = {p.name: fixed.get(p.name, value) for p, value in zip(form.parameters, start, strict=True)}
+    for p in form.parameters:
+        if p.above and p.above not in fixed and p.name in fixed:
+            found[p.above] = min(found[p.above], 0.5 * (p.floor + found[p.name]))
+        elif p.above and p.above in fixed and p.name not in fixed:
+            found[p.name] = max(found[p.name], 2.0 * found[p.above])
+    return tuple(found.values())
 
 
 def _scaled_starts(
@@ -306,33 +336,40 @@ def _scaled_starts(
 ) -> dict[str, FloatArray]:
     """A grid around the data: coefficients as arrays [S].
 
-    The median loss is split into a constant and the terms, each with a falling slope in its variable and a small slope
-    of either sign in ln Ê.
+    The median loss is split into a constant and the terms, each with a falling slope in its sizes and a small slope of
+    either sign in the rest.
     """
-    middle = float(np.exp(np.median(np.log(columns["loss"]))))
-    powers = [term for term in objective.terms if term.variable]
+    form = objective.form
+    powers = [term for term in form.terms if term.slopes]
     choices: dict[str, Any] = {
         "floor": (0.05, 0.5, 0.85) if objective.constants else 0.0,  # the constant, as a part of the lowest loss
         "share": (0.2, 0.5, 0.8) if len(powers) > 1 else 1.0,  # the first term's part of the rest
     }
-    for i, term in enumerate(powers):
-        choices |= {f"slope{i}": (-0.1, -0.4), f"experts{i}": (-0.2, 0.2) if term.experts else 0.0}
+    for term in powers:
+        own = {name: _signed(term, name, SCALED_SLOPES, form.roles) for name in term.features}
+        choices |= {name: fixed.get(name, values) for name, values in own.items() if name not in choices}
+    if form.outer:
+        choices[form.outer] = fixed.get(form.outer, (1.0, 0.2))
     at = _grid(choices)
-    found = {name: np.full_like(at["floor"], fixed[name]) for name in objective.constants if name in fixed}
-    found |= {name: at["floor"] * columns["loss"].min() for name in objective.constants if name not in fixed}
-    rest = np.maximum(middle - sum(found.values()), 0.02 * middle)
+    found = {name: at[name] for name in objective.names if name in at}
+    for name in objective.constants:
+        found[name] = np.full_like(at["floor"], fixed[name]) if name in fixed else at["floor"] * columns["loss"].min()
+    middle = np.exp(np.median(np.log(columns["loss"])) / (at[form.outer] if form.outer else 1.0))
+    rest = np.maximum(middle - sum(found[name] for name in objective.constants), 0.02 * middle)
+    means = {name: float(np.mean(values)) for name, values in objective.reference_logs().items()}
     for i, term in enumerate(powers):
-        names, size = term.coefficients, rest * (at["share"] if i == 0 else (1.0 - at["share"]) / (len(powers) - 1))
-        cx = float(np.mean(np.log(columns[str(term.variable)])))
-        ce = float(np.mean(np.log(1.0 + columns["experts"]))) if term.experts else 0.0
-        interaction = fixed.get(names[3], 0.0) if term.experts else 0.0
-        values: list[Any] = [np.log(size), at[f"slope{i}"]]
-        if names[1] in fixed:  # as a slope at the middle
-            values[1] = fixed[names[1]] + interaction * ce
-        if term.experts:
-            by_experts = fixed[names[2]] + interaction * cx if names[2] in fixed else at[f"experts{i}"]
-            values += [by_experts, interaction]
-        values = shift(values, -cx, -ce)
-        values[0] = np.exp(values[0])
-        found |= {name: np.full(len(size), fixed.get(name, v)) for name, v in zip(names, values, strict=True)}
+        found |= {name: found[name] - _spill(term, name, fixed, means) for name in term.features if name not in fixed}
+        size = rest * (at["share"] if i == 0 else (1.0 - at["share"]) / (len(powers) - 1))
+        scale = np.exp(np.log(size) - term.exponent(found, means))
+        found[term.scale] = np.full_like(size, fixed[term.scale]) if term.scale in fixed else scale
     return found
+
+
+def _spill(term: Term, name: str, fixed: Mapping[str, float], means: Mapping[str, float]) -> float:
+    """What the term's fixed interactions add to this slope at the middle of the runs."""
+    (sign, factors), *_ = term.features[name]
+    if len(factors) > 1:
+        return 0.0
+    products = [(value * s, f) for other, value in fixed.items() for s, f in term.features.get(other, ())]
+    rests = [(value, left) for value, f in products for _, left in without(f, factors[0]) if left]
+    return sign * sum(value * prod(means[f] for f in left) for value, left in rests)

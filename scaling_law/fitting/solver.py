@@ -61,7 +61,8 @@ def minimise(
     """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper ([p]; equal bounds fix a parameter).
 
     `evaluate(θ, rows)` takes θ [k, p] of the starts `rows`. A start has converged once its promised decrease stays
-    below `tolerance`·(Q + floor) for `patience` steps with little damping, or once no step of any length decreases Q.
+    below `tolerance`·(Q + floor) for `patience` steps with little damping, once Q is below `floor`, or once no step of
+    any length decreases Q.
     """
     theta = np.clip(theta, lower, upper)
     active = np.arange(len(theta))
@@ -82,7 +83,7 @@ def minimise(
         now.calm = np.where(calm, now.calm + 1, 0)
         stuck = ~accepted & (calm | (now.damping > 1e12))
         now.accept(accepted, trial_theta, trial, np.clip(gain, -promised, 2 * promised) / np.maximum(promised, 1e-300))
-        done = (now.calm >= patience) | stuck
+        done = (now.calm >= patience) | stuck | (now.cost < floor)
         result.converged[active] = done
         done |= iteration == max_iterations
         if done.any():

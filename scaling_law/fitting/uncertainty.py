@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table
-from scaling_law.fitting.problem import make_problem
+from scaling_law.fitting.problem import floors_of, make_problem
 from scaling_law.fitting.solver import shown
 from scaling_law.laws import Law
 from scaling_law.laws.law import check_level, percentile_interval
-from scaling_law.laws.terms import TRANSFORM
 
 if TYPE_CHECKING:
     from scaling_law.fitting.fitting import FitResult
@@ -179,8 +178,9 @@ def refit_with(
     """Objective and coefficients of a refit from `near` with one coefficient fixed; infinite where impossible."""
     settings, used = result.problem.settings, result.used
     start = {**near, coefficient: value}
-    if coefficient == "e_max" and start["e_start"] >= value:
-        start["e_start"] = 1.0 + 0.5 * (value - 1.0)
+    for p in result.law.form.parameters:
+        if p.above and p.name == coefficient and start[p.above] >= value:
+            start[p.above] = p.floor + 0.5 * (value - p.floor)
     fixed, weight = {**settings.fixed, coefficient: value}, result.problem.objective.weight[used]
     runs, options = result.runs.subset(used), (settings.law, settings.huber_delta, weight, settings.l2)
     try:
@@ -202,8 +202,8 @@ def _end(result: FitResult, coefficient: str, side: float, limit: float) -> floa
 
     near = result.law.coefficients
     best = near[coefficient]
-    logarithmic = coefficient in result.problem.objective.positive or coefficient in TRANSFORM
-    floor = 1.0 if coefficient in TRANSFORM else 0.0
+    floors = floors_of(result.law.form)
+    logarithmic, floor = coefficient in floors, floors.get(coefficient, 0.0)
 
     def at(distance: float) -> float:
         return floor + (best - floor) * float(np.exp(side * distance)) if logarithmic else best + side * distance

@@ -5,7 +5,7 @@
 
 from scaling_law.laws.conditions import Conditions, ExtrapolationError
 from scaling_law.laws.law import LAWS, ChinchillaForm, ChinchillaLaw, JointLaw, Law, RoutedLaw, register
-from scaling_law.laws.terms import Term, expert_transform
+from scaling_law.laws.terms import Form, Parameter, Term, Transform, expert_transform
 
 __all__ = [
     "LAWS",
@@ -13,10 +13,13 @@ __all__ = [
     "ChinchillaLaw",
     "Conditions",
     "ExtrapolationError",
+    "Form",
     "JointLaw",
     "Law",
+    "Parameter",
     "RoutedLaw",
     "Term",
+    "Transform",
     "expert_transform",
     "register",
 ]

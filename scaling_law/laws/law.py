@@ -5,11 +5,12 @@ ChinchillaLaw L = m N^μ + n D^ν + c                                     Eq. 2,
 RoutedLaw     L = a Ê^δ N^(α + γ ln Ê)                                  Clark et al. 2022, Eq. 3 of the paper
 
 N is the active parameters with embedding and head, D the training tokens; losses are nats per token.
-docs/adding_a_law.md adds another kind.
+docs/adding_a_law.md adds another kind, over any variables.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.laws.conditions import GUARD, Conditions, range_warnings
-from scaling_law.laws.terms import VARIABLES, Term, coefficients_of, evaluate_terms, expert_transform
+from scaling_law.laws.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.size.architecture import VOCAB_SIZE
 from scaling_law.size.recipe import PAPER
 
@@ -51,16 +52,16 @@ class _Draws:
 
 @dataclass(frozen=True, repr=False)
 class Law:
-    """What all laws share; a kind of law adds `name`, `formula` and `terms`, from which its values follow.
+    """What all laws share; a kind of law adds `name`, `formula` and `form`, from which its values follow.
 
     `conditions` describe the fit. `draws` are coefficients of refits, [n_draws, n_coefficients] in the order of
-    `coefficient_names()`, or a function that returns them. N, D and E broadcast in every method; D may be None where
-    no term depends on it, E left out means dense models.
+    `coefficient_names()`, or a function that returns them. The variables of `form`, such as N, D and E, broadcast in
+    every method; E left out means dense models.
     """
 
     name: ClassVar[str] = ""
     formula: ClassVar[str] = ""
-    terms: ClassVar[tuple[Term, ...]] = ()
+    form: ClassVar[Form] = Form(())
 
     conditions: Conditions | None = field(default=None, kw_only=True, compare=False)
     draws: FloatArray | None = field(default=cast(Any, _Draws()), kw_only=True, compare=False)
@@ -77,9 +78,8 @@ class Law:
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
                 raise ValueError(f"{name}={value!r} must be a finite number")
             object.__setattr__(self, name, float(value))
-        known = self.coefficients
-        if "e_start" in known and not 1.0 < known["e_start"] < known["e_max"]:
-            raise ValueError(f"e_start={known['e_start']!r}, e_max={known['e_max']!r}: needs 1 < e_start < e_max")
+        for transform in self.form.transforms:
+            transform.refuse_disorder(self.coefficients)
 
     @classmethod
     def coefficient_names(cls) -> tuple[str, ...]:
@@ -95,43 +95,56 @@ class Law:
         """The vocabulary of this law's runs; GPT-2's 50,257 if unknown."""
         return (self.conditions and self.conditions.vocab_size) or VOCAB_SIZE
 
-    def loss(self, n_active: ArrayLike, tokens: ArrayLike | None = None, experts: ArrayLike | None = None) -> Any:
-        """Predicted loss in nats per token. ValueError for N, D ≤ 0, E < 1, non-finite or missing values.
+    def loss(
+        self,
+        n_active: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        experts: ArrayLike | None = None,
+        **variables: ArrayLike,
+    ) -> Any:
+        """Predicted loss in nats per token; `variables` are the law's others, by name.
 
-        Never refused, however far the question extrapolates: see `warnings` and `beyond_guard`.
+        ValueError for missing or unknown variables, values ≤ 0 or not finite, and E < 1. Never refused, however far
+        the question extrapolates: see `warnings` and `beyond_guard`.
         """
-        return self.evaluate(tuple(self.coefficients.values()), **self._inputs(n_active, tokens, experts))
+        return self.evaluate(tuple(self.coefficients.values()), self._inputs(n_active, tokens, experts, **variables))
 
     def loss_draws(
-        self, n_active: ArrayLike, tokens: ArrayLike | None = None, experts: ArrayLike | None = None
+        self,
+        n_active: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        experts: ArrayLike | None = None,
+        **variables: ArrayLike,
     ) -> FloatArray:
         """Losses under each of the law's draws, of shape [n_draws, ...]. ValueError if the law has none."""
         if self.draws is None:
             raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
-        inputs = self._inputs(n_active, tokens, experts)
+        inputs = self._inputs(n_active, tokens, experts, **variables)
         shape = np.broadcast_shapes(*(values.shape for values in inputs.values()))
         columns = self.draws.T.reshape(len(self.coefficients), -1, *([1] * len(shape)))
-        return np.asarray(self.evaluate(columns, **inputs))
+        return np.asarray(self.evaluate(columns, inputs))
 
     @classmethod
-    def evaluate(cls, coefficients: Any, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
+    def evaluate(cls, coefficients: Any, inputs: Mapping[str, FloatArray]) -> Any:
         """The loss for coefficients in the order of `coefficient_names()`; all broadcast, nothing is checked."""
-        values = dict(zip(cls.coefficient_names(), coefficients, strict=True))
-        inputs = {"n_active": n_active, "tokens": tokens, "experts": experts}
-        return evaluate_terms(cls.terms, values, {name: np.asarray(v, float) for name, v in inputs.items()})
+        return cls.form.evaluate(dict(zip(cls.coefficient_names(), coefficients, strict=True)), inputs)
 
     @classmethod
-    def _inputs(
-        cls, n_active: ArrayLike, tokens: ArrayLike | None, experts: ArrayLike | None
-    ) -> dict[str, FloatArray]:
-        """Checked arrays, 1 for None."""
-        if tokens is None and any(term.variable == "tokens" for term in cls.terms):
-            raise ValueError(f"tokens=None must be given: {cls.__name__} depends on it")
-        arrays = [np.asarray(1.0 if value is None else value, float) for value in (n_active, tokens, experts)]
-        for name, values in zip(VARIABLES[:2], arrays, strict=False):
-            if (wrong := values[~((values > 0) & (values < np.inf))]).size:
-                raise ValueError(f"{name}={wrong.flat[0]:g} must be positive and finite")
-        return dict(zip(VARIABLES, (*arrays[:2], checked_experts(arrays[2])), strict=True))
+    def _inputs(cls, n_active: Any, tokens: Any, experts: Any, **variables: Any) -> dict[str, FloatArray]:
+        """Checked arrays of all that was given, and E = 1 where it was not."""
+        given = {"n_active": n_active, "tokens": tokens, "experts": 1.0 if experts is None else experts, **variables}
+        arrays = {name: np.asarray(values, float) for name, values in given.items() if values is not None}
+        own = ", ".join(cls.form.variables)
+        if missing := [name for name in cls.form.variables if name not in arrays]:
+            raise ValueError(f"{missing[0]}=None must be given: {cls.__name__} depends on {own}")
+        if unknown := [name for name in variables if name not in cls.form.variables]:
+            raise ValueError(f"{unknown[0]} is no variable of {cls.__name__}: {own}")
+        for name, values in arrays.items():
+            least = 1.0 if name == "experts" else 0.0
+            if (wrong := values[~((values >= least) & (values > 0) & (values < np.inf))]).size:
+                allowed = "at least 1" if least else "positive"
+                raise ValueError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
+        return arrays
 
     def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> list[str]:
         """How far these models lie outside the runs, a sentence per quantity; [] inside."""
@@ -163,15 +176,15 @@ LAWS: dict[str, type[Law]] = {}
 def register(kind: type[LawT]) -> type[LawT]:
     """Class decorator: `fit` and law files then know the class by its `name`.
 
-    ValueError if the name is missing or taken, or if the fields are not the coefficients of the terms.
+    ValueError if the name is missing or taken, or if the fields are not the coefficients of the form.
     """
     known = LAWS.get(kind.name, kind)
     if not kind.name or (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
         raise ValueError(f"{kind.__name__}.name={kind.name!r} must be given, and not be another law's: {sorted(LAWS)}")
-    wanted = coefficients_of(kind.terms)
+    wanted = kind.form.coefficients
     if sorted(wanted) != sorted(kind.coefficient_names()):
         fields_of = ", ".join(kind.coefficient_names())
-        raise ValueError(f"{kind.__name__}: its fields ({fields_of}) must be those of its terms ({', '.join(wanted)})")
+        raise ValueError(f"{kind.__name__}: its fields ({fields_of}) must be those of its form ({', '.join(wanted)})")
     LAWS[kind.name] = kind
     return kind
 
@@ -229,11 +242,7 @@ class ChinchillaLaw(ChinchillaForm):
 
     name: ClassVar[str] = "chinchilla"
     formula: ClassVar[str] = "L = m·N^μ + n·D^ν + c"
-    terms: ClassVar[tuple[Term, ...]] = (
-        Term("n_active", ("m", "mu")),
-        Term("tokens", ("n", "nu")),
-        Term(None, ("c",)),
-    )
+    form: ClassVar[Form] = Form((Term("m", {"n_active": "mu"}), Term("n", {"tokens": "nu"}), Term("c")))
 
     m: float
     mu: float
@@ -269,10 +278,13 @@ class JointLaw(ChinchillaForm):
 
     name: ClassVar[str] = "joint"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"
-    terms: ClassVar[tuple[Term, ...]] = (
-        Term("n_active", ("a", "alpha", "delta", "gamma"), experts=True),
-        Term("tokens", ("b", "beta", "omega", "zeta"), experts=True),
-        Term(None, ("c",)),
+    form: ClassVar[Form] = Form(
+        (
+            Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"}),
+            Term("b", {"tokens": "beta", "e_hat": "omega", "tokens*e_hat": "zeta"}),
+            Term("c"),
+        ),
+        (E_HAT,),
     )
 
     a: float
@@ -321,7 +333,9 @@ class RoutedLaw(Law):
 
     name: ClassVar[str] = "routed"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê)"
-    terms: ClassVar[tuple[Term, ...]] = (Term("n_active", ("a", "alpha", "delta", "gamma"), experts=True),)
+    form: ClassVar[Form] = Form(
+        (Term("a", {"n_active": "alpha", "e_hat": "delta", "n_active*e_hat": "gamma"}),), (E_HAT,)
+    )
 
     a: float
     alpha: float

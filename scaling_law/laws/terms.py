@@ -1,98 +1,246 @@
-"""The terms that a law is a sum of; its values, its fit and its starts follow from them.
+"""The form of a law, from which its values, its fit and its starts follow: a sum of terms, under an outer exponent.
 
-    term = exp( p + s x + (q + r x) ln Ê )        x = ln N, ln D or ln E
+    L = (Σ term)^outer          term = scale · exp( Σ coefficient · feature )
 
-e^p is the size, s the slope, q the dependence on experts, r the interaction; those a term lacks are 0. Ê grows from
-Ê(1) = E_start and saturates at E_max (Ludziejewski et al. 2025, Eq. 3, after Clark et al. 2022):
+A feature is a product of logarithms of variables, which are columns of the runs, and of transforms: functions of
+variables with coefficients of their own. The transform of the joint law is Ê, which grows from Ê(1) = E_start and
+saturates at E_max (Ludziejewski et al. 2025, Eq. 3, after Clark et al. 2022):
 
     1/Ê = 1 / (E − 1 + (1/E_start − 1/E_max)⁻¹) + 1/E_max
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
-TRANSFORM = ("e_start", "e_max")  # coefficients of Ê, in every law that has it
-VARIABLES = ("n_active", "tokens", "experts")
-CONSTANT, SIZE, SLOPE, BY_EXPERTS, INTERACTION = "constant", "size", "slope", "by_experts", "interaction"
+Factors = tuple[str, ...]  # the variables and transforms whose logarithms a feature multiplies
+# What a coefficient is to its law; SLOPE is that of a size or of tokens, BY_DESIGN of anything else
+CONSTANT, SIZE, SLOPE, BY_DESIGN, INTERACTION = "constant", "size", "slope", "by_design", "interaction"
+TRANSFORM, OUTER = "transform", "outer"
+
+
+def is_size(variable: str) -> bool:
+    """Whether a variable counts parameters or tokens, with which a loss falls."""
+    return variable == "tokens" or variable.startswith("n_")
 
 
 @dataclass(frozen=True)
 class Term:
-    """A power of `variable` (None: a constant), with or without Ê.
+    """scale · exp(Σ coefficient · feature), a constant without `slopes`.
 
-    The coefficients are (constant,), (size, slope) or (size, slope, by experts, interaction). The first is positive
-    and fitted as its logarithm.
+    `slopes` maps a feature ("n_active", or a product such as "n_active*e_hat") to its coefficient: "alpha", "-alpha"
+    with the sign turned, or a number. Terms, and features of one term, may share coefficients, but not the scale,
+    which is positive and fitted as its logarithm. Term("b", {"tokens": "-beta"}) is b D^−β.
     """
 
-    variable: str | None
-    coefficients: tuple[str, ...]
-    experts: bool = False
+    scale: str
+    slopes: Mapping[str, str | float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.variable is not None and self.variable not in VARIABLES:
-            raise ValueError(f"variable={self.variable!r} must be one of {list(VARIABLES)}, or None")
-        if self.variable is None and self.experts:
-            raise ValueError(f"a constant term ({', '.join(self.coefficients)}) cannot have experts=True")
-        if len(self.coefficients) != len(self.roles):
-            raise ValueError(f"coefficients={self.coefficients!r} must be {len(self.roles)}: {', '.join(self.roles)}")
+    @cached_property
+    def features(self) -> dict[str, tuple[tuple[float, Factors], ...]]:
+        """For each coefficient but the scale, its (sign, factors)."""
+        found: dict[str, tuple[tuple[float, Factors], ...]] = {}
+        for feature, coefficient in self.slopes.items():
+            if isinstance(coefficient, str):
+                name, sign = coefficient.removeprefix("-"), -1.0 if coefficient.startswith("-") else 1.0
+                found[name] = (*found.get(name, ()), (sign, factors_of(feature)))
+        return found
+
+    @cached_property
+    def offset(self) -> tuple[tuple[float, Factors], ...]:
+        """The features whose coefficient is a number."""
+        pairs = ((value, factors_of(feature)) for feature, value in self.slopes.items())
+        return tuple((float(value), factors) for value, factors in pairs if not isinstance(value, str))
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        if self.variable is None:
-            return (CONSTANT,)
-        return (SIZE, SLOPE, BY_EXPERTS, INTERACTION) if self.experts else (SIZE, SLOPE)
+    def coefficients(self) -> tuple[str, ...]:
+        return (self.scale, *self.features)
+
+    @cached_property
+    def factors(self) -> Factors:
+        """The variables and transforms that occur."""
+        return tuple(dict.fromkeys(name for feature in self.slopes for name in factors_of(feature)))
+
+    def exponent(self, values: Mapping[str, Any], logs: Mapping[str, Any]) -> Any:
+        """Σ coefficient · feature."""
+        products = [(sign * values[c], f) for c, pairs in self.features.items() for sign, f in pairs]
+        return sum(value * prod(logs[name] for name in factors) for value, factors in (*products, *self.offset))
 
 
-def roles(terms: Sequence[Term]) -> dict[str, str]:
-    """Name → role of every coefficient, without those of Ê. ValueError for a name twice, or for two constants."""
-    names = [name for term in terms for name in term.coefficients]
-    if len({*names, *TRANSFORM}) < len(names) + len(TRANSFORM) or sum(not term.variable for term in terms) > 1:
-        raise ValueError(f"terms: the coefficients {names} must have names of their own, with one constant at most")
-    return {name: role for term in terms for name, role in zip(term.coefficients, term.roles, strict=True)}
+def factors_of(feature: str) -> Factors:
+    return tuple(sorted(name.strip() for name in feature.split("*")))
 
 
-def has_transform(terms: Sequence[Term]) -> bool:
-    """Whether Ê occurs."""
-    return any(term.experts for term in terms)
+@dataclass(frozen=True)
+class Parameter:
+    """A coefficient of a transform, above `floor` and above the parameter `above`, if any.
+
+    It is fitted as the logarithm of its distance, which `box` bounds; where it is itself bounded or fixed, the
+    distance is that from `floor`.
+    """
+
+    name: str
+    floor: float
+    box: tuple[float, float]
+    above: str | None = None
 
 
-def positive_coefficients(terms: Sequence[Term]) -> frozenset[str]:
-    """The coefficients that are fitted as their logarithms."""
-    return frozenset(term.coefficients[0] for term in terms)
+@dataclass(frozen=True)
+class Transform:
+    """A positive function of variables, with parameters of its own.
+
+    `log(*variables, *parameters)` is its logarithm, `gradient` the same with the derivatives by each parameter; both
+    broadcast. A fit starts from each of `starts`; at the first, which is also the paper's, features are centred.
+    """
+
+    name: str
+    variables: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    log: Callable[..., Any]
+    gradient: Callable[..., tuple[Any, ...]]
+    starts: tuple[tuple[float, ...], ...]
+
+    def refuse_disorder(self, values: Mapping[str, float]) -> None:
+        """ValueError for parameters not above what they must be above."""
+        for p in self.parameters:
+            below = [p.floor, *([values[p.above]] if p.above else [])]
+            if values[p.name] <= max(below):
+                given = ", ".join(f"{q.name}={values[q.name]!r}" for q in self.parameters)
+                order = " < ".join([format(p.floor, "g"), *([p.above] if p.above else []), p.name])
+                raise ValueError(f"{given}: needs {order}")
 
 
-def coefficients_of(terms: Sequence[Term]) -> tuple[str, ...]:
-    """The names of all coefficients, those of Ê last."""
-    return (*roles(terms), *(TRANSFORM if has_transform(terms) else ()))
+@dataclass(frozen=True)
+class Form:
+    """The terms of a law, the transforms they name, and the coefficient that is the outer exponent (positive), if any.
+
+    ValueError for terms that are no form: a scale twice, two constants, a transform that no term names.
+    """
+
+    terms: tuple[Term, ...]
+    transforms: tuple[Transform, ...] = ()
+    outer: str | None = None
+
+    def __post_init__(self) -> None:
+        scales = [term.scale for term in self.terms]
+        others = [name for term in self.terms for name in term.features]
+        own = [*(p.name for p in self.parameters), *self._outer]
+        if len({*scales, *own}) < len(scales) + len(own) or {*scales, *own} & {*others}:
+            raise ValueError(f"terms: the scales {scales} must have names of their own")
+        if sum(not term.slopes for term in self.terms) > 1:
+            raise ValueError(f"terms: one constant at most, not {[t.scale for t in self.terms if not t.slopes]}")
+        used = {name for term in self.terms for name in term.factors}
+        if idle := [t.name for t in self.transforms if t.name not in used]:
+            raise ValueError(f"transforms: no term names {', '.join(idle)}")
+
+    @property
+    def _outer(self) -> tuple[str, ...]:
+        return (self.outer,) if self.outer else ()
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Those of all transforms."""
+        return tuple(p for transform in self.transforms for p in transform.parameters)
+
+    @cached_property
+    def coefficients(self) -> tuple[str, ...]:
+        """The names of all coefficients: those of the terms, the outer exponent, those of the transforms."""
+        names = dict.fromkeys(name for term in self.terms for name in term.coefficients)
+        return (*names, *self._outer, *(p.name for p in self.parameters))
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """Coefficient → what it is; one that features share is what it is in the first."""
+        found = dict.fromkeys((p.name for p in self.parameters), TRANSFORM) | dict.fromkeys(self._outer, OUTER)
+        for term in self.terms:
+            found[term.scale] = SIZE if term.slopes else CONSTANT
+            for name, ((_, factors), *_) in term.features.items():
+                kind = INTERACTION if len(factors) > 1 else SLOPE if is_size(factors[0]) else BY_DESIGN
+                found.setdefault(name, kind)
+        return found
+
+    @cached_property
+    def positive(self) -> frozenset[str]:
+        """The coefficients that are fitted as their logarithms: the scales and the outer exponent."""
+        return frozenset(name for name, role in self.roles.items() if role in (SIZE, CONSTANT, OUTER))
+
+    @cached_property
+    def constants(self) -> tuple[str, ...]:
+        """Scales that are the loss of infinite size and data."""
+        return () if self.outer else tuple(term.scale for term in self.terms if not term.slopes)
+
+    @cached_property
+    def variables(self) -> tuple[str, ...]:
+        """The columns of the runs that the terms and transforms read."""
+        own = {transform.name: transform.variables for transform in self.transforms}
+        names = (name for term in self.terms for factor in term.factors for name in own.get(factor, (factor,)))
+        return tuple(dict.fromkeys(names))
+
+    def logs(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """ln of every variable and transform that a term names, at `inputs` and the coefficients `values`."""
+        transforms = {transform.name: transform for transform in self.transforms}
+        found: dict[str, Any] = {}
+        for name in dict.fromkeys(name for term in self.terms for name in term.factors):
+            if (transform := transforms.get(name)) is None:
+                found[name] = np.log(inputs[name])
+            else:
+                parameters = (values[p.name] for p in transform.parameters)
+                found[name] = transform.log(*(inputs[v] for v in transform.variables), *parameters)
+        return found
+
+    def evaluate(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+        """The loss; coefficients and inputs broadcast, and nothing is checked."""
+        logs = self.logs(values, inputs)
+        total: Any = 0.0
+        for term in self.terms:
+            scale = values[term.scale]
+            total = total + (scale * np.exp(term.exponent(values, logs)) if term.slopes else scale)
+        return total ** values[self.outer] if self.outer else total
+
+    def slopes(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """∂L/∂ln x for every variable x that a term names itself (not through a transform)."""
+        logs = self.logs(values, inputs)
+        parts = [(term, values[term.scale] * np.exp(term.exponent(values, logs))) for term in self.terms]
+        outer = values[self.outer] if self.outer else 1.0
+        chain = outer * sum(part for _, part in parts) ** (outer - 1.0)
+        names = logs.keys() & {*self.variables}
+        return {n: chain * sum(part * _exponent_slope(term, n, values, logs) for term, part in parts) for n in names}
 
 
-def evaluate_terms(terms: Sequence[Term], values: Mapping[str, Any], inputs: Mapping[str, FloatArray]) -> Any:
-    """The sum of the terms at `inputs` (n_active, tokens, experts); coefficients and inputs broadcast."""
-    log_e: Any = 0.0
-    if has_transform(terms):
-        log_e = np.log(expert_transform(inputs["experts"], *(values[name] for name in TRANSFORM)))
-    total: Any = 0.0
-    for term in terms:
-        own = [values[name] for name in term.coefficients]
-        x = np.log(inputs[term.variable]) if term.variable else 0.0
-        if term.experts:
-            total = total + own[0] * np.exp(own[2] * log_e + (own[1] + own[3] * log_e) * x)
-        else:
-            total = total + (own[0] * np.exp(own[1] * x) if term.variable else own[0])
-    return total
+def _exponent_slope(term: Term, name: str, values: Mapping[str, Any], logs: Mapping[str, Any]) -> Any:
+    """The derivative of a term's exponent by ln `name`."""
+    products = [(sign * values[c], f) for c, pairs in term.features.items() for sign, f in pairs]
+    return sum(
+        value * times * prod(logs[other] for other in rest)
+        for value, factors in (*products, *term.offset)
+        for times, rest in without(factors, name)
+    )
+
+
+def without(factors: Factors, name: str) -> Iterable[tuple[int, Factors]]:
+    """The derivative of a product of logarithms by one of them: how often it occurs, and what is left; or nothing."""
+    if times := factors.count(name):
+        rest = list(factors)
+        rest.remove(name)
+        yield times, tuple(rest)
 
 
 def expert_transform(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
     """Ê, broadcasting over its arguments. Needs E ≥ 1 and 1 < e_start < e_max (not checked here)."""
     inner, top = _inner(experts, e_start, e_max), np.asarray(e_max, float)
     return inner * top / (inner + top)
+
+
+def _log_expert_transform(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
+    return np.log(expert_transform(experts, e_start, e_max))
 
 
 def log_expert_transform_gradient(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> tuple[Any, Any, Any]:
@@ -110,3 +258,16 @@ def _inner(experts: ArrayLike, e_start: ArrayLike, e_max: ArrayLike) -> Any:
     """E − 1 + (1/E_start − 1/E_max)⁻¹."""
     start, top = np.asarray(e_start, float), np.asarray(e_max, float)
     return np.asarray(experts, float) - 1.0 + start * top / (top - start)
+
+
+E_HAT = Transform(
+    "e_hat",
+    ("experts",),
+    (
+        Parameter("e_start", floor=1.0, box=(0.01, 100.0)),
+        Parameter("e_max", floor=1.0, box=(1.0, 1e5), above="e_start"),
+    ),
+    _log_expert_transform,
+    log_expert_transform_gradient,
+    starts=((2.0, 256.0), (1.1, 12.0), (1.1, 1e4), (5.0, 40.0), (5.0, 1e4)),  # the first is the paper's
+)

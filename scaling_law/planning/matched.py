@@ -101,8 +101,9 @@ def drawn_gain(law: JointLaw, flops: float, experts: float, times_tokens: bool =
     n_total, dense_tokens, loss = (values[:, 0] for values in drawn_optimum(law, flops, 1.0))
     n_active = n_of_memory(law, n_total, experts)
     tokens = experts * dense_tokens if times_tokens else affordable_tokens(flops, n_active)
+    models = {"n_active": n_active, "tokens": tokens, "experts": np.array(float(experts))}
     assert law.draws is not None  # drawn_optimum has checked it
-    return np.asarray(loss - law.evaluate(law.draws.T, n_active, tokens, np.array(float(experts))))
+    return np.asarray(loss - law.evaluate(law.draws.T, models))
 
 
 def tokens_to_reach(law: ChinchillaForm, loss: ArrayLike, n_active: ArrayLike, experts: ArrayLike) -> FloatArray:

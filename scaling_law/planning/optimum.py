@@ -266,7 +266,7 @@ def drawn_optimum(law: JointLaw, flops: ArrayLike, experts: ArrayLike) -> tuple[
     with np.errstate(all="ignore"):  # in draws without an optimum
         coefficients = joint_to_chinchilla(columns, e)
         n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
-        loss = law.evaluate(columns, n_active, tokens, e)
+        loss = law.evaluate(columns, {"n_active": n_active, "tokens": tokens, "experts": e})
     n_active, tokens, loss = (np.where(has_optimum(coefficients), v, np.nan) for v in (n_active, tokens, loss))
     return n_active, tokens, loss
 

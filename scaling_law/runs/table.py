@@ -66,6 +66,13 @@ class Runs:
     warmup_tokens: float | None = None
     vocab_size: int | None = None
     where: str | None = None
+    columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
+
+    def column(self, name: str) -> FloatArray:
+        own = {n: getattr(self, n) for n in (*_INPUTS, "loss")} | {**self.columns}
+        if name not in own:
+            raise RunsError(f"{self.source}: no column {name}; there are: {', '.join(own)}")
+        return own[name]
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
@@ -85,6 +92,7 @@ class Runs:
         *,
         source: str = "columns",
         loss_name: str = "loss",
+        columns: Mapping[str, ArrayLike] | None = None,
     ) -> Runs:
         """Runs from arrays; scalars broadcast. RunsError for bad values.
 
@@ -106,11 +114,12 @@ class Runs:
         clusters = np.unique(np.asarray(trunk), return_inverse=True)[1].ravel()
         if len(names) != len(n) or len(clusters) != len(n):
             raise RunsError(f"run_id and trunk must have one entry for each of the {len(n)} runs")
-        columns = dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True))
-        problems = _problems(columns, [f"row {i} ({name})" for i, name in enumerate(names)])
+        own = dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True))
+        problems = _problems(own, [f"row {i} ({name})" for i, name in enumerate(names)])
         if any(problems):
             raise RunsError(_listed(source, problems))
-        return cls(n, d, e, losses, clusters, names, source, loss_name, trunk_source=trunk_source)
+        extra = {k: np.asarray(v, float) for k, v in (columns or {}).items()}
+        return cls(n, d, e, losses, clusters, names, source, loss_name, trunk_source=trunk_source, columns=extra)
 
     def __len__(self) -> int:
         return len(self.loss)
@@ -123,7 +132,8 @@ class Runs:
         """The runs where `mask` [n] is True; trunks keep their ids."""
         kept = np.flatnonzero(np.asarray(mask, bool))
         columns: dict[str, Any] = {name: getattr(self, name)[kept] for name in _COLUMNS}
-        return replace(self, **columns, run_id=tuple(self.run_id[i] for i in kept))
+        extra = {k: v[kept] for k, v in self.columns.items()}
+        return replace(self, **columns, columns=extra, run_id=tuple(self.run_id[i] for i in kept))
 
     def each_its_own_trunk(self) -> Runs:
         """The same runs as independent measurements."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, fit
 from scaling_law.law_files import law_to_dict, load_law
 from scaling_law.laws import LAWS, register
-from scaling_law.laws.terms import Term, expert_transform
+from scaling_law.laws.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.paper.published import PRINTED, RECOVERED
 
 # E → (m, μ, n, ν), as the LaTeX source of the table "reduced to the Chinchilla scaling law" holds them.
@@ -111,11 +111,9 @@ def changed_kind(**changes):
         ({"name": ""}, "must be given"),
         ({"name": "joint"}, "must be given, and not be another law's"),
         (
-            {"terms": (Term("n_active", ("a", "alpha")),)},
-            r"its fields .*delta.* must be those of its terms \(a, alpha\)",
+            {"form": Form((Term("a", {"n_active": "alpha"}),))},
+            r"its fields .*delta.* must be those of its form \(a, alpha\)",
         ),
-        ({"terms": (Term("n_active", ("a", "alpha")), Term("tokens", ("a", "beta")))}, "names of their own"),
-        ({"terms": (Term(None, ("a",)), Term(None, ("c",)))}, "one constant at most"),
     ],
 )
 def test_a_law_that_contradicts_itself_is_not_registered(changes, message):
@@ -125,17 +123,18 @@ def test_a_law_that_contradicts_itself_is_not_registered(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("form", "message"),
     [
-        (("n_total", ("a", "alpha")), "variable='n_total'"),
-        (("tokens", ("a",)), "must be 2: size, slope"),
-        (("tokens", ("a", "alpha"), True), "must be 4"),
-        ((None, ("c",), True), "constant term"),
+        (((Term("a", {"n_active": "alpha"}), Term("a", {"tokens": "beta"})),), "names of their own"),
+        (((Term("a", {"n_active": "a"}),),), "names of their own"),
+        (((Term("a"), Term("c")),), "one constant at most"),
+        (((Term("a", {"n_active": "alpha"}),), (E_HAT,)), "no term names e_hat"),
+        (((Term("e_max", {"e_hat": "alpha"}),), (E_HAT,)), "names of their own"),
     ],
 )
-def test_wrong_terms_are_refused(arguments, message):
+def test_a_form_that_contradicts_itself_is_refused(form, message):
     with pytest.raises(ValueError, match=message):
-        Term(*arguments)
+        Form(*form)
 
 
 @given(st.floats(1e5, 1e12), st.floats(1e5, 1e14), st.integers(1, 64))
