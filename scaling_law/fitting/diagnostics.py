@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.laws import LAWS
-from scaling_law.laws.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form, is_size
+from scaling_law.laws.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
+from scaling_law.size.architecture import is_size
 
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -231,6 +231,12 @@ class FitResult(ResultTable, Generic[LawT_co]):
         return f"FitResult({self.law!r}, rmse={self.rmse:.4g}, objective={self.objective:.6g}, {self.status.verdict})"
 
 
+def _other_variables(law: Law, runs: Runs) -> dict[str, FloatArray]:
+    """The law's variables besides N_act, D and E."""
+    others = {*law.form.variables} - {"n_active", "tokens", "experts"}
+    return {name: runs.column(name) for name in sorted(others)}
+
+
 def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
@@ -393,5 +399,6 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
         warmup_tokens=used.warmup_tokens,
         vocab_size=used.vocab_size,
         where=runs.where,
+        variables={name: (float(v.min()), float(v.max())) for name, v in _other_variables(law, used).items()} or None,
     )
     return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)

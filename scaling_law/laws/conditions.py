@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.units import format_count
-from scaling_law.size.architecture import training_flops
+from scaling_law.size.architecture import is_size, training_flops
 
 FloatArray = NDArray[np.float64]
 # How many times beyond the fitted range, either way. N is that of a learning-rate law, which counts otherwise.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0}
+SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 ROUNDING = 1e-9  # a question at the guard itself is inside
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-OPTIONAL = ("dataset", "commit", "vocab_size", "where")  # left out of a file where None: older versions read it
+OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables")  # left out of a file: older versions read it
 
 
 class ExtrapolationError(ValueError):
@@ -56,7 +57,7 @@ class Excess:
 
     @property
     def beyond(self) -> bool:
-        return self.times > GUARD[self.name] * (1 + ROUNDING)
+        return self.times > guard_of(self.name) * (1 + ROUNDING)
 
     def __str__(self) -> str:
         sign = "×" if self.value > self.high else "÷"
@@ -66,12 +67,18 @@ class Excess:
         return f"{name} {value} is outside the fitted {low}…{high} ({sign}{self.times:.3g})"
 
 
+def guard_of(name: str) -> float:
+    """How many times beyond the fitted range of this quantity an answer is refused."""
+    return GUARD.get(name, SIZE_GUARD if is_size(name) else DESIGN_GUARD)
+
+
 @dataclass(frozen=True)
 class Conditions:
     """How a law was fitted: `load_runs(dataset, revision=commit, where=where)` reads the same runs.
 
     `draws` says how the draws were made, if not by the bootstrap of the fit. `set_aside` are outliers left out,
-    `warmup_tokens` is the longest warm-up, and `vocab_size` is None if unknown or mixed.
+    `warmup_tokens` is the longest warm-up, `vocab_size` is None if unknown or mixed, and `variables` has the ranges of
+    a law's variables besides N_act, D and E.
     """
 
     provenance: str
@@ -89,6 +96,7 @@ class Conditions:
     warmup_tokens: float | None = None
     vocab_size: int | None = None
     where: str | None = None
+    variables: Mapping[str, tuple[float, float]] | None = None
 
     @property
     def overall(self) -> FittedRange | None:
@@ -100,24 +108,27 @@ class Conditions:
         return tuple(sorted(r.experts for r in self.ranges if r.experts is not None))
 
     def fitted_limits(self) -> dict[str, tuple[float, float]]:
-        """(lowest, highest) N_act, D, D/N and E of all runs; empty if unknown."""
-        if (r := self.overall) is None:
-            return {}
-        own = {"E": (self.experts[0], self.experts[-1])} if self.experts else {}
-        return {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter} | own
+        """(lowest, highest) N_act, D, D/N, E and other variables of all runs; without those that are unknown."""
+        found = dict(self.variables or {})
+        if (r := self.overall) is not None:
+            found |= {"N_act": r.n_active, "D": r.tokens, "D/N": r.tokens_per_parameter}
+        return found | ({"E": (self.experts[0], self.experts[-1])} if self.experts else {})
 
-    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> Any:
-        """True where N, D, D/N or E is further outside the known range than `GUARD`; broadcasts."""
-        quantities = _quantities(n_active, tokens, experts)
+    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, **variables: ArrayLike) -> Any:
+        """True where a quantity is further outside its known range than its guard; broadcasts."""
+        quantities = _quantities(n_active, tokens, experts, **variables)
         beyond = np.zeros(np.broadcast_shapes(*map(np.shape, quantities.values())), bool)
         for name, (low, high) in self.fitted_limits().items():
-            guard = GUARD[name] * (1 + ROUNDING)
-            beyond |= (quantities[name] < low / guard) | (quantities[name] > high * guard)
+            guard, values = guard_of(name) * (1 + ROUNDING), quantities.get(name, np.asarray(low))
+            beyond |= (values < low / guard) | (values > high * guard)
         return beyond
 
-    def excesses(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> list[Excess]:
+    def excesses(
+        self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, **variables: ArrayLike
+    ) -> list[Excess]:
         """The worst value of each quantity that lies beyond the guard."""
-        return [e for e in excesses(_quantities(n_active, tokens, experts), self.fitted_limits(), experts) if e.beyond]
+        quantities = _quantities(n_active, tokens, experts, **variables)
+        return [e for e in excesses(quantities, self.fitted_limits(), experts) if e.beyond]
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
@@ -135,47 +146,59 @@ class Conditions:
             raise ValueError(f"conditions: vocab_size={vocabulary!r} must be an integer of at least 1")
         try:
             ranges = tuple(FittedRange(**_tuples(r)) for r in data.get("ranges", ()))
-            return cls(**{**_tuples(data), "ranges": ranges})
+            variables = _tuples(data["variables"]) if data.get("variables") else None
+            return cls(**{**_tuples(data), "ranges": ranges, "variables": variables})
         except TypeError as error:
             raise ValueError(f"conditions: {error}") from None
 
 
 def range_warnings(
-    conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike
+    conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, **variables: ArrayLike
 ) -> list[str]:
     """A sentence on the worst value of each quantity outside the fitted range (of the same E for N and D, if any)."""
-    if conditions is None or conditions.overall is None:
+    if conditions is None or not conditions.fitted_limits():
         return [UNGUARDED]
     limits: dict[str, tuple[Any, Any]] = dict(conditions.fitted_limits())
     e = np.asarray(experts, float)
     for r in conditions.ranges:
         for name, own in (("N_act", r.n_active), ("D", r.tokens)):
-            low, high = limits[name]
+            low, high = limits.get(name, own)
             limits[name] = np.where(e == r.experts, own[0], low), np.where(e == r.experts, own[1], high)
     found = []
-    for excess in excesses(_quantities(n_active, tokens, experts), limits, experts, slack=1e-3):
+    for excess in excesses(_quantities(n_active, tokens, experts, **variables), limits, experts, slack=1e-3):
         own_range = excess.name in ("N_act", "D") and excess.experts in conditions.experts
         found.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")
-    return found + advice(conditions.excesses(n_active, tokens, experts))
+    return found + advice(conditions.excesses(n_active, tokens, experts, **variables))
 
 
 def refuse_extrapolation(
-    conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, force: bool = False
+    conditions: Conditions | None,
+    n_active: ArrayLike,
+    tokens: ArrayLike,
+    experts: ArrayLike,
+    force: bool = False,
+    **variables: ArrayLike,
 ) -> None:
     """ExtrapolationError if any of these models lies beyond the guard."""
     what = []
-    for excess in [] if force or conditions is None else conditions.excesses(n_active, tokens, experts):
+    for excess in [] if force or conditions is None else conditions.excesses(n_active, tokens, experts, **variables):
         where = "" if excess.name == "E" else f" at E = {excess.experts:g}"
-        what.append(f"{excess}{where}, beyond the guard of {GUARD[excess.name]:g} times")
+        what.append(f"{excess}{where}, beyond the guard of {guard_of(excess.name):g} times")
     if what:
         answer = "too far from the runs of this law to answer"
         raise ExtrapolationError(f"{answer}: {'; '.join(what)}; force=True (--force) answers anyway")
 
 
-def _quantities(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> dict[str, FloatArray]:
-    n, d, e = (np.asarray(values, float) for values in (n_active, tokens, experts))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return {"N_act": n, "D": d, "D/N": d / n, "E": e}
+def _quantities(
+    n_active: ArrayLike | None, tokens: ArrayLike | None, experts: ArrayLike | None, **variables: ArrayLike | None
+) -> dict[str, FloatArray]:
+    """Those that are given."""
+    given = {"N_act": n_active, "D": tokens, "E": experts, **variables}
+    found = {name: np.asarray(values, float) for name, values in given.items() if values is not None}
+    if "N_act" in found and "D" in found:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found["D/N"] = found["D"] / found["N_act"]
+    return found
 
 
 def excesses(
@@ -186,6 +209,8 @@ def excesses(
 ) -> Iterator[Excess]:
     """For each quantity and end, the value that leaves its `limits` by the largest factor; all broadcast."""
     for name, own in limits.items():
+        if name not in quantities:
+            continue
         arrays = np.broadcast_arrays(*(np.asarray(v, float) for v in (quantities[name], *own, experts)))
         value, low, high, e = (v.ravel() for v in arrays)
         for times in (low / value, value / high):
@@ -197,7 +222,7 @@ def excesses(
 def advice(found: Iterable[Excess]) -> list[str]:
     """A sentence for each quantity that lies beyond the guard."""
     names = dict.fromkeys(excess.name for excess in found if excess.beyond)
-    return [f"{name} is over {GUARD[name]:g} times outside: do not act on this prediction" for name in names]
+    return [f"{name} is over {guard_of(name):g} times outside: do not act on this prediction" for name in names]
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

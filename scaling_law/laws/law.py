@@ -146,13 +146,19 @@ class Law:
                 raise ValueError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
         return arrays
 
-    def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> list[str]:
+    def warnings(
+        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+    ) -> list[str]:
         """How far these models lie outside the runs, a sentence per quantity; [] inside."""
-        return range_warnings(self.conditions, n_active, tokens, 1 if experts is None else experts)
+        e = 1 if experts is None else experts
+        return range_warnings(self.conditions, n_active, tokens, e, **variables)
 
-    def beyond_guard(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) -> NDArray[np.bool_]:
+    def beyond_guard(
+        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+    ) -> NDArray[np.bool_]:
         """True where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
-        return (self.conditions or Conditions("unknown")).beyond_guard(n_active, tokens, experts)
+        known = self.conditions or Conditions("unknown")
+        return np.asarray(known.beyond_guard(n_active, tokens, experts, **variables))
 
     def replace(self: LawT, **changes: Any) -> LawT:
         """A copy with some fields changed; new coefficients drop the draws unless `draws` are given."""
@@ -255,10 +261,12 @@ class ChinchillaLaw(ChinchillaForm):
         own = self.conditions.experts if self.conditions else ()
         return self.experts if self.experts is not None else (own[0] if len(own) == 1 else 1.0)
 
-    def warnings(self, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike | None = None) -> list[str]:
+    def warnings(
+        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+    ) -> list[str]:
         own = self.default_experts()
         asked = own if experts is None else experts
-        found = super().warnings(n_active, tokens, asked)
+        found = super().warnings(n_active, tokens, asked, **variables)
         if others := ", ".join(f"{e:g}" for e in np.unique(asked).tolist() if e != own):
             found.append(f"this Chinchilla law holds for E = {own:g}: its loss for E = {others} is the same")
         return found

@@ -49,7 +49,7 @@ def kv_cache_elements(d_model: ArrayLike, tokens: ArrayLike, n_blocks: ArrayLike
 
 
 def training_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
-    return 6.0 * np.asarray(n_active, float) * np.asarray(tokens, float)
+    return 6.0 * np.asarray(n_active) * np.asarray(tokens)
 
 
 def inference_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
@@ -58,12 +58,40 @@ def inference_flops(n_active: ArrayLike, tokens: ArrayLike) -> Any:
 
 def affordable_tokens(flops: ArrayLike, n_active: ArrayLike, inference_tokens: ArrayLike = 0.0) -> Any:
     """Training tokens D that 6 N D + 2 N D_inf = F leaves (negative where inference alone exceeds the budget)."""
-    return np.asarray(flops, float) / (6.0 * np.asarray(n_active, float)) - np.asarray(inference_tokens, float) / 3.0
+    return np.asarray(flops) / training_flops(n_active, 1.0) - np.asarray(inference_tokens) / 3.0
 
 
 def size_in_width(experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> tuple[float, Any]:
     """The coefficients of d and d³ in N_total under the d / 64 rule, for `experts` experts."""
     return 2.0 * vocab_size, (ATTENTION + EXPERT * np.asarray(experts, float)) / HEAD_DIM
+
+
+def variables_of_width(
+    d_model: ArrayLike, experts: ArrayLike, granularity: ArrayLike = 1.0, vocab_size: float = VOCAB_SIZE
+) -> dict[str, Any]:
+    """What laws may depend on, for models under the d / 64 rule (broadcasts; differentiable by a complex step).
+
+    `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense width (G =
+    `granularity`), and G are active: the parameters depend on E alone. `Architecture.variables` has the same names.
+    """
+    (linear, active), (_, total) = size_in_width(1.0, vocab_size), size_in_width(experts, vocab_size)
+    d = np.asarray(d_model)
+    embedding, cube = linear * d, d**3
+    return {
+        "n_active": embedding + active * cube,
+        "n_total": embedding + total * cube,
+        "n_active_non_embedding": active * cube,
+        "n_total_non_embedding": total * cube,
+        "experts": np.asarray(experts, float),
+        "density": 1.0 / np.asarray(experts, float),
+        "granularity": np.asarray(granularity, float),
+        "experts_per_token": np.asarray(granularity, float),
+    }
+
+
+def is_size(variable: str) -> bool:
+    """Whether a variable of a law counts parameters or tokens, with which a loss falls."""
+    return variable == "tokens" or variable.startswith("n_")
 
 
 def width_of_active(n_active: ArrayLike, vocab_size: float = VOCAB_SIZE) -> Any:
