@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling_law.law_files import load_law, push_law, save_law
-from scaling_law.laws import ChinchillaForm, JointLaw, Law
+from scaling_law.laws import JointLaw, Law
 from scaling_law.laws.law import LawT
 from scaling_law.paper.published import published_law
 from scaling_law.planning.optimal_table import optimal
@@ -37,8 +37,13 @@ def published(cls: type[JointLaw], rounded: bool = False) -> JointLaw:
 
 
 METHODS: dict[type[Law], dict[str, Any]] = {
-    Law: {"save_pretrained": save_law, "push_to_hub": push_law, "from_pretrained": from_pretrained},
-    ChinchillaForm: {"compute_optimal": compute_optimal, "optimal": optimal},
+    Law: {
+        "compute_optimal": compute_optimal,
+        "optimal": optimal,
+        "save_pretrained": save_law,
+        "push_to_hub": push_law,
+        "from_pretrained": from_pretrained,
+    },
     JointLaw: {"published": published, "optimum_draws": optimum_draws},
 }
 for _kind, _methods in METHODS.items():

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.laws.conditions import GUARD, Conditions, range_warnings
 from scaling_law.laws.terms import E_HAT, Form, Term, expert_transform
-from scaling_law.size.architecture import VOCAB_SIZE
+from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Law:
     draws: FloatArray | None = field(default=cast(Any, _Draws()), kw_only=True, compare=False)
 
     if TYPE_CHECKING:  # `scaling_law.law_methods` binds these; declared here for type checkers and editors
+        compute_optimal = law_methods.compute_optimal
+        optimal = law_methods.optimal
         save_pretrained = law_methods.save_law
         push_to_hub = law_methods.push_law
 
@@ -89,6 +91,11 @@ class Law:
     @property
     def coefficients(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in self.coefficient_names()}
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What the loss depends on: names of columns of runs."""
+        return self.form.variables
 
     @property
     def vocab_size(self) -> int:
@@ -145,6 +152,15 @@ class Law:
                 allowed = "at least 1" if least else "positive"
                 raise ValueError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
         return arrays
+
+    def default_experts(self) -> Any:
+        """For a question that names no E: the paper's within the range guard, or 1 for a law of dense models."""
+        if not {*self.variables} & EXPERT_VARIABLES:
+            return (1.0,)
+        limits = self.conditions.fitted_limits() if self.conditions else {}
+        least, most = limits.get("density", (1.0 / PAPER.experts[-1], 1.0))
+        low, high = limits.get("E", (1.0 / most, 1.0 / least))
+        return tuple(float(e) for e in PAPER.experts if low / GUARD["E"] <= e <= high * GUARD["E"])
 
     def warnings(
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
@@ -218,19 +234,9 @@ def check_level(level: float) -> None:
 class ChinchillaForm(Law):
     """A law that is m N^μ + n D^ν + c for each E, and so has optima."""
 
-    if TYPE_CHECKING:  # bound by `scaling_law.law_methods`, as those of Law
-        compute_optimal = law_methods.compute_optimal
-        optimal = law_methods.optimal
-
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         """(m, μ, n, ν) for each E of `experts`, as arrays of its shape. ValueError for an E outside the law."""
         raise NotImplementedError
-
-    def default_experts(self) -> Any:
-        """The paper's expert counts within the range guard, for a question that names none."""
-        limits = self.conditions.fitted_limits().get("E") if self.conditions else None
-        low, high = limits or (1.0, PAPER.experts[-1])
-        return tuple(float(e) for e in PAPER.experts if low / GUARD["E"] <= e <= high * GUARD["E"])
 
     @property
     def irreducible_loss(self) -> float:

@@ -202,25 +202,6 @@ class Form:
             total = total + (scale * np.exp(term.exponent(values, logs)) if term.slopes else scale)
         return total ** values[self.outer] if self.outer else total
 
-    def slopes(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """∂L/∂ln x for every variable x that a term names itself (not through a transform)."""
-        logs = self.logs(values, inputs)
-        parts = [(term, values[term.scale] * np.exp(term.exponent(values, logs))) for term in self.terms]
-        outer = values[self.outer] if self.outer else 1.0
-        chain = outer * sum(part for _, part in parts) ** (outer - 1.0)
-        names = logs.keys() & {*self.variables}
-        return {n: chain * sum(part * _exponent_slope(term, n, values, logs) for term, part in parts) for n in names}
-
-
-def _exponent_slope(term: Term, name: str, values: Mapping[str, Any], logs: Mapping[str, Any]) -> Any:
-    """The derivative of a term's exponent by ln `name`."""
-    products = [(sign * values[c], f) for c, pairs in term.features.items() for sign, f in pairs]
-    return sum(
-        value * times * prod(logs[other] for other in rest)
-        for value, factors in (*products, *term.offset)
-        for times, rest in without(factors, name)
-    )
-
 
 def without(factors: Factors, name: str) -> Iterable[tuple[int, Factors]]:
     """The derivative of a product of logarithms by one of them: how often it occurs, and what is left; or nothing."""

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table, as_text
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.laws import ChinchillaForm
+from scaling_law.laws import Law
 from scaling_law.laws.conditions import refuse_extrapolation
 from scaling_law.laws.law import percentile_interval
 from scaling_law.laws.learning_rate import LearningRateLaw
@@ -23,6 +23,7 @@ from scaling_law.planning.optimum import (
     Constraints,
     WidthOptimum,
     asked_experts,
+    model_variables,
     name_limits,
     optimal_widths,
     positive,
@@ -254,7 +255,7 @@ class OptimalTable(ResultTable):
 
 @name_limits
 def optimal(
-    law: ChinchillaForm,
+    law: Law,
     flops: Any,
     experts: ArrayLike | None = None,
     *,
@@ -288,13 +289,13 @@ def optimal(
     shown = found.fits
     if not shown.any():
         raise ValueError(_nothing_fits(budget, e[found.exists], constraints))
-    at = found.n_active[shown], found.tokens[shown], e[shown]
-    if law.beyond_guard(*at).all():
-        refuse_extrapolation(law.conditions, *at, force)
-    draws = None if law.draws is None else law.loss_draws(*at)
+    at = model_variables(law, found.d_model[shown], e[shown], budget, constraints)
+    if law.beyond_guard(**at).all():
+        refuse_extrapolation(law.conditions, **at, force=force)
+    draws = None if law.draws is None else law.loss_draws(**at)
     rates = learning_rate_law or LearningRateLaw.published()
     return OptimalTable(
-        _rows(law, found, e, constraints, rates, integral, draws),
+        _rows(law, found, e, at, constraints, rates, integral, draws),
         budget,
         constraints,
         integral,
@@ -309,19 +310,21 @@ def optimal(
 
 
 def _rows(
-    law: ChinchillaForm,
+    law: Law,
     found: WidthOptimum,
     asked: FloatArray,
+    at: Mapping[str, FloatArray],
     constraints: Constraints,
     rates: LearningRateLaw,
     integral: bool,
     draws: FloatArray | None,
 ) -> tuple[OptimalRow, ...]:
-    """The row of each E with a model that fits; `draws` are the losses of these under each draw."""
+    """The row of each E with a model that fits: their variables are `at`, `draws` their losses under each draw."""
     limits = np.where(found.truncated, "memory", np.where(found.free < HEAD_DIM, "smallest", "compute"))
     columns = (asked, found.d_model, found.n_active, found.tokens, found.loss, limits)
     rows: list[OptimalRow] = []
     for e, d, n, tokens, loss, limit in zip(*(column[found.fits].tolist() for column in columns), strict=True):
+        own = {name: values[len(rows)] for name, values in at.items()}
         counted = float(rates.counted_parameters(d, vocab_size=constraints.vocab_size))
         row = OptimalRow(
             experts=e,
@@ -338,8 +341,8 @@ def _rows(
             loss_interval=None if draws is None else percentile_interval(draws[:, len(rows)]),
             learning_rate=float(rates.at(counted, e)),
             limited_by=limit,
-            warnings=tuple(dict.fromkeys([*law.warnings(n, tokens, e), *rates.warnings_at(counted, e)])),
-            trusted=not law.beyond_guard(n, tokens, e),
+            warnings=tuple(dict.fromkeys([*law.warnings(**own), *rates.warnings_at(counted, e)])),
+            trusted=not law.beyond_guard(**own),
             architecture=Architecture(round(d), int(e), vocab_size=constraints.vocab_size) if integral else None,
         )
         rows.append(row)

@@ -10,7 +10,7 @@ Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimal
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from scaling_law.laws import ChinchillaForm, JointLaw, Law
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.laws.law import joint_to_chinchilla
 from scaling_law.size.architecture import (
+    EXPERT_VARIABLES,
     HEAD_DIM,
     VOCAB_SIZE,
     active_parameters,
@@ -32,11 +33,14 @@ from scaling_law.size.architecture import (
     size_in_width,
     solve_width,
     total_parameters,
+    training_flops,
+    variables_of_width,
     width_of_active,
     width_of_total,
 )
 
 FloatArray = NDArray[np.float64]
+SEARCHED = 400  # widths between d_model 1 and that for which the budget buys one token
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _PARSERS: dict[str, Callable[[str, str], float]] = {
     "max_parameters": parse_count,
@@ -52,8 +56,9 @@ class Constraints:
 
     `max_parameters` limits N_total, `max_memory_bytes` the weights and the key-value cache, `kv_cache_tokens` over all
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
-    1 for grouped queries, the parameter count left as it is. `vocab_size` sets the size of a width; a question without
-    it means that of the law's runs. ValueError names the field, the value and what is allowed.
+    1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G, of which G
+    times as many are active. `vocab_size` sets the size of a width; a question without it means that of the law's runs.
+    ValueError names the field, the value and what is allowed.
     """
 
     max_parameters: float | None = None
@@ -63,6 +68,7 @@ class Constraints:
     bytes_per_kv: float = 2.0
     inference_tokens: float = 0.0
     kv_heads_ratio: float = 1.0
+    granularity: float = 1.0
     vocab_size: int = VOCAB_SIZE
 
     @classmethod
@@ -105,6 +111,11 @@ class Constraints:
             limit = np.minimum(limit, solve_width(b * linear, cache, b * cubic, self.max_memory_bytes))
         return limit
 
+    def variables(self, d_model: Any, experts: Any, flops: Any) -> dict[str, Any]:
+        """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
+        found = variables_of_width(d_model, experts, self.granularity, self.vocab_size)
+        return found | {"tokens": affordable_tokens(flops, found["n_active"], self.inference_tokens)}
+
 
 def name_limits(function: FunctionT) -> FunctionT:
     """Decorator: the fields of `Constraints` in the place of `**limits` in a signature, for help and completion."""
@@ -116,7 +127,7 @@ def name_limits(function: FunctionT) -> FunctionT:
     return function
 
 
-def asked_experts(law: ChinchillaForm, experts: Any) -> FloatArray:
+def asked_experts(law: Law, experts: Any) -> FloatArray:
     """The expert counts to answer for: as given, text such as "1,2,4-8", or the law's own for None."""
     if isinstance(experts, str):
         return np.array(parse_experts(experts), float)
@@ -160,7 +171,7 @@ class ComputeOptimum(ResultTable):
 
 
 def compute_optimal(
-    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
+    law: Law, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> ComputeOptimum:
     """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
 
@@ -168,13 +179,27 @@ def compute_optimal(
     """
     budget = positive("flops", flops)
     e = asked_experts(law, experts)
-    coefficients = law.chinchilla_coefficients(e)
-    if not np.all(has_optimum(coefficients)):
-        raise ValueError(no_optimum(law, e))
-    expanded = budget.reshape(budget.shape + (1,) * e.ndim)
-    n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(expanded, 1.0))
-    refuse_extrapolation(law.conditions, n_active, tokens, e, force)
-    return ComputeOptimum(budget, e, n_active, tokens, law.loss(n_active, tokens, e), law.conditions)
+    expanded, constraints = budget.reshape(budget.shape + (1,) * e.ndim), Constraints.of(law)
+    if isinstance(law, ChinchillaForm):
+        coefficients = law.chinchilla_coefficients(e)
+        if not np.all(has_optimum(coefficients)):
+            raise ValueError(no_optimum(law, e))
+        n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(expanded, 1.0))
+        at = {"n_active": n_active, "tokens": tokens, "experts": e}
+    else:
+        grid, experts_of = np.broadcast_arrays(expanded, e)
+        width, exists = searched_width(law, grid, experts_of, constraints)
+        if not exists.all():
+            raise ValueError(f"this {law.name} law has no compute optimum for some of these experts and budgets")
+        at = model_variables(law, width, e, expanded, constraints)
+    refuse_extrapolation(law.conditions, **at, force=force)
+    return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), law.conditions)
+
+
+def model_variables(law: Law, d_model: Any, experts: Any, flops: Any, constraints: Constraints) -> dict[str, Any]:
+    """N_act, D, E and the law's other variables, for models of these widths that spend the budget."""
+    found = constraints.variables(d_model, experts, flops)
+    return {name: found[name] for name in dict.fromkeys(("n_active", "tokens", "experts", *law.variables))}
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:
@@ -206,14 +231,76 @@ class WidthOptimum:
 
 
 def optimal_widths(
-    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike, constraints: Constraints, integral: bool = False
+    law: Law, flops: ArrayLike, experts: ArrayLike, constraints: Constraints, integral: bool = False
 ) -> WidthOptimum:
-    """The constrained optimum, `flops` and `experts` broadcast; no range check. ValueError where no E has one."""
+    """The constrained optimum, `flops` and `experts` broadcast; no range check. ValueError where no E has one.
+
+    In closed form where the law is m N^μ + n D^ν + c for each E, else along the widths that the budget can train.
+    """
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
+    if not isinstance(law, ChinchillaForm):
+        return searched_widths(law, budget, e, constraints, integral)
     coefficients = law.chinchilla_coefficients(e)
     if not has_optimum(coefficients).any():
         raise ValueError(no_optimum(law, e))
     return widths_of(coefficients, law.irreducible_loss, budget, e, constraints, integral)
+
+
+def searched_widths(
+    law: Law, budget: FloatArray, e: FloatArray, constraints: Constraints, integral: bool = False
+) -> WidthOptimum:
+    """As `optimal_widths`, for any law of tokens and of what an architecture has, whatever its form."""
+    free, exists = searched_width(law, budget, e, constraints)
+    if not exists.any():
+        raise ValueError(f"this {law.name} law has no minimum along the budget for any of these experts")
+
+    def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        found = constraints.variables(d, e, budget)
+        with np.errstate(invalid="ignore"):
+            return found["n_active"], found["tokens"], _loss(law, found)
+
+    return settled(loss_at, np.where(exists, free, HEAD_DIM), exists, e, constraints, integral)
+
+
+def searched_width(
+    law: Law, budget: FloatArray, e: FloatArray, constraints: Constraints
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """The d_model of lowest loss along each budget, and whether there is one (elsewhere NaN).
+
+    The best of a grid of widths, then the root of the derivative between its neighbours, taken by a complex step.
+    ValueError for a variable that is none of an architecture, and for experts of a law of dense models.
+    """
+    _refuse_other_variables(law, constraints, e)
+
+    def slope(x: FloatArray, flops: FloatArray, experts: FloatArray) -> FloatArray:
+        """The derivative of the loss by x = ln d_model."""
+        return np.asarray(_loss(law, constraints.variables(np.exp(x) * (1 + 1e-30j), experts, flops)).imag * 1e30)
+
+    served = inference_flops(1.0, constraints.inference_tokens)
+    with np.errstate(divide="ignore"):
+        most = np.minimum(budget / training_flops(1.0, 1.0), budget / served)  # N_act that leaves a token
+    x = np.linspace(0.0, np.log(width_of_active(most, constraints.vocab_size)), SEARCHED, axis=-1)
+    found = constraints.variables(np.exp(x), e[..., None], budget[..., None])
+    with np.errstate(all="ignore"):
+        loss = np.where(found["tokens"] > 0, _loss(law, found), np.inf)
+    i = np.argmin(np.where(np.isfinite(loss), loss, np.inf), axis=-1)
+    inside = (i > 0) & (i < SEARCHED - 1)
+    low, high = (np.take_along_axis(x, np.clip(j, 0, SEARCHED - 1)[..., None], -1)[..., 0] for j in (i - 1, i + 1))
+    width = np.where(inside, np.exp(root(slope, low, high, budget, e)), np.nan)
+    return width, np.isfinite(width)
+
+
+def _loss(law: Law, variables: Mapping[str, Any]) -> Any:
+    return law.evaluate(tuple(law.coefficients.values()), variables)
+
+
+def _refuse_other_variables(law: Law, constraints: Constraints, experts: FloatArray) -> None:
+    if not {*law.variables} & EXPERT_VARIABLES and (others := experts[experts != 1]).size:
+        raise ValueError(f"experts={float(others.flat[0]):g}: the {law.name} law is one of dense models, E = 1")
+    known = constraints.variables(float(HEAD_DIM), 1.0, 1e20)
+    if unknown := [name for name in law.variables if name not in known]:
+        names = ", ".join(known)
+        raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture: {names}")
 
 
 def widths_of(
@@ -225,20 +312,39 @@ def widths_of(
     integral: bool = False,
 ) -> WidthOptimum:
     """As `optimal_widths`, for the (m, μ, n, ν) and c of any number of laws; all broadcast."""
-    vocab, exists = constraints.vocab_size, has_optimum(coefficients)
+    exists = has_optimum(coefficients)
     # Where there is no optimum, any falling law keeps the arithmetic finite; its answers are discarded.
     m, mu, n, nu = (np.where(exists, c, stand_in) for c, stand_in in zip(coefficients, (1, -1, 1, -1), strict=True))
+    n_active = _unconstrained((m, mu, n, nu), budget, constraints.inference_tokens)
+
+    def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        n_active = active_parameters(d, vocab_size=constraints.vocab_size)
+        tokens = affordable_tokens(budget, n_active, constraints.inference_tokens)
+        with np.errstate(invalid="ignore"):
+            return n_active, tokens, m * n_active**mu + n * np.where(tokens > 0, tokens, np.nan) ** nu + constant
+
+    return settled(loss_at, width_of_active(n_active, constraints.vocab_size), exists, e, constraints, integral)
+
+
+def settled(
+    loss_of: Callable[[FloatArray], tuple[FloatArray, FloatArray, FloatArray]],
+    free: FloatArray,
+    exists: NDArray[np.bool_],
+    e: FloatArray,
+    constraints: Constraints,
+    integral: bool,
+) -> WidthOptimum:
+    """From the `free` optimum to that within the limits, or (`integral`) the better of its neighbours that exist.
+
+    `loss_of(d_model)` gives N_act, D and the loss, which rises towards both sides of `free`.
+    """
     limit = constraints.width_limit(e)
-    free = width_of_active(_unconstrained((m, mu, n, nu), budget, constraints.inference_tokens), vocab)
     truncated = free > limit
     width = np.maximum(np.minimum(free, limit), HEAD_DIM)
     fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
 
     def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        n_active = active_parameters(d, vocab_size=vocab)
-        tokens = affordable_tokens(budget, n_active, constraints.inference_tokens)
-        with np.errstate(invalid="ignore"):
-            loss = m * n_active**mu + n * np.where(tokens > 0, tokens, np.nan) ** nu + constant
+        n_active, tokens, loss = loss_of(d)
         return n_active, tokens, np.where((tokens > 0) & fits, loss, np.inf)
 
     if integral:
@@ -311,8 +417,10 @@ def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
     return np.asarray((mu < 0) & (nu < 0) & (m > 0) & (n > 0))
 
 
-def why_no_optimum(law: ChinchillaForm, experts: float) -> str:
-    """What rises, for an E whose `has_optimum` is False: "its loss rises with D (exponent +0.012)"."""
+def why_no_optimum(law: Law, experts: float) -> str:
+    """Why an E has none: "its loss rises with D (exponent +0.012)" where `has_optimum` is False."""
+    if not isinstance(law, ChinchillaForm):
+        return "its loss has no minimum along the budget"
     _, mu, _, nu = (float(c) for c in law.chinchilla_coefficients(experts))
     rising = [f"{name} (exponent {power:+.3g})" for name, power in (("N_act", mu), ("D", nu)) if power >= 0]
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"

@@ -89,6 +89,9 @@ def variables_of_width(
     }
 
 
+EXPERT_VARIABLES = {"experts", "density", "n_total", "n_total_non_embedding"}  # of those, what E decides
+
+
 def is_size(variable: str) -> bool:
     """Whether a variable of a law counts parameters or tokens, with which a loss falls."""
     return variable == "tokens" or variable.startswith("n_")
