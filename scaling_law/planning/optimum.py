@@ -56,8 +56,8 @@ class Constraints:
 
     `max_parameters` limits N_total, `max_memory_bytes` the weights and the key-value cache, `kv_cache_tokens` over all
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
-    1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G, of which G
-    times as many are active. `vocab_size` sets the size of a width; a question without it means that of the law's runs.
+    1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
+    G times as many. `vocab_size` sets the size of a width; a question without it means that of the law's runs.
     ValueError names the field, the value and what is allowed.
     """
 
