@@ -62,8 +62,10 @@ def _bound(text: str) -> tuple[str, tuple[float | None, ...]]:
     return name.strip(), (low, high)
 
 
+VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 FIX = "Fix a coefficient: --fix e_max=256 (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
+Variable = Annotated[list[Any], quantity(_fixed, VARIABLE, metavar="NAME=NUMBER")]
 Fix = Annotated[list[Any], quantity(_fixed, FIX, metavar="NAME=NUMBER")]
 Bound = Annotated[list[Any], quantity(_bound, BOUND, metavar="NAME=LOW:HIGH")]
 

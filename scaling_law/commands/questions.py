@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,9 +27,10 @@ from scaling_law.size.architecture import Architecture
 
 
 def loss(
-    n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")],
-    tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")],
+    n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
+    tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")] = None,
     experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or 1-8. [default: 1; a Chinchilla law's own]")] = None,
+    variable: options.Variable = [],  # noqa: B006
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
@@ -42,15 +44,19 @@ def loss(
         scaling-law loss --n-active 1.1B --tokens 20B --experts 1,2,4,8
 
         scaling-law loss --n-active 1e8,1e9 --tokens 2e10 --law printed --json
+
+        scaling-law loss --tokens 2e10 --variable n_total=5e9 --variable density=0.1 --law my-law
     """
     chosen: Law = options.choose_law(law)
     own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else 1
-    rows = [_loss_row(chosen, n, d, e) for n in n_active for d in tokens for e in experts or [own]]
+    grid = product(n_active or [None], tokens or [None], experts or [own])
+    rows = [_loss_row(chosen, {"n_active": n, "tokens": d, "experts": e} | dict(variable)) for n, d, e in grid]
     warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))
     shown = []
     for row in rows:
         interval = "{:.4f}…{:.4f}".format(*row["loss_interval"]) if "loss_interval" in row else ""
-        shown.append({name: row[name] for name in ("n_active", "tokens", "experts", "loss")})
+        names = ("n_active", "tokens", "experts", *dict(variable), "loss")
+        shown.append({name: row[name] for name in names if row[name] is not None})
         shown[-1] |= {"95 %": interval, "trusted": row["trusted"]}
     keys = ("N_act", "tokens", "E")
     table = Table.of(shown, title=repr(chosen), keys=keys, first=("loss", ""), warnings=warnings)
@@ -58,11 +64,11 @@ def loss(
     exit_untrusted(all(row["trusted"] for row in rows))
 
 
-def _loss_row(law: Any, n: float, d: float, e: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"n_active": n, "tokens": d, "experts": e, "loss": float(law.loss(n, d, e))}
+def _loss_row(law: Law, at: dict[str, Any]) -> dict[str, Any]:
+    row = at | {"loss": float(law.loss(**at))}
     if law.draws is not None:
-        row["loss_interval"] = percentile_interval(law.loss_draws(n, d, e))
-    return row | {"trusted": not law.beyond_guard(n, d, e), "warnings": law.warnings(n, d, e)}
+        row["loss_interval"] = percentile_interval(law.loss_draws(**at))
+    return row | {"trusted": not law.beyond_guard(**at), "warnings": law.warnings(**at)}
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -79,6 +85,7 @@ def optimal(
     bytes_per_parameter: Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
     bytes_per_kv: Annotated[float, option("Bytes of a KV cache element.")] = 2.0,
     kv_heads_ratio: Annotated[float, option("KV heads / heads (grouped queries).")] = 1.0,
+    granularity: Annotated[float, option("Experts of 1/G of the width, G times as many active.")] = 1.0,
     vocab_size: options.VocabSize = None,
     integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False,
     force: options.Force = False,
@@ -96,7 +103,8 @@ def optimal(
 
         scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
     """
-    table = options.choose_law(law, ChinchillaForm).optimal(**_without(locals(), "law", "as_json"))
+    chosen: Law = options.choose_law(law)
+    table = chosen.optimal(**_without(locals(), "law", "as_json", "chosen"))
     show(table.to_dict() if as_json else None, as_json, table)
 
 
