@@ -26,4 +26,5 @@ from .planning.optimal_table import OptimalTable as OptimalTable
 from .runs.table import Runs as Runs
 from .runs.table import load_runs as load_runs
 from .size.architecture import Architecture as Architecture
+from .size.architecture import LatentAttention as LatentAttention
 from .size.recipe import published_design as published_design

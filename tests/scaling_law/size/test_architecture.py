@@ -1,5 +1,6 @@
 """Sizes against the paper's listing, and the inverses of the size formulas."""
 
+import json
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import Architecture
+from scaling_law import Architecture, LatentAttention
 from scaling_law.size.architecture import (
     active_parameters,
     affordable_tokens,
@@ -57,6 +58,111 @@ def test_flops_per_token_of_the_1b_family():
     dense = Architecture(1664).n_active
     assert 1 - Architecture(1408, 2).n_active / dense == pytest.approx(0.358, abs=1e-3)
     assert 1 - Architecture(1152, 4).n_active / dense == pytest.approx(0.613, abs=1e-3)
+
+
+DEEPSEEK_V3 = Architecture(  # 671B and 37B: deepseek-ai/DeepSeek-V3 at 9b4e9788, README.md
+    7168,
+    experts=256,
+    n_blocks=61,
+    n_heads=128,
+    vocab_size=129280,
+    experts_per_token=8,
+    d_expert=2048,
+    shared_experts=1,
+    dense_blocks=3,
+    d_ff=18432,
+    latent_attention=LatentAttention(kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128, query_rank=1536),
+)
+# Step Law (arXiv 2503.04715), `data/moe_lr_bs_loss.csv` at 32a8f4cc: nume, topk, moeh, sed, and N and Na of the table.
+STEP_LAW = [
+    (89, 1, 352, 352, 2150612992, 187973632, 45),
+    (88, 2, 352, 704, 2150612992, 232579072, 22.5),
+    (8, 1, 3528, 3528, 2155174912, 590436352, 4.5),
+    (8, 3, 2888, 8664, 2156188672, 1241270272, 11 / 6),
+]
+
+
+@pytest.mark.parametrize(("experts", "top_k", "width", "shared", "total", "active", "equivalent"), STEP_LAW)
+def test_sizes_of_another_lab(experts, top_k, width, shared, total, active, equivalent):
+    sizes = {"experts_per_token": top_k, "d_expert": width, "shared_experts": 1, "d_shared": shared}
+    a = Architecture(1408, experts, n_blocks=16, n_heads=11, vocab_size=65536, dense_blocks=1, d_ff=3904, **sizes)
+    assert (a.n_total_non_embedding, a.n_active_non_embedding) == (total, active)
+    assert a.attention_parameters == 126877696
+    assert a.experts_equivalent == pytest.approx(equivalent, rel=1e-12)
+
+
+def test_sizes_of_deepseek_v3():
+    a = DEEPSEEK_V3
+    assert (round(a.n_total / 1e9), round(a.n_active / 1e9)) == (671, 37)
+    assert a.kv_cache_bytes(1, bytes_per_element=1) == 61 * (512 + 64)
+    assert (a.granularity, a.experts_equivalent) == (9, 257 / 9)
+    named = {"density": 8 / 256, "sparsity": 248 / 256, "activation_ratio": 9 / 257, "shared_ratio": 1 / 9}
+    assert a.variables().items() >= (named | {"experts": 257 / 9, "routed_experts": 256}).items()
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.sampled_from([1, 2, 4, 8]))
+def test_finer_experts_change_granularity_alone(experts, top_k, finer):
+    """Krajewski et al. 2024, Section 4: each expert split into G, of which G times as many are active."""
+    coarse = Architecture(512, experts * top_k, experts_per_token=top_k, d_expert=1536)
+    fine = Architecture(512, experts * top_k * finer, experts_per_token=top_k * finer, d_expert=1536 // finer)
+    changed = {"granularity", "d_expert", "experts_per_token", "routed_experts"}
+    before, after = coarse.variables(), fine.variables()
+    assert {name for name in before if before[name] != pytest.approx(after[name])} <= changed
+    assert fine.granularity == finer * coarse.granularity
+    assert (fine.n_total, fine.n_active) == (coarse.n_total, coarse.n_active)
+
+
+@pytest.mark.parametrize("experts", [1, 8])
+def test_the_defaults_are_the_models_of_the_paper(experts):
+    a = Architecture(1024, experts)
+    written_out = {"d_expert": 3072, "n_kv_heads": 16, "head_dim": 64, "experts_per_token": 1, "gated": True}
+    assert a == Architecture(1024, experts, 16, 16, 50257, **written_out)
+    assert a.variables()["experts"] == experts
+    assert a.variables()["density"] == 1 / experts
+    assert a.weight_bytes() == 2 * a.n_total == 2 * total_parameters(1024, experts)
+    assert a.kv_cache_bytes(8192) == 2 * kv_cache_elements(1024, 8192)
+    assert a.inference_flops(10) == 20 * a.n_active
+    assert a.training_state_bytes == 16 * a.n_total
+
+
+def test_exact_flops_leave_out_the_lookup_and_add_router_and_attention():
+    a = Architecture(1024, 8)
+    assert a.forward_flops() == 2 * (a.n_active - 1024 * 50257 + 16 * 1024 * 8)
+    assert a.training_flops(3, context=512) == pytest.approx(9 * (a.forward_flops() + 16 * 4 * 512 * 1024))
+    assert a.inference_flops(3, context=512) == pytest.approx(a.training_flops(1, context=512))
+
+
+def test_parts_that_shrink_a_model():
+    a = Architecture(1024, n_kv_heads=4, tied_embeddings=True, gated=False)
+    full = Architecture(1024)
+    assert full.n_total - a.n_total == 16 * 2 * 1024 * 768 + 1024 * 50257 + 16 * 1024 * 3072
+    assert full.kv_cache_bytes(1) == 4 * a.kv_cache_bytes(1)
+    assert Architecture(1024, head_dim=128).attention_parameters == 2 * full.attention_parameters
+
+
+@pytest.mark.parametrize("a", [Architecture(192, 8, 5, 3), DEEPSEEK_V3, Architecture(100, 1, 2, 3, head_dim=7)])
+def test_an_architecture_is_made_again_from_its_json(a):
+    assert Architecture(**json.loads(json.dumps(a.to_dict()))) == a
+
+
+def test_json_of_the_models_of_the_paper_has_no_more_than_their_shape():
+    assert set(Architecture(1024, 8).to_dict()) == {"d_model", "n_blocks", "n_heads", "experts", "vocab_size"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"experts": 4, "experts_per_token": 5}, "experts_per_token=5 must be at most experts=4"),
+        ({"experts": 4, "dense_blocks": 16}, "dense_blocks=16 must be below n_blocks=16"),
+        ({"n_kv_heads": 5}, "n_heads=16 is not divisible by n_kv_heads=5"),
+        ({"d_expert": 0}, "d_expert=0 must be an integer of at least 1"),
+        ({"shared_experts": -1}, "shared_experts=-1 must be an integer of at least 0"),
+        ({"latent_attention": {"kv_rank": 0, "rope_dim": 1, "nope_dim": 1, "value_dim": 1}}, "kv_rank=0 must be"),
+    ],
+)
+def test_impossible_parts_are_refused(arguments, field):
+    with pytest.raises(ValueError, match=field):
+        Architecture(1024, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""Reading config.json: what is named, what is missing, and where it may lie."""
+
+import json
+
+import pytest
+
+from scaling_law.size.model_configs import read_model
+from tests.scaling_law.configs import MIXTRAL
+
+
+def test_a_file_a_folder_and_a_mapping_are_the_same(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    read = read_model(MIXTRAL)
+    assert (round(read.parameters / 1e9, 1), round(read.architecture.n_active / 1e9, 1)) == (46.7, 12.9)
+    for source in (tmp_path, str(tmp_path), tmp_path / "config.json"):
+        assert read_model(source).architecture == read.architecture
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_language_model_of_a_larger_one(tied):
+    """Whose own word on tied embeddings comes first, as in transformers."""
+    text = MIXTRAL | {"tie_word_embeddings": not tied}
+    read = read_model({"model_type": "llava", "tie_word_embeddings": tied, "text_config": text})
+    assert (read.text_only, read.architecture.tied_embeddings) == (True, tied)
+    assert read_model({"model_type": "llava", "text_config": text}).architecture.tied_embeddings != tied
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type='mamba' is not one of llama, mistral"),
+        ({"model_type": None}, "model_type=None is not one of"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder=True: laws here are of decoders only"),
+        ({"num_experts_per_tok": 9}, "mixtral: experts_per_token=9 must be at most experts=8"),
+        ({"hidden_size": "wide"}, "d_model='wide' must be an integer of at least 1"),
+        ({"num_hidden_layers": None}, "config.json lacks num_hidden_layers, which model_type 'mixtral' needs"),
+        (
+            {"model_type": "qwen3_moe", "moe_intermediate_size": 8, "decoder_sparse_step": 1, "mlp_only_layers": 3},
+            "qwen3_moe: ",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        read_model(MIXTRAL | changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", [name for name in MIXTRAL if name not in ("model_type", "tie_word_embeddings")])
+def test_a_missing_field_is_named(field):
+    with pytest.raises(ValueError, match=f"config.json lacks {field}, which model_type 'mixtral' needs"):
+        read_model({name: value for name, value in MIXTRAL.items() if name != field})
+
+
+def test_no_configuration_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match="neither a folder or Hub repo with a config"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="must be an object with fields, not a list"):
+        read_model(tmp_path)
+
+
+def test_dense_blocks_wherever_they_are_named():
+    base = MIXTRAL | {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 512, "head_dim": 128}
+    every_other = read_model(base | {"decoder_sparse_step": 2, "mlp_only_layers": [1]}).architecture
+    assert (every_other.dense_blocks, every_other.d_ff) == (17, 14336)
+    assert read_model(base).architecture.dense_blocks == 0
+    assert read_model(base | {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 29}).architecture.dense_blocks == 3
