@@ -16,6 +16,8 @@ from .laws import Term as Term
 from .laws import expert_transform as expert_transform
 from .laws import register as register
 from .laws.learning_rate import LearningRateLaw as LearningRateLaw
+from .planning.describe import Description as Description
+from .planning.describe import describe as describe
 from .planning.design import log_optimal_parameters as log_optimal_parameters
 from .planning.design import next_runs as next_runs
 from .planning.inverse import cheapest_budget as cheapest_budget

@@ -1,0 +1,60 @@
+"""A released model beside a law: sizes, E, the loss with its range, and the law's own choice."""
+
+import pytest
+
+from hub.plain.tables import as_text
+from scaling_law import describe
+from tests.scaling_law.configs import MIXTRAL, SWITCH
+
+
+def test_a_model_of_the_paper_is_itself(published):
+    found = describe(SWITCH, tokens=16e9)
+    assert found.warnings[0].startswith("the law's choice")  # none about the model itself
+    n, d = found.architecture.n_active, 16e9
+    p = found.prediction
+    assert (p.loss, p.training_flops) == (published.loss(n, d, 8), 6 * n * d)
+    assert p.loss_interval[0] < p.loss < p.loss_interval[1]
+    assert p.trusted
+    best = p.optimum.best
+    assert best.loss < p.loss
+    assert best.weight_bytes <= found.architecture.weight_bytes() * (1 + 1e-9)
+    assert best.training_flops == pytest.approx(p.training_flops)
+
+
+def test_what_the_law_ignores_is_named():
+    found = describe(MIXTRAL)
+    assert found.architecture.experts_equivalent == 4
+    assert found.warnings == ("E = 4 stands for 8 experts; the law ignores top-2 routing, granularity 2",)
+    assert (found.prediction, found.trusted) == (None, True)
+    text = as_text(found)
+    assert "12.9B, 12.6B without embedding and head" in text
+    assert "loss" not in text
+
+
+def test_tokens_may_be_text_and_the_prediction_has_its_range():
+    found = describe(MIXTRAL, tokens="2T", context="4k")
+    assert found.prediction.tokens == 2e12
+    assert any("D 2T is outside the fitted" in warning for warning in found.warnings)
+    exact = found.to_dict()["flops_per_token"]["training_exact"]
+    assert exact == found.architecture.training_flops(1, 4096)
+    assert "not of the model's own" in as_text(found)
+
+
+def test_far_outside_the_law_refuses_to_choose():
+    small = SWITCH | {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 768}
+    found = describe(small, tokens=10_000 * 60e6)
+    assert found.prediction.tokens / found.architecture.n_active > 10_000
+    assert not found.trusted
+    assert found.prediction.optimum is None
+    assert "too far from the runs of this law" in found.prediction.refusal
+    assert "not to be trusted" in as_text(found)
+    assert describe(small, tokens=10_000 * 60e6, force=True).prediction.optimum is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"tokens": -1}, "tokens=-1"), ({"tokens": "many"}, "tokens='many'"), ({"context": 0}, "context=0")],
+)
+def test_bad_questions_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        describe(MIXTRAL, **options)
