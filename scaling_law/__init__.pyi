@@ -19,6 +19,8 @@ from .laws import Transform as Transform
 from .laws import expert_transform as expert_transform
 from .laws import register as register
 from .laws.learning_rate import LearningRateLaw as LearningRateLaw
+from .planning.describe import Description as Description
+from .planning.describe import describe as describe
 from .planning.design import log_optimal_parameters as log_optimal_parameters
 from .planning.design import next_runs as next_runs
 from .planning.inverse import cheapest_budget as cheapest_budget
@@ -30,4 +32,5 @@ from .runs.table import Runs as Runs
 from .runs.table import load_runs as load_runs
 from .runs.tuning import best_of as best_of
 from .size.architecture import Architecture as Architecture
+from .size.architecture import LatentAttention as LatentAttention
 from .size.recipe import published_design as published_design

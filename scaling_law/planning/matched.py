@@ -137,7 +137,8 @@ class MatchedPlan(ResultTable):
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON, atomically."""
-        return strict_json.write(path, FORMAT, VERSION, asdict(self))
+        models = [asdict(m) | {"architecture": m.architecture.to_dict()} for m in self.models]
+        return strict_json.write(path, FORMAT, VERSION, asdict(self) | {"models": models})
 
     @classmethod
     def load(cls, path: str | Path) -> MatchedPlan:
@@ -163,7 +164,7 @@ class MatchedPlan(ResultTable):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One dict of plain values for each model: architecture, tokens, role, loss with its interval."""
-        rows = [asdict(m) | asdict(m.architecture) | {"n_active": m.architecture.n_active} for m in self.models]
+        rows = [asdict(m) | m.architecture.to_dict() | {"n_active": m.architecture.n_active} for m in self.models]
         return [{name: value for name, value in row.items() if name != "architecture"} for row in rows]
 
     def configurations(self) -> list[dict[str, Any]]:

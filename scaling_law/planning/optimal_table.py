@@ -75,7 +75,9 @@ class OptimalRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self) | {"memory_bytes": self.memory_bytes, "warnings": list(self.warnings)}
+        architecture = self.architecture and self.architecture.to_dict()
+        found = asdict(self) | {"memory_bytes": self.memory_bytes, "warnings": list(self.warnings)}
+        return found | {"architecture": architecture}
 
     def config_arguments(self) -> dict[str, int]:
         """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture."""

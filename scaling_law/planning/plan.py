@@ -56,7 +56,8 @@ class Plan(Summarised):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the sizes of the architecture."""
-        sizes = {"n_active": self.architecture.n_active, "n_total": self.architecture.n_total}
+        a = self.architecture
+        sizes = {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
         return asdict(self) | sizes | {"configuration": self.configuration()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:

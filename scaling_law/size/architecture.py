@@ -1,16 +1,20 @@
-"""What a model costs: parameters, FLOPs and KV cache (Ludziejewski et al. 2025, Appendix "Technical Details").
+"""What a model costs: parameters, FLOPs, weights, KV cache and training state.
+
+The functions are those of the paper's models (Ludziejewski et al. 2025, Appendix "Technical Details"), on arrays:
 
     N_total = 2 d V + (4 + 9 E) n_blocks d²        N_act = 2 d V + 13 n_blocks d²
     training 6 N_act D FLOPs, inference 2 N_act D FLOPs, KV cache 2 T n_blocks d elements (multi-head attention)
 
 A block has 4 d² of attention and 9 d² per SwiGLU expert of width 3 d, one active per token. Embedding and head are
-untied, router and norms neglected. The paper's sizes follow n_blocks = n_heads = d / 64.
+untied, router and norms neglected. The paper's sizes follow n_blocks = n_heads = d / 64. `Architecture` is any
+decoder, with top-k routing, fine-grained and shared experts, dense blocks, grouped queries or latent attention.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -131,27 +135,80 @@ def _width_and_depth(d_model: ArrayLike, n_blocks: ArrayLike | None) -> tuple[ND
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """The ranks and head widths of multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434, Section 2.1).
+
+    `query_rank` None: queries are not compressed. The cache holds `kv_rank + rope_dim` elements per token and block.
+    """
+
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    query_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        for own in fields(self):
+            if (value := getattr(self, own.name)) is not None or own.default is not None:
+                _check_size(f"latent_attention: {own.name}", value)
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """A model that can be built; `n_blocks` and `n_heads` default to d_model / 64. ValueError names the field."""
+    """A decoder that can be built. The defaults are the paper's models, where `d_model` and `experts` say it all.
+
+    Without more, n_blocks = n_heads = d_model / 64, and one SwiGLU expert of width 3 d_model is active per token. A
+    dense model has one expert, of width `d_expert`. ValueError names the field, its value and what is allowed.
+
+    Attributes:
+        experts: routed experts of a block; `experts_per_token` of them are active.
+        d_expert, d_shared, d_ff: inner widths of a routed expert, of a shared one (default: d_expert), and of the
+            feed-forward of a dense block (default: as wide as all that is active in a routed block).
+        shared_experts: experts that every token passes, beside the routed ones.
+        dense_blocks: how many of the n_blocks have a dense feed-forward in place of experts, wherever they stand.
+        n_kv_heads: key-value heads; fewer than n_heads for grouped queries.
+        head_dim: width of a head (default: d_model / n_heads; with latent attention that of a query).
+        gated: three matrices per feed-forward (SwiGLU), else two.
+        tied_embeddings: one matrix for embedding and head.
+    """
 
     d_model: int
     experts: int = 1
     n_blocks: int | None = None
     n_heads: int | None = None
     vocab_size: int = VOCAB_SIZE
+    _: KW_ONLY
+    experts_per_token: int = 1
+    d_expert: int = cast(int, None)
+    shared_experts: int = 0
+    d_shared: int = cast(int, None)
+    dense_blocks: int = 0
+    d_ff: int = cast(int, None)
+    n_kv_heads: int = cast(int, None)
+    head_dim: int = cast(int, None)
+    latent_attention: LatentAttention | None = None
+    gated: bool = True
+    tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "experts", "n_blocks", "n_heads", "vocab_size"):
+        if isinstance(self.latent_attention, Mapping):  # as in JSON
+            object.__setattr__(self, "latent_attention", LatentAttention(**self.latent_attention))
+        heads_split_width = self.head_dim is None and self.latent_attention is None
+        for name in ("shared_experts", "dense_blocks"):
+            _check_size(name, getattr(self, name), least=0)
+        for name in ("d_model", "experts", "vocab_size", "experts_per_token", *_DEFAULTS):
             value = getattr(self, name)
-            if value is None:
-                if isinstance(self.d_model, int) and self.d_model % HEAD_DIM:
-                    raise ValueError(f"d_model={self.d_model} is not a multiple of {HEAD_DIM}: give {name} explicitly")
-                value = self.d_model // HEAD_DIM
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+            value = _DEFAULTS[name](self) if value is None else value
+            _check_size(name, value)
             object.__setattr__(self, name, int(value))
-        if self.d_model % self.heads:
+        if heads_split_width and self.d_model % self.heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token={self.experts_per_token} must be at most experts={self.experts}")
+        if self.dense_blocks >= self.blocks:
+            raise ValueError(f"dense_blocks={self.dense_blocks} must be below n_blocks={self.blocks}")
+        if self.heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={self.heads} is not divisible by n_kv_heads={self.n_kv_heads}")
 
     @property
     def blocks(self) -> int:
@@ -168,14 +225,181 @@ class Architecture:
         """As records and configurations name it."""
         return {"d_model": self.d_model, "n_blocks": self.blocks, "n_heads": self.heads, "experts": self.experts}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments of an equal architecture as plain values: the shape, the vocabulary, and what differs from
+        the paper's models.
+        """
+        same = self.shape | {"vocab_size": self.vocab_size}
+        plain = {f.name: f.default for f in fields(self) if f.name not in same}
+        plain |= {name: default(self) for name, default in _DEFAULTS.items() if name in plain}
+        return same | {name: value for name, value in asdict(self).items() if name in plain and value != plain[name]}
+
+    # -- parameters
+
+    @property
+    def routed_blocks(self) -> int:
+        """Blocks that have experts."""
+        return self.blocks - self.dense_blocks
+
+    @property
+    def active_width(self) -> int:
+        """Inner width of all that a token passes in a routed block: its routed experts and the shared ones."""
+        return self.experts_per_token * self.d_expert + self.shared_experts * self.d_shared
+
+    @property
+    def total_width(self) -> int:
+        """Inner width of all experts of a routed block."""
+        return self.experts * self.d_expert + self.shared_experts * self.d_shared
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of embedding and head: d_model × vocab_size each, once if they are tied."""
+        return self.d_model * self.vocab_size * (1 if self.tied_embeddings else 2)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of all blocks: query, key, value and output projections, without biases and norms."""
+        d, h, mla = self.d_model, self.heads, self.latent_attention
+        if mla is None:
+            return self.blocks * 2 * d * self.head_dim * (h + self.n_kv_heads)
+        rank, queries = mla.query_rank, h * self.head_dim
+        query = d * queries if rank is None else rank * (d + queries)
+        key_value = d * (mla.kv_rank + mla.rope_dim) + mla.kv_rank * h * (mla.nope_dim + mla.value_dim)
+        return self.blocks * (query + key_value + h * mla.value_dim * d)
+
+    def _non_embedding(self, width: int) -> int:
+        """Attention and feed-forward, of inner width `width` in routed blocks."""
+        matrices = 3 if self.gated else 2
+        widths = self.routed_blocks * width + self.dense_blocks * self.d_ff
+        return self.attention_parameters + matrices * self.d_model * widths
+
+    @property
+    def n_active_non_embedding(self) -> int:
+        """Parameters that one token uses, without embedding and head."""
+        return self._non_embedding(self.active_width)
+
+    @property
+    def n_total_non_embedding(self) -> int:
+        """All parameters without embedding and head."""
+        return self._non_embedding(self.total_width)
+
     @property
     def n_active(self) -> int:
-        """Parameters that one token uses, with embedding and head."""
-        return round(active_parameters(self.d_model, self.blocks, self.vocab_size))
+        """Parameters that one token uses, with embedding and head; router, norms and biases neglected, as by laws."""
+        return self.n_active_non_embedding + self.embedding_parameters
 
     @property
     def n_total(self) -> int:
-        return round(total_parameters(self.d_model, self.experts, self.blocks, self.vocab_size))
+        """All parameters, with embedding and head; router, norms and biases neglected, as by laws."""
+        return self.n_total_non_embedding + self.embedding_parameters
 
-    def training_flops(self, tokens: float) -> float:
-        return float(training_flops(self.n_active, tokens))
+    # -- what laws ask about
+
+    @property
+    def experts_equivalent(self) -> float:
+        """The E of a law of top-1 models: total over active inner width of routed blocks, shared experts in both.
+
+        Krajewski et al. 2024 (arXiv 2402.07871, Section 5): the expansion rate, parameters of the MoE layer over those
+        of the feed-forward layer with equal active parameters. It is `experts` for top-1 without shared experts.
+        """
+        return self.total_width / self.active_width
+
+    @property
+    def granularity(self) -> float:
+        """G = d_ff / d_expert (Krajewski et al. 2024, Section 4), d_ff being the active width of a routed block."""
+        return self.active_width / self.d_expert
+
+    def variables(self) -> dict[str, float]:
+        """What a law may ask about any architecture, by the names that laws use.
+
+        `experts` is `experts_equivalent`, `routed_experts` are counted. `density` K / E and `sparsity` (E - K) / E are
+        of routed experts alone (Abnar et al. 2025, arXiv 2501.12370, Eq. 7); `activation_ratio` (K + S) / (E + S) has
+        the shared ones (Tian et al. 2025, arXiv 2507.17702). `shared_ratio` is the shared part of the active width.
+        """
+        k, e, shared = self.experts_per_token, self.experts, self.shared_experts
+        counted = ("n_active", "n_total", "n_active_non_embedding", "n_total_non_embedding", "granularity")
+        named = ("d_model", "d_expert", "n_blocks", "n_heads", "vocab_size", "experts_per_token", "shared_experts")
+        return {name: float(getattr(self, name)) for name in (*counted, *named)} | {
+            "experts": self.experts_equivalent,
+            "routed_experts": float(e),
+            "density": k / e,
+            "sparsity": 1 - k / e,
+            "activation_ratio": (k + shared) / (e + shared),
+            "shared_ratio": shared * self.d_shared / self.active_width,
+        }
+
+    # -- FLOPs and bytes
+
+    def forward_flops(self, context: float = 0.0) -> float:
+        """FLOPs of one token's forward pass: 2 for each weight it is multiplied with, router included, lookups not.
+
+        `context` adds attention's scores and weighted values over so many positions in every block, without the causal
+        half and without windows (Chowdhery et al. 2022, arXiv 2204.02311, Appendix B; Hoffmann et al. 2022,
+        Appendix F).
+        """
+        router = self.routed_blocks * self.d_model * self.experts if self.experts > 1 else 0
+        weights = self.n_active_non_embedding + router + self.d_model * self.vocab_size
+        values = self.latent_attention.value_dim if self.latent_attention else self.head_dim
+        return 2.0 * (weights + context * self.blocks * self.heads * (self.head_dim + values))
+
+    def training_flops(self, tokens: float, context: float | None = None) -> float:
+        """6 N_act D; with the sequence length as `context`, three exact forward passes (`forward_flops`)."""
+        return (
+            float(training_flops(self.n_active, tokens))
+            if context is None
+            else 3 * tokens * self.forward_flops(context)
+        )
+
+    def inference_flops(self, tokens: float, context: float | None = None) -> float:
+        """2 N_act D; or exact, of tokens that attend to `context` positions each."""
+        return (
+            float(inference_flops(self.n_active, tokens)) if context is None else tokens * self.forward_flops(context)
+        )
+
+    def weight_bytes(self, bytes_per_parameter: float = 2.0) -> float:
+        """Of all parameters; 2 bytes each for bf16."""
+        return bytes_per_parameter * self.n_total
+
+    def kv_cache_bytes(self, tokens: float, bytes_per_element: float = 2.0) -> float:
+        """Of `tokens` positions: keys and values of every key-value head, or the latent vectors of MLA."""
+        mla = self.latent_attention
+        elements = mla.kv_rank + mla.rope_dim if mla else 2 * self.n_kv_heads * self.head_dim
+        return bytes_per_element * tokens * self.blocks * elements
+
+    @property
+    def training_state_bytes(self) -> float:
+        """fp32 master weights, AdamW's two moments and fp32 gradients, without activations."""
+        return (ADAM_BYTES + GRADIENT_BYTES) * self.n_total
+
+
+def _by_rule(name: str) -> Callable[[Architecture], int]:
+    """d_model / 64, where that is a whole number."""
+
+    def value(a: Architecture) -> int:
+        if a.d_model % HEAD_DIM:
+            raise ValueError(f"d_model={a.d_model} is not a multiple of {HEAD_DIM}: give {name} explicitly")
+        return a.d_model // HEAD_DIM
+
+    return value
+
+
+def _head_dim(a: Architecture) -> int:
+    mla = a.latent_attention
+    return mla.nope_dim + mla.rope_dim if mla else a.d_model // a.heads
+
+
+# What a field is where it is not given, from those before it.
+_DEFAULTS: Mapping[str, Callable[[Architecture], int]] = {
+    "n_blocks": _by_rule("n_blocks"),
+    "n_heads": _by_rule("n_heads"),
+    "d_expert": lambda a: 3 * a.d_model,
+    "d_shared": lambda a: a.d_expert,
+    "d_ff": lambda a: a.active_width,
+    "n_kv_heads": lambda a: a.heads,
+    "head_dim": _head_dim,
+}
+
+
+def _check_size(name: str, value: Any, least: int = 1) -> None:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} must be an integer of at least {least}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES
+from scaling_law.size.architecture import ADAM_BYTES
 from training.configuration.schedule import Branch
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import State, format_seconds, measured_flops_per_second, state, trained_tokens
@@ -59,7 +59,8 @@ class RunPlan:
         checkpoints = len({branch.decay_step for branch in run.branches}) + 2
         return cls(
             name=run.name,
-            **asdict(arch),
+            **arch.shape,
+            vocab_size=arch.vocab_size,
             vocab_assumed=run.vocab_size is None,
             n_active=arch.n_active,
             n_total=arch.n_total,
@@ -69,7 +70,7 @@ class RunPlan:
             separate_tokens=separate_tokens,
             separate_flops=arch.training_flops(separate_tokens),
             capacity_group_tokens=run.arguments.model.capacity_group_tokens if arch.experts > 1 else None,
-            memory_bytes=(ADAM_BYTES + GRADIENT_BYTES) * arch.n_total / shards,
+            memory_bytes=arch.training_state_bytes / shards,
             disk_bytes=(checkpoints * ADAM_BYTES + len(run.branches) * MODEL_BYTES) * arch.n_total,
             seconds=run.cost / speed if speed else None,
             state=state(run),

@@ -151,7 +151,7 @@ def test_runs_without_a_variable_of_the_law_are_refused(columns):
     kind = kind_of("five", FIVE)
     try:
         runs = runs_of(register(kind)(**LAWS_OF_FORMS["five"][1]), columns)
-        with pytest.raises(ValueError, match="no column density"):
+        with pytest.raises(ValueError, match="density"):
             fit(Runs.from_columns(runs.n_active, runs.tokens, 1.0, runs.loss, "run"), law="five")
     finally:
         LAWS.pop("five", None)

@@ -1,22 +1,10 @@
 """A released model beside a law: sizes, E, the loss with its range, and the law's own choice."""
 
-import json
-
 import pytest
 
 from hub.plain.tables import as_text
 from scaling_law import describe
-from tests.scaling_law.size.test_model_configs import MIXTRAL
-
-SWITCH = {  # the paper's model of width 1024 with 8 experts
-    "model_type": "switch_moe",
-    "hidden_size": 1024,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "intermediate_size": 3072,
-    "num_experts": 8,
-    "vocab_size": 50257,
-}
+from tests.scaling_law.configs import MIXTRAL, SWITCH
 
 
 def test_a_model_of_the_paper_is_itself(published):
@@ -70,18 +58,3 @@ def test_far_outside_the_law_refuses_to_choose():
 def test_bad_questions_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         describe(MIXTRAL, **options)
-
-
-def test_the_shell_describes(tmp_path, shell):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(MIXTRAL))
-    assert "8 experts" in shell("describe", path).output
-    done = shell("describe", tmp_path, "--tokens", "2T", "--json")
-    data = json.loads(done.output)
-    assert done.exit_code == 0
-    assert data["variables"]["experts"] == 4
-    assert data["prediction"]["optimum"]["best"]["loss"] < data["prediction"]["loss"]
-    assert shell("describe", tmp_path, "--tokens", "1000T").exit_code == 1
-    path.write_text(json.dumps(MIXTRAL | {"model_type": "t5", "is_encoder_decoder": True}))
-    refused = shell("describe", tmp_path)
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)

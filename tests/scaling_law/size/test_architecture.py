@@ -60,7 +60,7 @@ def test_flops_per_token_of_the_1b_family():
     assert 1 - Architecture(1152, 4).n_active / dense == pytest.approx(0.613, abs=1e-3)
 
 
-DEEPSEEK_V3 = Architecture(  # arXiv 2412.19437, Section 4.2: "671B total parameters, of which 37B are activated"
+DEEPSEEK_V3 = Architecture(  # 671B and 37B: deepseek-ai/DeepSeek-V3 at 9b4e9788, README.md
     7168,
     experts=256,
     n_blocks=61,
@@ -96,6 +96,8 @@ def test_sizes_of_deepseek_v3():
     assert (round(a.n_total / 1e9), round(a.n_active / 1e9)) == (671, 37)
     assert a.kv_cache_bytes(1, bytes_per_element=1) == 61 * (512 + 64)
     assert (a.granularity, a.experts_equivalent) == (9, 257 / 9)
+    named = {"density": 8 / 256, "sparsity": 248 / 256, "activation_ratio": 9 / 257, "shared_ratio": 1 / 9}
+    assert a.variables().items() >= (named | {"experts": 257 / 9, "routed_experts": 256}).items()
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.sampled_from([1, 2, 4, 8]))

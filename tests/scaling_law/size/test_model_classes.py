@@ -10,7 +10,15 @@ from scaling_law.size.model_configs import FAMILIES, read_model
 
 BASE = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96, "pad_token_id": 0}
 WIDE_HEADS = BASE | {"num_key_value_heads": 2, "head_dim": 20, "intermediate_size": 56}
-LATENT = {"kv_lora_rank": 12, "q_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 10}
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 10,
+}
 MIXTURE = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 SHARED = MIXTURE | {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 1}
 INDEXER = {"index_n_heads": 2, "index_head_dim": 16}
@@ -18,14 +26,14 @@ SHAPES = [
     *(("llama", own) for own in ({}, {"attention_bias": True, "mlp_bias": True}, {"num_key_value_heads": None})),
     ("mistral", {}),
     ("smollm3", {"attention_bias": True}),
-    ("qwen2", {"head_dim": None}),
+    ("qwen2", {}),
     *(("qwen3", own) for own in ({}, {"attention_bias": True})),
-    *((kind, {"head_dim": None, "attention_bias": bias}) for kind in ("olmo2", "olmo3") for bias in (False, True)),
+    *((kind, {"attention_bias": bias}) for kind in ("olmo2", "olmo3") for bias in (False, True)),
     *((kind, {"attention_bias": bias}) for kind in ("gemma2", "gemma3_text") for bias in (False, True)),
     *(("mixtral", {"num_local_experts": e, "num_experts_per_tok": 2}) for e in (2, 8)),
-    *(("olmoe", {"head_dim": None, "num_experts": 8, "attention_bias": bias} | MIXTURE) for bias in (False, True)),
+    *(("olmoe", {"head_dim": 12, "num_experts": 8, "attention_bias": bias} | MIXTURE) for bias in (False, True)),
     *(
-        ("qwen2_moe", {"head_dim": None, "num_experts": 8, "shared_expert_intermediate_size": 40} | MIXTURE | own)
+        ("qwen2_moe", {"num_experts": 8, "shared_expert_intermediate_size": 40} | MIXTURE | own)
         for own in ({}, {"qkv_bias": False, "decoder_sparse_step": 2}, {"mlp_only_layers": [0, 3]})
     ),
     *(("qwen3_moe", {"num_experts": 8} | MIXTURE | own) for own in ({}, {"mlp_only_layers": [1]})),
@@ -33,12 +41,20 @@ SHAPES = [
     *(("deepseek_v3", SHARED | LATENT | own) for own in ({}, {"q_lora_rank": None}, {"attention_bias": True})),
     *((kind, SHARED | LATENT | INDEXER) for kind in ("deepseek_v32", "glm_moe_dsa")),
     *(("glm4_moe", SHARED | {"attention_bias": on, "use_qk_norm": on}) for on in (False, True)),
+    *(("dots1", SHARED | {"attention_bias": bias}) for bias in (False, True)),
+    *(
+        ("granitemoe", {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": bias})
+        for bias in (False, True)
+    ),
     ("minimax_m2", {"num_local_experts": 8, "num_experts_per_tok": 3}),
     *(
         ("llama4_text", {"num_local_experts": 8, "intermediate_size_mlp": 80, "interleave_moe_layer_step": step})
         for step in (1, 2)
     ),
-    *(("gpt_oss", {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": bias}) for bias in (True, False)),
+    *(
+        ("gpt_oss", {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": bias})
+        for bias in (True, False)
+    ),
 ]
 NOT_IN_TRANSFORMERS = {"deepseek", "kimi_k2", "bailing_moe", "switch_moe", "qwen3_vl_moe_text"}
 
@@ -64,7 +80,9 @@ def test_every_family_of_transformers_is_built():
 @pytest.mark.parametrize("options", [{}, {"final_norm": True, "norm_type": "rms_norm"}, {"tie_word_embeddings": True}])
 @pytest.mark.parametrize("experts", [1, 8])
 def test_parameters_of_our_model(experts, options):
-    config = SwitchMoeConfig(hidden_size=64, num_hidden_layers=3, num_attention_heads=2, num_experts=experts, **options)
+    config = SwitchMoeConfig(
+        hidden_size=64, num_hidden_layers=3, num_attention_heads=2, num_experts=experts, **options
+    )
     read = read_model(config)
     assert read.parameters == sum(p.numel() for p in built(config).parameters())
     tied = 64 * 50257 if config.tie_word_embeddings else 0  # the paper counts both matrices

@@ -1,0 +1,215 @@
+"""A released model in the terms of a law: what it is, what the law predicts for it, and what it would have chosen.
+
+The law's E is `Architecture.experts_equivalent`; what this leaves out of the architecture is named in a warning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hub.plain.tables import Summarised, Table
+from hub.plain.units import format_bytes, format_count, format_flops, parse_context
+from scaling_law.laws import ChinchillaForm, JointLaw
+from scaling_law.laws.law import percentile_interval
+from scaling_law.planning.optimal_table import OptimalTable, optimal
+from scaling_law.planning.optimum import positive
+from scaling_law.size.architecture import Architecture
+from scaling_law.size.model_configs import Model, read_model
+
+OTHER_CORPUS = "The loss is that of the law's corpus, tokenizer and recipe, not of the model's own."
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a law says of a model trained on so many tokens; losses in nats per token.
+
+    `optimum` is the law's own choice for the same training FLOPs (6 N_act D) with no more bytes of weights, and None
+    where there is none: `refusal` then says why. `trusted`: within the range guard of the law.
+    """
+
+    tokens: float
+    training_flops: float
+    loss: float
+    loss_interval: tuple[float, float] | None
+    trusted: bool
+    optimum: OptimalTable | None
+    refusal: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        names = ("tokens", "training_flops", "loss", "loss_interval", "trusted", "refusal")
+        return {name: getattr(self, name) for name in names} | {"optimum": self.optimum and self.optimum.to_dict()}
+
+
+@dataclass(frozen=True)
+class Description(Summarised):
+    """A model as a law sees it. `law` is the law's provenance; `context`, in positions, that of exact FLOPs."""
+
+    model: Model
+    law: str
+    bytes_per_parameter: float = 2.0
+    context: float | None = None
+    prediction: Prediction | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.model.architecture
+
+    @property
+    def trusted(self) -> bool:
+        """False where a loss is predicted that is too far outside the runs of the law."""
+        return self.prediction is None or self.prediction.trusted
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: model, architecture, variables of laws, FLOPs, bytes, prediction, warnings."""
+        a, m = self.architecture, self.model
+        flops = {"training": a.training_flops(1), "inference": a.inference_flops(1)}
+        if self.context is not None:
+            flops |= {"training_exact": a.training_flops(1, self.context), "context": self.context}
+            flops |= {"inference_exact": a.inference_flops(1, self.context)}
+        memory = {"weights": a.weight_bytes(self.bytes_per_parameter), "kv_cache_per_token": a.kv_cache_bytes(1)}
+        return {
+            **{"model": m.name, "model_type": m.model_type, "architecture": a.to_dict(), "variables": a.variables()},
+            **{"parameters": m.parameters, "left_out": dict(m.left_out), "flops_per_token": flops},
+            "bytes": memory | {"training_state": a.training_state_bytes},
+            "law": self.law,
+            "prediction": self.prediction and self.prediction.to_dict(),
+            "warnings": list(self.warnings),
+        }
+
+    def summary(self) -> Table:
+        a, m, predicted = self.architecture, self.model, self.prediction
+        left_out = ", ".join(f"{name} {format_count(count)}" for name, count in m.left_out.items())
+        apart = "without embedding and head"
+        memory = {"weights": a.weight_bytes(self.bytes_per_parameter), "bf16 KV cache per token": a.kv_cache_bytes(1)}
+        memory["training state"] = a.training_state_bytes
+        lines = {
+            "architecture": _shape(a),
+            "experts": _experts(a),
+            "active": f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)} {apart}",
+            "total": f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)} {apart}",
+            "exact": f"{m.parameters:,} parameters, with {left_out}",
+            "FLOPs per token": _flops(a, self.context),
+            "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items()),
+            "E of the law": f"{a.experts_equivalent:.4g}, total over active feed-forward width",
+        }
+        notes = ["Only the language model is counted."] if m.text_only else []
+        if predicted is not None:
+            lines |= _predicted(a, predicted)
+            notes.append(OTHER_CORPUS)
+        title = f"{m.name} ({m.model_type})  ({self.law})"
+        return Table((), list(lines.items()), title=title, notes=notes, warnings=self.warnings)
+
+
+def describe(
+    source: str | Path | Any,
+    tokens: float | str | None = None,
+    *,
+    law: ChinchillaForm | None = None,
+    context: float | str | None = None,
+    bytes_per_parameter: float = 2.0,
+    revision: str | None = None,
+    force: bool = False,
+) -> Description:
+    """What a model is in the terms of `law` (None: the paper's), and given its tokens, what the law says of it.
+
+    Args:
+        source: "org/model" on the Hub, a folder, a config.json, a mapping, or a configuration of transformers; nothing
+            but config.json is read.
+        tokens: training tokens, a number or text such as "15T"; None predicts no loss.
+        context: sequence length for exact FLOPs, attention included: a number or text such as "4k".
+        force: ask for the law's own choice beyond its range guard, too.
+
+    The prediction is never refused, however far outside of the law's runs: see `trusted` and `warnings`.
+    FileNotFoundError and ValueError as `size.model_configs.read_model`.
+    """
+    model, law = read_model(source, revision), law or JointLaw.published()
+    positions = parse_context(context, "context") if isinstance(context, str) else context
+    if positions is not None:
+        positions = float(positive("context", positions))
+    provenance = law.conditions.provenance if law.conditions else "fitted law"
+    size = float(positive("bytes_per_parameter", bytes_per_parameter))
+    warnings, predicted = ignored(model.architecture), None
+    if tokens is not None:
+        d, a = float(positive("tokens", tokens)), model.architecture
+        predicted = _predict(law, a, d, size, force)
+        warnings += law.warnings(a.n_active, d, a.experts_equivalent)
+        if predicted.optimum is not None:
+            warnings += [f"the law's choice: {warning}" for warning in predicted.optimum.warnings]
+    return Description(model, provenance, size, positions, predicted, tuple(warnings))
+
+
+def ignored(a: Architecture) -> list[str]:
+    """A sentence on what a law of top-1 models does not know of this architecture; [] for those it is exact for."""
+    finer = f"granularity {a.granularity:.3g}" if a.granularity > 1 else ""
+    shared = f"{a.shared_experts} shared expert{'s' * (a.shared_experts > 1)}" if a.shared_experts else ""
+    parts = [f"top-{a.experts_per_token} routing" if a.experts_per_token > 1 else "", finer, shared]
+    parts.append(f"{a.dense_blocks} dense of {a.blocks} blocks" if a.dense_blocks else "")
+    names = ", ".join(part for part in parts if part)
+    return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"] if names else []
+
+
+def _predict(
+    law: ChinchillaForm, a: Architecture, tokens: float, bytes_per_parameter: float, force: bool
+) -> Prediction:
+    n, e = a.n_active, a.experts_equivalent
+    flops, refusal, optimum = a.training_flops(tokens), None, None
+    limits: dict[str, Any] = {"max_memory_bytes": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
+    try:
+        optimum = optimal(law, flops, force=force, bytes_per_parameter=bytes_per_parameter, **limits)
+    except ValueError as error:  # also where every answer is beyond the range guard
+        refusal = str(error)
+    interval = None if law.draws is None else percentile_interval(law.loss_draws(n, tokens, e))
+    trusted = not law.beyond_guard(n, tokens, e)
+    return Prediction(tokens, flops, float(law.loss(n, tokens, e)), interval, trusted, optimum, refusal)
+
+
+def _shape(a: Architecture) -> str:
+    mla = a.latent_attention
+    heads = f"{a.heads} heads of {a.head_dim}"
+    if mla is not None:
+        heads += f", latent attention of rank {mla.kv_rank}"
+    elif a.n_kv_heads < a.heads:
+        heads += f", {a.n_kv_heads} key-value heads"
+    tied = ", tied embeddings" if a.tied_embeddings else ""
+    return f"d_model {a.d_model}, {a.blocks} blocks, {heads}, vocabulary {a.vocab_size:,}{tied}"
+
+
+def _flops(a: Architecture, context: float | None) -> str:
+    training, inference = format_flops(a.training_flops(1)), format_flops(a.inference_flops(1))
+    text = f"{training} of training (6 N), {inference} of inference"
+    if context is None:
+        return text
+    training, inference = format_flops(a.training_flops(1, context)), format_flops(a.inference_flops(1, context))
+    return f"{text}; at {context:,.0f} positions exactly {training} and {inference}"
+
+
+def _experts(a: Architecture) -> str:
+    if a.experts == 1:
+        return f"dense, feed-forward width {a.d_expert:,}"
+    text = f"{a.experts_per_token} of {a.experts} per token, each {a.d_expert:,} wide"
+    if a.shared_experts:
+        text += f"; {a.shared_experts} shared, {a.d_shared:,} wide"
+    dense = f"; {a.dense_blocks} dense blocks, {a.d_ff:,} wide" if a.dense_blocks else ""
+    return f"{text}{dense}; granularity {a.granularity:.3g}"
+
+
+def _predicted(a: Architecture, p: Prediction) -> dict[str, str]:
+    per_parameter, interval = p.tokens / a.n_active, ""
+    if p.loss_interval is not None:
+        interval = " ({:.4f}…{:.4f})".format(*p.loss_interval)
+    mark = "" if p.trusted else ", not to be trusted"
+    chosen = f"none: {p.refusal}"
+    if p.optimum is not None:
+        best = p.optimum.best
+        chosen = f"E = {best.experts:g}, {format_count(best.n_active)} active of {format_count(best.n_total)}, "
+        chosen += f"{format_count(best.tokens)} tokens: {best.loss:.4f} nats ({best.loss - p.loss:+.4f})"
+    return {
+        "training": f"{format_count(p.tokens)} tokens, {format_count(per_parameter)} per active parameter, "
+        f"{format_flops(p.training_flops)} FLOPs",
+        "predicted loss": f"{p.loss:.4f}{interval} nats per token{mark}",
+        "the law's choice": chosen,
+    }

@@ -1,0 +1,294 @@
+"""Architectures of released models, read from their `config.json` alone: no weights, no code, no transformers.
+
+For each model_type, `FAMILIES` says where the fields stand that an `Architecture` needs, and what the class has beside
+the parameters that laws count: `Model.parameters` is exact (tests build the classes of transformers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hub  # lazy: its rooms are imported when a file is read
+from hub.plain import strict_json
+from scaling_law.size.architecture import Architecture, LatentAttention
+
+Config = Mapping[str, Any]
+FILE_NAME = "config.json"
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the configurations of one model_type name things: each value is a field of `config.json`, or a constant.
+
+    `defaults` are the class's values of fields that a configuration may leave out; any other field must be there.
+
+    Attributes:
+        experts: number of routed experts; None for dense models, whose feed-forward is `d_expert` wide.
+        shared, d_shared: number and width of shared experts (width None: that of a routed one).
+        d_ff: width of the feed-forward in dense blocks.
+        latent: multi-head latent attention.
+        norms: norms of a block of width d_model; `norm_type` "layer_norm" has biases; `final_norm`: before the head.
+        qk_norm: "head" for one weight per element of a head, "all" for one per element of all heads.
+        query_bias, output_bias, expert_bias, router_bias: of query, key and value; of the output projection; of all
+            feed-forwards; of the router.
+        shared_gate, sinks, indexer: a gate on the shared expert, attention sinks, DeepSeek's sparse-attention indexer.
+    """
+
+    experts: str | None = None
+    experts_per_token: str | int = "num_experts_per_tok"
+    d_expert: str = "moe_intermediate_size"
+    shared: str | int = 0
+    d_shared: str | None = None
+    d_ff: str = "intermediate_size"
+    latent: bool = False
+    norms: int = 2
+    norm_type: str | None = None
+    final_norm: str | bool = True
+    qk_norm: str | None = None
+    query_bias: str | bool = False
+    output_bias: str | bool = False
+    expert_bias: str | bool = False
+    router_bias: bool = False
+    shared_gate: bool = False
+    sinks: bool = False
+    indexer: bool = False
+    defaults: Config = field(default_factory=dict)
+
+
+_MAYBE = ("num_key_value_heads", "q_lora_rank", "n_shared_experts")  # may be null, but must be there
+_AS_HEADS: Config = {"num_key_value_heads": None}  # as many key-value heads as heads
+_BIAS: dict[str, Any] = {"query_bias": "attention_bias", "output_bias": "attention_bias"}
+_TIED: Config = {"tie_word_embeddings": True}
+_HEADS_OF_128: Config = {"head_dim": 128}
+_LLAMA = Family(d_expert="intermediate_size", expert_bias="mlp_bias", defaults=_AS_HEADS, **_BIAS)
+_GEMMA: dict[str, Any] = {"d_expert": "intermediate_size", "norms": 4, "defaults": {**_TIED, "head_dim": 256}, **_BIAS}
+_OLMO = Family(d_expert="intermediate_size", qk_norm="all", defaults=_AS_HEADS, **_BIAS)
+_QWEN3_MOE = Family("num_experts", qk_norm="head", **_BIAS)
+_DEEPSEEK = Family("n_routed_experts", shared="n_shared_experts", latent=True, **_BIAS)
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": _LLAMA,
+    "mistral": Family(d_expert="intermediate_size"),
+    "smollm3": Family(d_expert="intermediate_size", expert_bias="mlp_bias", defaults=_TIED, **_BIAS),
+    "qwen2": Family(d_expert="intermediate_size", query_bias=True),
+    "qwen3": Family(d_expert="intermediate_size", qk_norm="head", defaults=_HEADS_OF_128, **_BIAS),
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
+    "gemma2": Family(**_GEMMA),
+    "gemma3_text": Family(qk_norm="head", **_GEMMA),
+    "mixtral": Family("num_local_experts", d_expert="intermediate_size"),
+    "olmoe": Family("num_experts", d_expert="intermediate_size", qk_norm="all", defaults=_AS_HEADS, **_BIAS),
+    "qwen2_moe": Family(
+        "num_experts",
+        shared=1,
+        d_shared="shared_expert_intermediate_size",
+        query_bias="qkv_bias",
+        shared_gate=True,
+        defaults={"qkv_bias": True},
+    ),
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_vl_moe_text": _QWEN3_MOE,
+    "deepseek": Family("n_routed_experts", shared="n_shared_experts", **_BIAS),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+    "deepseek_v32": Family("n_routed_experts", shared="n_shared_experts", latent=True, indexer=True, **_BIAS),
+    "glm_moe_dsa": Family("n_routed_experts", shared="n_shared_experts", latent=True, indexer=True, **_BIAS),
+    "dots1": Family("n_routed_experts", shared="n_shared_experts", qk_norm="head", **_BIAS),
+    "granitemoe": Family("num_local_experts", d_expert="intermediate_size", defaults=_AS_HEADS, **_BIAS),
+    "glm4_moe": Family(
+        "n_routed_experts",
+        shared="n_shared_experts",
+        query_bias="attention_bias",
+        qk_norm="head",
+        defaults={"use_qk_norm": False},
+    ),
+    "bailing_moe": Family(
+        "num_experts", shared="num_shared_experts", query_bias="use_qkv_bias", output_bias="use_bias"
+    ),
+    "minimax_m2": Family("num_local_experts", d_expert="intermediate_size", qk_norm="all", defaults=_HEADS_OF_128),
+    "llama4_text": Family(
+        "num_local_experts",
+        d_expert="intermediate_size",
+        shared=1,
+        d_ff="intermediate_size_mlp",
+        defaults=_HEADS_OF_128,
+        **_BIAS,
+    ),
+    "gpt_oss": Family(
+        "num_local_experts",
+        d_expert="intermediate_size",
+        expert_bias=True,
+        router_bias=True,
+        sinks=True,
+        defaults={"attention_bias": True, "head_dim": 64},
+        **_BIAS,
+    ),
+    "switch_moe": Family(
+        "num_experts",
+        experts_per_token=1,
+        d_expert="intermediate_size",
+        norm_type="norm_type",
+        final_norm="final_norm",
+        defaults=_AS_HEADS,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A released model as laws see it, and the parameters that they leave out, by name: norms, router, biases, …"""
+
+    name: str
+    model_type: str
+    architecture: Architecture
+    left_out: Mapping[str, int]
+    text_only: bool = False  # of a model that reads more than text
+
+    @property
+    def parameters(self) -> int:
+        """The exact number of parameters, as of the class in transformers."""
+        return self.architecture.n_total + sum(self.left_out.values())
+
+
+def read_model(source: str | Path | Config | Any, revision: str | None = None) -> Model:
+    """The model of a folder, a config.json, "org/model" on the Hub (of which only config.json is read), a mapping, or
+    a configuration object of transformers.
+
+    FileNotFoundError where there is no config.json; ValueError, in one line, for a model_type that `FAMILIES` lacks,
+    an encoder-decoder, and a field that is missing or impossible.
+    """
+    if isinstance(source, (str, Path)):
+        name, config = str(source), _read(source, revision)
+    else:
+        config = source if isinstance(source, Mapping) else source.to_dict()
+        name = str(config.get("_name_or_path") or config.get("model_type"))
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{name}: the configuration must be an object with fields, not a {type(config).__name__}")
+    try:
+        return _model(name, config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _read(source: str | Path, revision: str | None) -> Any:
+    path = Path(source)
+    try:
+        content = path.read_bytes() if path.is_file() else hub.read_file(source, FILE_NAME, revision)
+    except hub.NotFoundError as error:
+        raise FileNotFoundError(f"{source}: neither a folder or Hub repo with a {FILE_NAME} ({error})") from None
+    return strict_json.loads(content, what=f"{source}: {FILE_NAME}")
+
+
+def _model(name: str, config: Config) -> Model:
+    if config.get("is_encoder_decoder"):
+        raise ValueError("is_encoder_decoder=True: laws here are of decoders only")
+    text = config.get("text_config")
+    if text is not None:
+        config = dict(text) | {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    kind = config.get("model_type")
+    family = FAMILIES.get(str(kind))
+    if family is None:
+        raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}")
+    config = dict(family.defaults) | dict(config)
+    if "num_local_experts" in config:  # as transformers 5 writes the num_experts of Qwen3
+        config.setdefault("num_experts", config["num_local_experts"])
+    if missing := [
+        key for key in _needed(family) if config.get(key) is None and not (key in _MAYBE and key in config)
+    ]:
+        raise ValueError(f"{FILE_NAME} lacks {', '.join(missing)}, which model_type {kind!r} needs")
+    architecture = _architecture(family, config)
+    return Model(name, str(kind), architecture, _left_out(family, architecture, config), text is not None)
+
+
+def _needed(family: Family) -> list[str]:
+    """The fields without which the architecture is not known."""
+    needed = ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", family.d_expert]
+    own = (family.experts, family.experts_per_token, family.shared, family.d_shared) if family.experts else ()
+    needed += [key for key in own if isinstance(key, str)]
+    latent = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return needed + list(latent if family.latent else ("num_key_value_heads",))
+
+
+def _architecture(family: Family, config: Config) -> Architecture:
+    def at(key: str | int | None) -> Any:
+        return config[key] if isinstance(key, str) else key
+
+    options: dict[str, Any] = {}
+    if family.experts:
+        shared, dense = at(family.shared) or 0, _dense_blocks(config)
+        options |= {"experts_per_token": at(family.experts_per_token), "shared_experts": shared}
+        options |= {"d_shared": at(family.d_shared)} if shared else {}
+        options |= {"dense_blocks": dense} | ({"d_ff": config[family.d_ff]} if dense else {})
+    if family.latent:
+        names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
+        options["latent_attention"] = LatentAttention(*(config[key] for key in names))
+    else:
+        options |= {"n_kv_heads": config["num_key_value_heads"], "head_dim": config.get("head_dim")}
+    return Architecture(
+        config["hidden_size"],
+        at(family.experts) if family.experts else 1,
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        config["vocab_size"],
+        d_expert=config[family.d_expert],
+        tied_embeddings=bool(config.get("tie_word_embeddings")),
+        **options,
+    )
+
+
+def _dense_blocks(config: Config) -> int:
+    """How many blocks have a dense feed-forward, by whichever field says it."""
+    blocks = range(config["num_hidden_layers"])
+    if (kinds := config.get("mlp_layer_types")) is not None:
+        return sum(kind == "dense" for kind in kinds)
+    if (routed := config.get("moe_layers")) is not None:
+        return len(blocks) - len(routed)
+    if step := config.get("interleave_moe_layer_step"):
+        return sum((i + 1) % step != 0 for i in blocks)
+    if step := config.get("decoder_sparse_step"):
+        dense = config.get("mlp_only_layers") or ()
+        return sum(i in dense or (i + 1) % step != 0 for i in blocks)
+    if config.get("moe_layer_freq", 1) != 1:
+        raise ValueError(f"moe_layer_freq={config['moe_layer_freq']!r} must be 1")
+    return int(config.get("first_k_dense_replace") or 0)
+
+
+def _left_out(family: Family, a: Architecture, config: Config) -> dict[str, int]:
+    """The parameters of the class that laws do not count, by name; those that it lacks are left out."""
+
+    def has(flag: str | bool) -> bool:
+        return bool(config.get(flag)) if isinstance(flag, str) else flag
+
+    d, queries, keys = a.d_model, a.heads * a.head_dim, a.n_kv_heads * a.head_dim
+    mla, routed = a.latent_attention, a.routed_blocks if a.experts > 1 else 0
+    norm = 2 * d if family.norm_type and config.get(family.norm_type) == "layer_norm" else d
+    norms = norm * (family.norms * a.blocks + has(family.final_norm))
+    query_bias = queries + 2 * keys
+    if mla:
+        norms += a.blocks * (mla.kv_rank + (mla.query_rank or 0))
+        query_bias = mla.kv_rank + mla.rope_dim + (mla.query_rank or 0)
+    if config.get("use_qk_norm", True) and family.qk_norm:
+        norms += a.blocks * (queries + keys if family.qk_norm == "all" else 2 * a.head_dim)
+    biases = a.blocks * (has(family.query_bias) * query_bias + has(family.output_bias) * d)
+    if has(family.expert_bias):
+        biases += a.blocks * a.experts * (2 * a.d_expert + d)
+    found = {
+        "norms": norms,
+        "router": routed * (d * (a.experts + family.shared_gate) + family.router_bias * a.experts),
+        "biases": biases,
+        "sinks": family.sinks * a.blocks * a.heads,
+        "indexer": _indexer(a, config) if family.indexer else 0,
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def _indexer(a: Architecture, config: Config) -> int:
+    """DeepSeek sparse attention (DeepSeek-V3.2): queries from the latent, one key per token, a weight per head."""
+    heads, width = config["index_n_heads"], config["index_head_dim"]
+    rank = a.latent_attention.query_rank if a.latent_attention else 0
+    blocks = sum(kind != "shared" for kind in config.get("indexer_types") or ["full"] * a.blocks)
+    return int(blocks * ((rank or 0) * heads * width + a.d_model * (width + heads) + 2 * width))
