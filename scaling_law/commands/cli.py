@@ -6,7 +6,7 @@ Every command takes --help with examples; `hub.plain.commands` has the exit stat
 from __future__ import annotations
 
 from hub.plain.commands import App
-from scaling_law.commands import describe, fitting, questions, release
+from scaling_law.commands import describe, fitting, questions, release, shelf
 
 app = App(help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?")
 for _command in (
@@ -19,6 +19,7 @@ for _command in (
     questions.tables,
     questions.next_runs,
     describe.describe,
+    shelf.laws,
     fitting.fit,
     fitting.profile,
     fitting.split,

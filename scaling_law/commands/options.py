@@ -8,8 +8,10 @@ import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
 from scaling_law.law_files import load_law
-from scaling_law.laws import JointLaw, Law
+from scaling_law.laws import JointLaw, Law, published
+from scaling_law.laws.answers import Answer
 from scaling_law.laws.law import LawT
+from scaling_law.laws.shelf import SHELF
 from scaling_law.runs.readers import READERS
 
 
@@ -23,7 +25,8 @@ def quantity(parser: Any, help: str, *names: str, metavar: str | None = None) ->
 
 
 # of questions to a law
-LawName = Annotated[str, option("published, printed (the paper's rounded table), a folder, or a Hub repo.", "--law")]
+WHICH = "published, printed (the paper's rounded table), a name of `scaling-law laws`, a folder, or a Hub repo."
+LawName = Annotated[str, option(WHICH, "--law")]
 RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's file."
 Force = Annotated[bool, option("Answer even where the law is far outside of its runs.", "--force")]
 Experts = Annotated[Any, quantity(EXPERTS, "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]")]
@@ -89,9 +92,11 @@ Format = Annotated[str | None, option(f"A public table as its authors publish it
 def choose_law(name: str, kind: type[LawT] = Law) -> LawT:  # type: ignore[assignment]
     """The law that `--law` names; ValueError if it is of another kind."""
     if name in ("published", "recovered", "printed"):
-        law: Law = JointLaw.published(rounded=name == "printed")
+        law: Any = JointLaw.published(rounded=name == "printed")
     else:
-        law = load_law(name)
+        law = published(name) if name in SHELF else load_law(name)
+    if isinstance(law, Answer):
+        raise ValueError(f"--law {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
     if not isinstance(law, kind):
         needed = "a joint law" if kind is JointLaw else "a joint or a Chinchilla law"
         raise ValueError(f"--law {name}: a {law.name} law cannot answer this; {needed} is needed")

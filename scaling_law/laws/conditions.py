@@ -19,7 +19,7 @@ from scaling_law.size.architecture import is_size, training_flops
 
 FloatArray = NDArray[np.float64]
 # How many times beyond the fitted range, either way. N is that of a learning-rate law, which counts otherwise.
-GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0}
+GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0, "flops": 1e6}
 SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 ROUNDING = 1e-9  # a question at the guard itself is inside
@@ -153,7 +153,7 @@ class Conditions:
 
 
 def range_warnings(
-    conditions: Conditions | None, n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike, **variables: ArrayLike
+    conditions: Conditions | None, n_active: Any, tokens: Any, experts: Any, **variables: ArrayLike
 ) -> list[str]:
     """A sentence on the worst value of each quantity outside the fitted range (of the same E for N and D, if any)."""
     if conditions is None or not conditions.fitted_limits():

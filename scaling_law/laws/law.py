@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.laws.conditions import GUARD, Conditions, range_warnings
 from scaling_law.laws.terms import E_HAT, Form, Term, expert_transform
-from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE
+from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE, is_size
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -148,8 +148,9 @@ class Law:
             raise ValueError(f"{unknown[0]} is no variable of {cls.__name__}: {own}")
         for name, values in arrays.items():
             least = 1.0 if name == "experts" else 0.0
-            if (wrong := values[~((values >= least) & (values > 0) & (values < np.inf))]).size:
-                allowed = "at least 1" if least else "positive"
+            share = name in cls.form.reads and not is_size(name)  # its logarithm is not taken: it may be 0
+            if (wrong := values[~((values >= least) & ((values > 0) | share) & (values < np.inf))]).size:
+                allowed = "at least 1" if least else "at least 0" if share else "positive"
                 raise ValueError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
         return arrays
 
@@ -166,15 +167,18 @@ class Law:
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
     ) -> list[str]:
         """How far these models lie outside the runs, a sentence per quantity; [] inside."""
-        e = 1 if experts is None else experts
-        return range_warnings(self.conditions, n_active, tokens, e, **variables)
+        return range_warnings(self.conditions, n_active, tokens, self._asked(experts), **variables)
 
     def beyond_guard(
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
     ) -> NDArray[np.bool_]:
         """True where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
         known = self.conditions or Conditions("unknown")
-        return np.asarray(known.beyond_guard(n_active, tokens, experts, **variables))
+        return np.asarray(known.beyond_guard(n_active, tokens, self._asked(experts), **variables))
+
+    def _asked(self, experts: Any) -> Any:
+        """E where it was left out: that of dense models, or the law's own where it does not depend on E."""
+        return 1.0 if experts is None and "experts" in self.form.variables else experts
 
     def replace(self: LawT, **changes: Any) -> LawT:
         """A copy with some fields changed; new coefficients drop the draws unless `draws` are given."""
@@ -204,7 +208,7 @@ def register(kind: type[LawT]) -> type[LawT]:
     if not kind.name or (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
         raise ValueError(f"{kind.__name__}.name={kind.name!r} must be given, and not be another law's: {sorted(LAWS)}")
     wanted = kind.form.coefficients
-    if sorted(wanted) != sorted(kind.coefficient_names()):
+    if kind.form.terms and sorted(wanted) != sorted(kind.coefficient_names()):
         fields_of = ", ".join(kind.coefficient_names())
         raise ValueError(f"{kind.__name__}: its fields ({fields_of}) must be those of its form ({', '.join(wanted)})")
     LAWS[kind.name] = kind

@@ -119,12 +119,15 @@ class Transform:
 class Form:
     """The terms of a law, the transforms they name, and the coefficient that is the outer exponent (positive), if any.
 
-    ValueError for terms that are no form: a scale twice, two constants, a transform that no term names.
+    A law that is no sum of terms has none, writes out `evaluate` itself, and names the variables that it `reads`: it
+    can be asked but not fitted. ValueError for terms that are no form: a scale twice, two constants, a transform that
+    no term names.
     """
 
     terms: tuple[Term, ...]
     transforms: tuple[Transform, ...] = ()
     outer: str | None = None
+    reads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         scales = [term.scale for term in self.terms]
@@ -176,10 +179,10 @@ class Form:
 
     @cached_property
     def variables(self) -> tuple[str, ...]:
-        """The columns of the runs that the terms and transforms read."""
+        """The columns of the runs that the law reads, through terms and transforms."""
         own = {transform.name: transform.variables for transform in self.transforms}
         names = (name for term in self.terms for factor in term.factors for name in own.get(factor, (factor,)))
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys((*names, *self.reads)))
 
     def logs(self, values: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """ln of every variable and transform that a term names, at `inputs` and the coefficients `values`."""

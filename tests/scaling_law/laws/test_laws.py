@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, fit
+from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, SaturationLaw, fit, published
 from scaling_law.law_files import law_to_dict, load_law
 from scaling_law.laws import LAWS, register
 from scaling_law.laws.terms import E_HAT, Form, Term, expert_transform
@@ -24,9 +25,14 @@ CHINCHILLA_TABLE = {
     32: (16.54244596529427, -0.1556980993088928, 234.67256254388218, -0.2652052390210445),
 }
 ROUTED = RoutedLaw(a=12.9, alpha=-0.083, delta=-0.118, gamma=0.0043, e_start=2.0746, e_max=238.7)
+SATURATION = SaturationLaw(
+    a=120.0, alpha=0.25, b=0.9, beta=0.5, c=200.0, gamma=0.25, f=1.6, d=-0.0004, e_start=2.0, e_max=250.0
+)
 # One of each kind, with coefficients of real size; what is tested of every law is tested of these.
-EXAMPLES = [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED]
+EXAMPLES = [JointLaw.published(), JointLaw.published().to_chinchilla(4), ROUTED, SATURATION]
+EXAMPLES += [published(name) for name in ("kaplan", "clark_sbase", "krajewski", "abnar", "hunyuan")]
 every_law = pytest.mark.parametrize("law", EXAMPLES, ids=lambda law: law.name)
+every_form = pytest.mark.parametrize("law", [law for law in EXAMPLES if law.form.terms], ids=lambda law: law.name)
 
 
 def test_every_registered_law_has_an_example():
@@ -66,23 +72,67 @@ def test_expert_transform(experts, e_start, span):
     assert 1 / e_hat == pytest.approx(inverse, rel=1e-6)
 
 
-def written_out(law, n, d, e):
-    """The formulas of the papers, term by term."""
-    if law.name == "chinchilla":
-        return law.m * n**law.mu + law.n * d**law.nu + law.c
-    e_hat = expert_transform(e, law.e_start, law.e_max)
-    of_size = law.a * e_hat**law.delta * n ** (law.alpha + law.gamma * np.log(e_hat))
-    if law.name == "routed":
+@pytest.fixture(scope="module")
+def columns():
+    """Every variable that a law names, drawn independently of each other: [240]."""
+    random = np.random.default_rng(0)
+    sizes = {name: 10 ** random.uniform(7, 10, 240) for name in ("n_active", "n_total", "n_active_non_embedding")}
+    return sizes | {
+        "n_total_non_embedding": 10 ** random.uniform(7, 10, 240),
+        "tokens": 10 ** random.uniform(8.5, 11.5, 240),
+        "experts": random.choice([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 240),
+        "density": random.choice([0.02, 0.1, 0.25, 0.5, 1.0], 240),
+        "granularity": random.choice([1.0, 2.0, 4.0, 8.0, 16.0], 240),
+        "experts_per_token": random.choice([1.0, 2.0, 4.0, 8.0], 240),
+        "shared_ratio": random.choice([0.0, 0.125, 0.25, 0.5], 240),
+    }
+
+
+def inputs_of(law, columns):
+    return {name: columns[name] for name in law.form.variables}
+
+
+def written_out(law, columns):
+    """The formulas of the papers, term by term, without any of the package's code."""
+    v, d, e = SimpleNamespace(**law.coefficients), columns["tokens"], columns["experts"]
+    active, total = columns["n_active"], columns["n_total"]
+    match law.name:
+        case "chinchilla":
+            return v.m * active**v.mu + v.n * d**v.nu + v.c
+        case "kaplan":
+            alpha_n, n_c = v.x * v.alpha_d, v.a ** (1 / v.x)
+            return ((n_c / columns["n_active_non_embedding"]) ** (alpha_n / v.alpha_d) + v.b / d) ** v.alpha_d
+        case "granularity":
+            n, g = columns["n_total_non_embedding"], columns["granularity"]
+            return v.c + (v.g / g**v.gamma + v.a) / n**v.alpha + v.b / d**v.beta
+        case "sparsity":
+            s = 1 - columns["density"]
+            of_sparsity = v.c / (1 - s) ** v.lambda_ + v.d / ((1 - s) ** v.delta * total**v.gamma)
+            return v.a / total**v.alpha + v.b / d**v.beta + of_sparsity + v.e
+        case "five_factor":
+            g, s = columns["experts_per_token"], columns["shared_ratio"]
+            of_design = v.e * g + v.f / g + v.m * s**2 + v.n * s
+            of_size = 1 / total**v.alpha + v.k / active**v.alpha + v.h * active / total
+            rest = v.a / total**v.alpha + v.b / d**v.beta + v.c / active**v.alpha + v.epsilon
+            return of_design * of_size + rest
+    e_hat = 1 / (1 / (e - 1 + 1 / (1 / v.e_start - 1 / v.e_max)) + 1 / v.e_max)
+    if law.name == "saturation":
+        n = columns["n_active_non_embedding"]
+        log_loss = np.log(v.a / n**v.alpha + v.b / e_hat**v.beta + v.c / d**v.gamma + v.f)
+        return np.exp(log_loss + v.d * np.log(n) * np.log(e_hat))
+    n = columns["n_active_non_embedding"] if law.name == "clark" else active
+    of_size = v.a * e_hat**v.delta * n ** (v.alpha + v.gamma * np.log(e_hat))
+    if law.name in ("routed", "clark"):
         return of_size
-    return of_size + law.b * e_hat**law.omega * d ** (law.beta + law.zeta * np.log(e_hat)) + law.c
+    return of_size + v.b * e_hat**v.omega * d ** (v.beta + v.zeta * np.log(e_hat)) + v.c
 
 
 @every_law
-def test_values_and_draws_follow_the_formula(law, paper_runs):
+def test_values_and_draws_follow_the_formula(law, columns):
     law = law.replace(draws=np.tile(list(law.coefficients.values()), (2, 1)))
-    at = paper_runs.n_active, paper_runs.tokens, paper_runs.experts
-    np.testing.assert_allclose(law.loss(*at), written_out(law, *at), rtol=1e-12)
-    np.testing.assert_allclose(law.loss_draws(*at), np.tile(written_out(law, *at), (2, 1)), rtol=1e-12)
+    expected, at = written_out(law, columns), inputs_of(law, columns)
+    np.testing.assert_allclose(law.loss(**at), expected, rtol=1e-12)
+    np.testing.assert_allclose(law.loss_draws(**at), np.tile(expected, (2, 1)), rtol=1e-12)
 
 
 def test_what_no_term_depends_on_may_be_left_out(published):
@@ -92,12 +142,18 @@ def test_what_no_term_depends_on_may_be_left_out(published):
         published.loss(1e9, None, 8)
 
 
-@every_law
-def test_a_fit_finds_the_law_that_made_the_runs(law, paper_runs):
-    at = paper_runs.n_active, paper_runs.tokens, paper_runs.experts
-    result = fit(Runs.from_columns(*at, law.loss(*at)), law=law.name)
+@every_form
+def test_a_fit_finds_the_law_that_made_the_runs(law, columns):
+    at = inputs_of(law, columns)
+    runs = Runs.from_columns(*(columns[n] for n in ("n_active", "tokens", "experts")), law.loss(**at), columns=columns)
+    result = fit(runs, law=law.name)
     assert result.status.converged
-    np.testing.assert_allclose(result.law.loss(*at), law.loss(*at), rtol=1e-5)
+    np.testing.assert_allclose(result.law.loss(**at), law.loss(**at), rtol=1e-5)
+
+
+def test_a_law_that_is_no_sum_of_terms_is_not_fitted(paper_runs):
+    with pytest.raises(ValueError, match="law='five_factor' is no sum of terms: it can be asked but not fitted"):
+        fit(paper_runs, law="five_factor")
 
 
 def changed_kind(**changes):

@@ -1,0 +1,147 @@
+"""Published laws that give no loss for N and D and answer only their own question, each by one method.
+
+Allocation.optimum            the compute-optimal size and tokens of a budget, as powers of it
+TrainingRates.rates           peak learning rate and batch size
+EfficiencyLeverage.leverage   how many times more compute a dense model needs for the same loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scaling_law.laws.conditions import Conditions, range_warnings
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """floor + scale · Π x^exponent over the named variables x."""
+
+    scale: float
+    exponents: Mapping[str, float]
+    floor: float = 0.0
+
+    def __call__(self, **variables: ArrayLike) -> Any:
+        """Its value; `variables` broadcast, and others than its own are ignored."""
+        found: Any = self.scale
+        for name, exponent in self.exponents.items():
+            found = found * np.asarray(variables[name], float) ** exponent
+        return self.floor + found
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What these laws share: `answers` says what they can be asked; `conditions` are those of a Law."""
+
+    answers: ClassVar[str] = ""
+
+    conditions: Conditions | None = field(default=None, kw_only=True, compare=False, repr=False)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """What the answer depends on."""
+        return ("flops",)
+
+    def warnings(self, **variables: Any) -> list[str]:
+        """How far a question lies outside the runs of the law, a sentence per quantity; [] inside."""
+        own = {name: values for name, values in variables.items() if name != "tokens"}
+        return range_warnings(self.conditions, None, variables.get("tokens"), None, **own)
+
+    def _checked(self, **given: ArrayLike) -> dict[str, Any]:
+        """The variables as arrays. ValueError unless they are those of the law, positive and finite."""
+        if {*given} != {*self.variables}:
+            asked = ", ".join(given) or "nothing"
+            raise ValueError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {asked}")
+        arrays = {name: np.asarray(values, float) for name, values in given.items()}
+        for name, values in arrays.items():
+            if (wrong := values[~((values > 0) & (values < np.inf))]).size:
+                raise ValueError(f"{name}={wrong.flat[0]:g} must be positive and finite")
+        return arrays
+
+
+@dataclass(frozen=True)
+class Allocation(Answer):
+    """The compute optimum of a budget of C FLOPs; `size_name` says how the size is counted."""
+
+    answers: ClassVar[str] = "optimum"
+
+    size_name: str
+    size: PowerLaw
+    tokens: PowerLaw
+    loss: PowerLaw | None = None
+
+    def optimum(self, flops: ArrayLike) -> dict[str, Any]:
+        """The size (under `size_name`), `tokens`, and `loss` where the paper gives it; broadcasts.
+
+        ValueError for FLOPs that are not positive and finite.
+        """
+        budget = self._checked(flops=flops)
+        laws = {self.size_name: self.size, "tokens": self.tokens, **({"loss": self.loss} if self.loss else {})}
+        return {name: law(**budget) for name, law in laws.items()}
+
+
+@dataclass(frozen=True)
+class TrainingRates(Answer):
+    """Peak learning rate and batch size in tokens."""
+
+    answers: ClassVar[str] = "learning rate, batch"
+
+    learning_rate: PowerLaw
+    batch_tokens: PowerLaw
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.learning_rate.exponents, *self.batch_tokens.exponents]))
+
+    def rates(self, **variables: ArrayLike) -> dict[str, Any]:
+        """`learning_rate` and `batch_tokens` for the law's `variables`; broadcasts.
+
+        ValueError for missing and unknown variables and values that are not positive and finite.
+        """
+        given = self._checked(**variables)
+        return {"learning_rate": self.learning_rate(**given), "batch_tokens": self.batch_tokens(**given)}
+
+
+@dataclass(frozen=True)
+class EfficiencyLeverage(Answer):
+    """EL = Â^(α + γ (log₂ G)² + β log₂ G) with α = a + d log₁₀ C    (Tian et al. 2025, arXiv 2507.17702, Eq. 13)
+
+    1/Â = 1/(A + (1/A_start − 1/A_max)⁻¹) + 1/A_max. The bases of the logarithms are inferred: the paper states none,
+    and only these give both EL > 7 at A = 3.1 %, G = 12, C = 1e22 and a best G of about 12, as it prints.
+    """
+
+    answers: ClassVar[str] = "leverage"
+
+    a: float
+    d: float
+    gamma: float
+    beta: float
+    a_start: float
+    a_max: float
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        return ("activation_ratio", "granularity", "flops")
+
+    def leverage(self, activation_ratio: ArrayLike, granularity: ArrayLike, flops: ArrayLike) -> Any:
+        """Compute of a dense model over that of the MoE of equal loss; broadcasts.
+
+        Args:
+            activation_ratio: A, the active part of routed and shared experts, above 0 and at most 1.
+            granularity: G = 2 d_model / d_expert, half of Krajewski et al.'s where d_ff = 4 d_model.
+            flops: C, non-embedding FLOPs of training.
+
+        ValueError for values out of range.
+        """
+        given = self._checked(activation_ratio=activation_ratio, granularity=granularity, flops=flops)
+        ratio, g, c = given.values()
+        if (wrong := ratio[ratio > 1]).size:
+            raise ValueError(f"activation_ratio={wrong.flat[0]:g} must be at most 1")
+        inner = ratio + 1.0 / (1.0 / self.a_start - 1.0 / self.a_max)
+        log_a = -np.log(1.0 / inner + 1.0 / self.a_max)
+        log_g = np.log2(g)
+        return np.exp(log_a * (self.a + self.d * np.log10(c) + self.gamma * log_g**2 + self.beta * log_g))

@@ -1,0 +1,55 @@
+"""Repeated data and excess parameters: what they are worth (Muennighoff et al. 2023, arXiv 2305.16264, Section 3).
+
+    D' = U + U R* (1 − exp(−R / R*))     R = max(D / U − 1, 0)
+
+U of the D tokens are unique and R is how often they are repeated, so that D' ≤ (1 + R*) U. Any law takes D' in the
+place of D; N' is the same of parameters, of which U_N are as many as U unique tokens call for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+# Fitted on 182 runs of up to 9e9 parameters and 500 epochs: README of huggingface/datablations, "Parametric Fit"
+R_STAR_TOKENS, R_STAR_PARAMETERS = 15.387756, 5.309743
+
+
+def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
+    """D' for D tokens of which `unique_tokens` are unique (D itself up to one epoch); broadcasts.
+
+    ValueError for values that are not positive.
+    """
+    return _effective("tokens", tokens, "unique_tokens", unique_tokens, r_star)
+
+
+def effective_tokens_slope(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
+    """∂ ln D' / ∂ ln D: 1 up to one epoch, and falling towards 0 beyond; broadcasts."""
+    effective = effective_tokens(tokens, unique_tokens, r_star)
+    return np.asarray(tokens) / effective * np.exp(-_repeats(tokens, unique_tokens) / r_star)
+
+
+def effective_parameters(n: ArrayLike, unique_parameters: ArrayLike, r_star: float = R_STAR_PARAMETERS) -> Any:
+    """N' for N parameters; broadcasts. `unique_parameters` gives U_N. ValueError for values that are not positive."""
+    return _effective("n", n, "unique_parameters", unique_parameters, r_star)
+
+
+def unique_parameters(chinchilla: tuple[Any, Any, Any, Any], unique_tokens: ArrayLike) -> Any:
+    """U_N, the size for which `unique_tokens` are compute-optimal under a law m N^μ + n D^ν + c, of (m, μ, n, ν)."""
+    m, mu, n, nu = chinchilla
+    return (nu * n / (mu * m)) ** (1.0 / mu) * np.asarray(unique_tokens) ** (nu / mu)
+
+
+def _effective(name: str, values: ArrayLike, unique_name: str, unique: ArrayLike, r_star: float) -> Any:
+    for own, given in ((name, values), (unique_name, unique), ("r_star", r_star)):
+        if (wrong := (array := np.asarray(given))[~(array > 0)]).size:
+            raise ValueError(f"{own}={wrong.flat[0]:g} must be positive")
+    repeated = r_star * -np.expm1(-_repeats(values, unique) / r_star)
+    return np.minimum(values, unique) + np.asarray(unique) * repeated
+
+
+def _repeats(values: ArrayLike, unique: ArrayLike) -> Any:
+    """R, the epochs after the first."""
+    return np.maximum(np.asarray(values) / np.asarray(unique) - 1.0, 0.0)

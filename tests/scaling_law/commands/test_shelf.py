@@ -1,0 +1,33 @@
+"""`scaling-law laws`, and published laws as the --law of other commands."""
+
+import json
+
+from scaling_law import published
+from scaling_law.laws.shelf import SHELF
+
+
+def test_laws_lists_them_all(shell):
+    rows = json.loads(shell("laws", "--json").output)["laws"]
+    assert [row["name"] for row in rows] == [*SHELF]
+    assert all(row["source"] for row in rows)
+    table = shell("laws").output
+    assert all(name in table for name in SHELF)
+
+
+def test_laws_shows_one(shell):
+    data = json.loads(shell("laws", "abnar", "--json").output)
+    assert data["coefficients"] == published("abnar").coefficients
+    assert data["kind"] == "sparsity"
+    shown = shell("laws", "abnar").output
+    for text in ("arXiv 2501.12370", "GPT-NeoX", "lambda_ = -0.1666", "density: 0.05 to 1"):
+        assert text in shown
+    assert "is not on the shelf" in shell("laws", "nope").stderr
+
+
+def test_a_published_law_answers_the_other_commands(shell):
+    words = ("loss", "--n-active", "10B", "--tokens", "200B", "--law")
+    (row,) = json.loads(shell(*words, "chinchilla", "--json").output)["rows"]
+    assert row["loss"] == published("chinchilla").loss(10e9, 200e9)
+    failed = shell(*words, "ling")
+    assert failed.exit_code == 2
+    assert "--law ling: it answers leverage only, from activation_ratio, granularity, flops" in failed.stderr

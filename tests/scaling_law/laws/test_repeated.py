@@ -1,0 +1,76 @@
+"""Repeated data (Muennighoff et al. 2023) against the paper's repository and its toy case."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaling_law import effective_parameters, effective_tokens, published, unique_parameters
+from scaling_law.laws import effective_tokens_slope
+
+EPOCHS = {2: 1.968199, 4: 3.725673, 8: 6.624119, 16: 10.582457, 40: 15.167465, 100: 16.363034}
+
+
+def repeated_loss(n, tokens, unique):
+    """The paper's law: both modifiers on the law for unique data."""
+    law = published("muennighoff")
+    own = unique_parameters((law.m, law.mu, law.n, law.nu), unique)
+    return law.loss(effective_parameters(n, own), effective_tokens(tokens, unique))
+
+
+def test_losses_of_the_papers_repository():
+    """huggingface/datablations, README.md: the two models of Figure 1, right."""
+    assert repeated_loss(6.34e9, 242e9, 25e9) == pytest.approx(2.2256440889984477, rel=1e-14)
+    assert repeated_loss(8.67e9, 178e9, 25e9) == pytest.approx(2.2269634075087867, rel=1e-14)
+
+
+def test_optimum_of_the_papers_repository():
+    """README.md: 1e22 FLOPs on 25B unique tokens, on its grid; 9.4884 epochs without the grid."""
+    tokens = 25e9 * np.linspace(9, 10, 10_001)
+    best = tokens[np.argmin(repeated_loss(1e22 / (6 * tokens), tokens, 25e9))]
+    assert best / 25e9 == pytest.approx(9.4884, abs=2e-4)
+    assert best == pytest.approx(237336955477.55, rel=1e-3)
+    assert 1e22 / (6 * best) == pytest.approx(7022364735.88, rel=1e-3)
+
+
+def test_the_law_for_unique_data_at_chinchillas_budget():
+    """Appendix B: 70.0B parameters and 1.37T tokens."""
+    best = published("muennighoff").compute_optimal(5.76e23, experts=[1])
+    assert float(np.ravel(best.n_active)[0]) == pytest.approx(69962173313.52, rel=1e-9)
+    assert float(np.ravel(best.tokens)[0]) == pytest.approx(1372170066384.24, rel=1e-9)
+
+
+def test_unique_parameters_are_compute_optimal():
+    law = published("chinchilla")
+    best = law.compute_optimal(1e21, experts=[1])
+    own = unique_parameters((law.m, law.mu, law.n, law.nu), np.ravel(best.tokens)[0])
+    assert own == pytest.approx(float(np.ravel(best.n_active)[0]), rel=1e-12)
+    muennighoff = published("muennighoff")
+    coefficients = (muennighoff.m, muennighoff.mu, muennighoff.n, muennighoff.nu)
+    assert unique_parameters(coefficients, 1.0) == pytest.approx(0.051, abs=1e-4)  # "U_N = U_D · 0.051"
+
+
+def test_worth_of_epochs():
+    found = effective_tokens(np.array([*EPOCHS]) * 1e9, 1e9) / 1e9
+    np.testing.assert_allclose(found, [*EPOCHS.values()], atol=6e-7)
+    assert effective_tokens(1e30, 1.0) == pytest.approx(16.387756)  # 1 + R*
+    assert effective_tokens(5, 1, r_star=3) == pytest.approx(3.21, abs=0.005)  # the paper's toy case
+    assert effective_tokens(101, 1, r_star=3) == pytest.approx(4.0, abs=0.01)
+    assert effective_tokens([1e8, 1e9], 1e9).tolist() == [1e8, 1e9]  # less than an epoch
+
+
+@given(st.floats(0.01, 1000), st.floats(0.5, 50))
+def test_slope_is_the_derivative_by_the_logarithm(epochs, r_star):
+    slope = effective_tokens_slope(epochs * 1e9, 1e9, r_star)
+    h = 1e-6
+    moved = [effective_tokens(epochs * 1e9 * np.exp(s), 1e9, r_star) for s in (h, -h)]
+    assert slope == pytest.approx(np.log(moved[0] / moved[1]) / (2 * h), rel=1e-4, abs=1e-7)
+    assert 0 <= slope <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"), [((0, 1e9), "tokens"), ((1e9, -1), "unique_tokens"), ((1, 1, 0), "r_star")]
+)
+def test_senseless_questions_are_refused(arguments, field):
+    with pytest.raises(ValueError, match=rf"^{field}=-?\d must be positive"):
+        effective_tokens(*arguments)

@@ -1,0 +1,333 @@
+"""Published laws against numbers of their papers, or, where none are printed, arithmetic apart from the code."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+
+from scaling_law import JointLaw, Law, published
+from scaling_law.laws import LAWS
+from scaling_law.laws.shelf import SHELF, entry, laws
+
+GOPHER = 5.76e23  # FLOPs
+# Hoffmann et al. 2022, Tables 3 and A3: parameters, and FLOPs of approaches 1, 2 and 3. The FLOPs of 175B in approach
+# 3 are printed as 1.26e24, a slip: 6·175e9·12.0e12 = 1.26e25.
+HOFFMANN = np.array(
+    [
+        (400e6, 1.92e19, 1.84e19, 2.21e19),
+        (1e9, 1.21e20, 1.20e20, 1.62e20),
+        (10e9, 1.23e22, 1.32e22, 2.46e22),
+        (67e9, 5.76e23, 6.88e23, 1.71e24),
+        (175e9, 3.85e24, 4.54e24, 1.26e25),
+        (280e9, 9.90e24, 1.18e25, 3.52e25),
+        (520e9, 3.43e25, 4.19e25, 1.36e26),
+        (1e12, 1.27e26, 1.59e26, 5.65e26),
+        (10e12, 1.30e28, 1.75e28, 8.55e28),
+    ]
+)
+# Krajewski et al. 2024, Table 2: active parameters, tokens, G, FLOPs and loss of compute-optimal models, E = 64
+KRAJEWSKI = [
+    (100e6, 4.37e9, 8, 2.95e18, 3.133),
+    (1e9, 28.94e9, 16, 1.93e20, 2.491),
+    (3e9, 72.90e9, 16, 1.41e21, 2.245),
+    (7e9, 137.60e9, 32, 6.46e21, 2.076),
+    (70e9, 941.07e9, 32, 4.16e23, 1.694),
+    (300e9, 2.96e12, 64, 5.69e24, 1.503),
+    (1e12, 7.94e12, 64, 4.97e25, 1.367),
+]
+
+
+@pytest.mark.parametrize("law", SHELF.values(), ids=SHELF.keys())
+def test_every_law_says_what_it_is_and_where_it_was_read(law):
+    row = law.to_dict()
+    for name in ("authors", "part", "equation", "source", "parameters", "answers"):
+        assert row[name]
+    assert row["variables"]
+    assert law.evidence in ("paper", "code", "secondary")
+    assert law.arxiv is None or re.fullmatch(r"\d{4}\.\d{5}", law.arxiv)
+    assert law.arxiv or "github.com" in law.source
+    assert ("others" in law.source or "survey" in law.source) == (law.evidence == "secondary")
+    json.dumps(row, allow_nan=False)
+    if law.make is None:
+        return
+    found = law.law()
+    assert law.authors in found.conditions.provenance
+    assert law.arxiv is None or law.name == "ludziejewski" or law.arxiv in found.conditions.provenance
+    if isinstance(found, Law):
+        assert type(found) is law.kind is LAWS[row["kind"]]
+        assert {*law.ranges} <= {*found.form.variables, "experts", "tokens_per_parameter"}
+    else:
+        assert {*law.ranges} <= {*found.variables}
+
+
+def test_the_listing_has_every_law_and_its_table_fits_a_terminal():
+    table = laws()
+    assert [row["name"] for row in table.to_rows()] == [*SHELF] == [row["name"] for row in table.to_dict()["laws"]]
+    assert [row[0] for row in table.summary().rows] == [*SHELF]
+    assert entry("yun").summary().rows[-2][1] == "none: a form to fit"
+
+
+def test_unknown_names_and_laws_without_coefficients_are_refused():
+    with pytest.raises(ValueError, match=r"law='gpt4' is not on the shelf: kaplan, .*chinchilla"):
+        published("gpt4")
+    with pytest.raises(ValueError, match=r"yun: Yun et al. 2024.* no coefficients; fit\(runs, law='saturation'\)"):
+        published("yun")
+
+
+def test_a_published_law_knows_the_ranges_of_its_runs():
+    chinchilla, krajewski = published("chinchilla"), published("krajewski")
+    assert chinchilla.warnings(1e9, 2e10) == []
+    assert chinchilla.warnings(70e9, 1.4e12) == [
+        "N_act 70B is outside the fitted 70M…16B (×4.38)",
+        "D 1.4T is outside the fitted 5B…500B (×2.8)",
+    ]
+    at = {"n_total_non_embedding": 1e9, "tokens": 2e10, "granularity": 4}
+    assert krajewski.warnings(**at) == []
+    assert krajewski.warnings(**at | {"granularity": 128, "experts": 64}) == [
+        "granularity 128 is outside the fitted 1…16 (×8)",
+        "granularity is over 4 times outside: do not act on this prediction",
+    ]
+    assert not krajewski.beyond_guard(**at)
+    assert krajewski.beyond_guard(**at | {"experts": 8})  # it is a law for 64 experts
+    assert published("besiroglu").conditions.n_runs == 240
+    assert published("ling").warnings(activation_ratio=0.03, granularity=12, flops=1e20) == []
+    assert published("step_law").warnings(n_total_non_embedding=1e10, tokens=1e11) == [
+        "n_total_non_embedding 10B is outside the fitted 60M…1B (×10)"
+    ]
+    assert published("marin").warnings(flops=[1e19, 3e21]) == ["flops 3e21 is outside the fitted 1e18…3e20 (×10)"]
+
+
+def test_kaplan():
+    law = published("kaplan")
+    assert law.x * law.alpha_d == pytest.approx(0.076)
+    assert law.a ** (1 / law.x) == pytest.approx(6.4e13)
+
+    def loss(n, d):
+        return law.loss(n_active_non_embedding=n, tokens=d)
+
+    # §1.2: doubling N multiplies the loss by 2^−α_N = 0.95 where data is plenty
+    assert loss(2e8, 1e30) / loss(1e8, 1e30) == pytest.approx(0.95, abs=0.002)
+    # Eq. 4.4: D of 5e3 N^0.74 keeps the loss within 0.02 of that of infinite data
+    for n in (1e7, 1e8, 1e9):
+        assert 0.01 < np.log(loss(n, 5e3 * n**0.74) / loss(n, 1e30)) < 0.025
+    assert loss(np.array([1e8, 1e9, 1e6]), np.array([1e10, 22e9, 22e6])) == pytest.approx(
+        [2.787857, 2.369316, 4.293808], abs=1e-6
+    )
+
+
+def test_kaplan_at_a_budget():
+    """Hoffmann et al. 2022, Appendix D.4: 4.68B parameters at 1e21 FLOPs."""
+    found = published("kaplan_optimum").optimum(1e21)
+    assert found["n_active_non_embedding"] == pytest.approx(4.68e9, rel=1e-3)
+    assert 6 * found["n_active_non_embedding"] * found["tokens"] == pytest.approx(1e21, rel=0.1)  # of rounded powers
+
+
+def test_chinchilla():
+    law = published("chinchilla")
+    best = law.compute_optimal(np.array([GOPHER, 1e21]), experts=[1])
+    # Figure 4: 40B for Gopher's budget, which the printed digits miss
+    np.testing.assert_allclose(np.ravel(best.n_active), [4.0361e10, 2.21695e9], rtol=1e-4)
+    np.testing.assert_allclose(np.ravel(best.tokens), [2.3785e12, 7.51782e10], rtol=1e-4)
+    assert float(np.ravel(published("chinchilla_printed").compute_optimal(GOPHER, experts=[1]).n_active)[0]) < 33e9
+    assert law.loss(70e9, 1.4e12) == pytest.approx(1.92085, abs=1e-5)
+    assert published("chinchilla_printed").loss(70e9, 1.4e12) == pytest.approx(1.93665, abs=1e-5)
+    sizes = np.ravel(law.compute_optimal(HOFFMANN[:, 3], experts=[1], force=True).n_active)
+    np.testing.assert_allclose(sizes, HOFFMANN[:, 0], rtol=0.10)  # Table A3 comes from neither set of coefficients
+    assert law.nu / (law.mu + law.nu) == pytest.approx(0.46, abs=0.005)  # Table 2: N ∝ C^0.46
+
+
+@pytest.mark.parametrize(("approach", "exponent"), [(1, 0.50), (2, 0.49)])
+def test_chinchilla_from_curves_and_isoflops(approach, exponent):
+    law = published(f"chinchilla_approach{approach}")
+    slope, intercept = np.polyfit(np.log(HOFFMANN[:, approach]), np.log(HOFFMANN[:, 0]), 1)
+    assert (law.size.exponents["flops"], law.size.scale) == pytest.approx((slope, np.exp(intercept)), rel=1e-9)
+    assert slope == pytest.approx(exponent, abs=0.005)  # Table 2
+    found = law.optimum(HOFFMANN[:, approach])
+    np.testing.assert_allclose(found["n_active"], HOFFMANN[:, 0], rtol=0.035)
+    np.testing.assert_allclose(6 * found["n_active"] * found["tokens"], HOFFMANN[:, approach], rtol=1e-12)
+
+
+def test_chinchilla_approach_1_at_a_budget():
+    """Appendix D.4: 2.86B at 1e21 FLOPs."""
+    assert published("chinchilla_approach1").optimum(1e21)["n_active"] == pytest.approx(2.86e9, rel=1e-3)
+
+
+def test_besiroglu():
+    law = published("besiroglu")
+    printed = {"m": 482.01, "mu": -0.3478, "n": 2085.43, "nu": -0.3658, "c": 1.8172}
+    assert law.coefficients == pytest.approx(printed, rel=3e-4)
+    best = law.compute_optimal(np.array([GOPHER, 1e21]), experts=[1])
+    np.testing.assert_allclose(np.ravel(best.n_active), [7.2357e10, 2.78212e9], rtol=1e-4)
+    np.testing.assert_allclose(np.ravel(best.tokens), [1.32676e12, 5.99065e10], rtol=1e-4)
+    assert law.loss(70e9, 1.4e12) == pytest.approx(1.973405, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "losses", "e_hat", "dense"),
+    [
+        ("clark_sbase", [2.74415, 2.43053, 2.28457, 2.08581, 2.01452], [1.8470, 53.7687, 194.9420], 51.8e6),
+        ("clark_rl", [2.74647, 2.47925, 2.28594, 2.14977, 2.09405], [1.8800, 57.0157, 245.2491], 48.9e6),
+        ("clark_hash", [2.73007, 2.45578, 2.27312, 2.11073, 2.02750], [4.1750, 58.9222, 247.8847], 47.0e6),
+    ],
+)
+def test_clark(name, losses, e_hat, dense):
+    """Values by base-10 logarithms; a figure shows that 5M with 128 experts is worth about 55M dense parameters."""
+    law = published(name)
+    n, e = np.array([1e8, 1e8, 1e9, 1e9, 1e9]), np.array([1, 64, 1, 64, 512])
+    np.testing.assert_allclose(law.loss(n_active_non_embedding=n, experts=e), losses, atol=6e-6)
+    found = [
+        law.form.logs(law.coefficients, {"n_active_non_embedding": 1.0, "experts": k})["e_hat"] for k in (1, 64, 512)
+    ]
+    np.testing.assert_allclose(np.exp(found), e_hat, rtol=1e-5)
+    routed = law.loss(n_active_non_embedding=5e6, experts=128)
+    same = minimize_scalar(
+        lambda x: (np.log(law.loss(n_active_non_embedding=np.exp(x)) / routed)) ** 2, bounds=(15, 20), method="bounded"
+    )
+    assert np.exp(same.x) == pytest.approx(dense, rel=0.01)
+
+
+def test_clark_is_the_paper_s_formula_in_base_10():
+    law = published("clark_sbase")
+    n, log_e = 3e8, np.log10(53.768697)
+    expected = -0.082 * np.log10(n) - 0.108 * log_e + 0.009 * np.log10(n) * log_e + 1.104
+    assert np.log10(law.loss(n_active_non_embedding=n, experts=64)) == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize(("n_act", "tokens", "granularity", "flops", "loss"), KRAJEWSKI)
+def test_krajewski(n_act, tokens, granularity, flops, loss):
+    """Table 2: the losses to the printed digits of the coefficients, and the optimum over N, D and G of Eq. 10."""
+    law, e = published("krajewski"), 64
+
+    def total(n):
+        return n * (8 * e + 4) / 12  # N_act = 12 d² n_blocks and N = (8 E + 4) d² n_blocks
+
+    found = law.loss(n_total_non_embedding=total(n_act), tokens=tokens, granularity=granularity)
+    assert loss - 0.024 < found < loss
+
+    def affordable(n, g):
+        d_model = (64 * n / 12) ** (1 / 3)  # d_model = 64 n_blocks
+        return flops / ((72 * d_model**2 + 14 * d_model * e * g) * d_model / 64)
+
+    def best(g):
+        def loss_of(log_n):
+            n = np.exp(log_n)
+            return float(law.loss(n_total_non_embedding=total(n), tokens=affordable(n, g), granularity=g))
+
+        return minimize_scalar(
+            loss_of, bounds=np.log([n_act / 30, n_act * 30]), method="bounded", options={"xatol": 1e-6}
+        )
+
+    optima = {g: best(g) for g in (1, 2, 4, 8, 16, 32, 64, 128)}
+    chosen = min(optima, key=lambda g: optima[g].fun)
+    assert chosen == granularity
+    n = np.exp(optima[chosen].x)
+    assert n == pytest.approx(n_act, rel=0.03)
+    assert affordable(n, chosen) == pytest.approx(tokens, rel=0.03)
+
+
+def test_abnar():
+    """No loss is printed: values by hand, and what the text says of optimal sparsity at a fixed budget."""
+    law = published("abnar")
+    n = np.array([1e9, 1e9, 1e10, 1e10, 18.8e9])
+    d = np.array([2e10, 2e10, 1e11, 1e11, 110.2e9])
+    sparsity = np.array([0, 0.5, 0.9, 0.95, 0.98])
+    found = law.loss(n_total=n, tokens=d, density=1 - sparsity)
+    np.testing.assert_allclose(found, [2.565681, 2.589949, 2.149838, 2.190219, 2.169335], atol=1e-6)
+    assert published("abnar").lambda_ < 0  # "the exponent for sparsity term λ is negative"
+    budget, sizes = 1e20, np.geomspace(1e8, 1e11, 4001)
+    best = []
+    for density in (1.0, 0.5, 0.25, 0.1):
+        active = sizes * density
+        losses = law.loss(n_total=sizes, tokens=budget / (6 * active), density=density)
+        i = int(np.argmin(losses))
+        best.append((sizes[i], active[i], losses[i]))
+    total, active, losses = np.transpose(best)
+    assert np.all(np.diff(total) > 0)
+    assert np.all(np.diff(active) < 0)
+    assert np.all(np.diff(losses) < 0)
+
+
+def test_hunyuan():
+    """Section "optimal" values of the paper: G 6.78, S 0.31, N_a / N 40 % at 30B and 22 % at 671B."""
+    law = published("hunyuan")
+
+    def loss(total, ratio=0.1, tokens=1e12, g=7.0, s=0.3):
+        return law.loss(ratio * total, tokens, n_total=total, experts_per_token=g, shared_ratio=s)
+
+    g, s, ratio = np.linspace(1, 30, 29_001), np.linspace(0, 1, 10_001), np.linspace(0.01, 1, 9_901)
+    assert g[np.argmin(loss(9e9, g=g))] == pytest.approx(6.78, abs=0.01)
+    assert s[np.argmin(loss(9e9, s=s))] == pytest.approx(0.31, abs=0.01)
+    for total, best in ((30e9, 0.40), (671e9, 0.22)):
+        found = ratio[np.argmin(loss(total, ratio, g=6.7778, s=0.31485))]
+        assert found == pytest.approx(best, abs=0.005)
+    assert loss(9e9, 1 / 9, 1e11, 7, 1 / 7) == pytest.approx(2.405292, abs=1e-6)
+    assert loss(3e9, 1 / 3, 5e10, 8, 1 / 8) == pytest.approx(2.546584, abs=1e-6)
+    assert loss(3e9, s=0.0) > 0  # models without shared experts can be asked
+    with pytest.raises(ValueError, match="shared_ratio=-1 must be at least 0 and finite"):
+        loss(3e9, s=-1.0)
+
+
+def test_ling():
+    law = published("ling")
+    assert law.leverage(0.031, 12, 1e22) > 7  # "exceeding 7x"
+    ratios = np.array([0.8, 1.6, 3.1, 6.3, 12.5, 25, 50]) / 100
+    fine, coarse = law.leverage(ratios[:, None], [12, 2], 1e22).T
+    np.testing.assert_allclose(fine, [11.163, 9.280, 7.245, 5.181, 3.561, 2.360, 1.536], atol=6e-4)
+    np.testing.assert_allclose(coarse, [7.569, 6.482, 5.267, 3.975, 2.902, 2.055, 1.433], atol=6e-4)
+    g = np.linspace(2, 40, 3801)
+    assert 11 < g[np.argmax(law.leverage(0.031, g, 1e22))] < 12.5  # "around 12"
+    assert law.leverage(1.0, 2, 1e20) == pytest.approx(1.0, abs=0.01)  # a dense model
+    for question, message in (
+        ((2.0, 2, 1e20), "activation_ratio=2 must be at most 1"),
+        ((0.1, -2, 1e20), "granularity=-2 must be positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            law.leverage(*question)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("ling_optimum", (5.191e9, 5.780e10)), ("ling_optimum_dense", (8.297e9, 3.614e10))]
+)
+def test_ling_at_a_budget(name, expected):
+    found = published(name).optimum(3e20)
+    assert tuple(found.values()) == pytest.approx(expected, rel=1e-3)
+    assert found["flops_per_token"] * found["tokens"] == pytest.approx(3e20, rel=1e-3)  # C = M D
+
+
+def test_learning_rates_and_batches():
+    ling = published("ling_rates").rates(flops=[3e20, 1e22])
+    np.testing.assert_allclose(ling["learning_rate"], [8.563e-4, 5.009e-4], rtol=1e-3)
+    np.testing.assert_allclose(ling["batch_tokens"], [2.010e6, 7.214e6], rtol=1e-3)
+    step = published("step_law")
+    found = step.rates(n_total_non_embedding=[1e9, 2.15e8, 6e7], tokens=[1e11, 2e10, 2e9])
+    np.testing.assert_allclose(found["learning_rate"], [1.63250e-3, 2.98017e-3, 3.65130e-3], rtol=1e-5)
+    np.testing.assert_allclose(found["batch_tokens"], [1_107_715, 441_892, 118_663], atol=0.5)
+    # Table 3: 2.12e-4 for a MoE of 6.5B, which is its total size
+    assert step.rates(n_total_non_embedding=6.5e9, tokens=1e10)["learning_rate"] == pytest.approx(2.12e-4, rel=1e-3)
+    with pytest.raises(ValueError, match="TrainingRates depends on n_total_non_embedding, tokens, not on tokens"):
+        step.rates(tokens=1e10)
+
+
+def test_hunyuan_large():
+    """Its stated optimum: 58.1B activated parameters and 5.6T tokens."""
+    found = published("hunyuan_large").optimum(3.109e24)
+    assert found["n_active"] == pytest.approx(58.1e9, rel=2e-3)
+    assert found["tokens"] == pytest.approx(5.6e12, rel=0.01)
+
+
+def test_marin():
+    """The README's projections, and the measured optima of its sweep."""
+    law = published("marin")
+    assert law.optimum([1e21, 1e23])["loss"] == pytest.approx([2.606, 2.252], abs=6e-4)
+    measured = {1e18: 3.5273, 3e18: 3.3398, 1e19: 3.1494, 3e19: 3.0066, 1e20: 2.8509, 3e20: 2.7222}
+    found = law.optimum([*measured])
+    np.testing.assert_allclose(found["loss"], [*measured.values()], atol=0.008)
+    np.testing.assert_allclose(6 * found["n_active_non_embedding"] * found["tokens"], [*measured], rtol=0.01)
+    with pytest.raises(ValueError, match="flops=0 must be positive and finite"):
+        law.optimum(0.0)
+
+
+def test_ludziejewski_is_the_joint_law():
+    assert published("ludziejewski") == JointLaw.published()
