@@ -20,6 +20,7 @@ for _command in (
     questions.next_runs,
     describe.describe,
     shelf.laws,
+    shelf.compare,
     fitting.fit,
     fitting.profile,
     fitting.split,

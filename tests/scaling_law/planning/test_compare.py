@@ -1,0 +1,86 @@
+"""What published laws say of one budget: each number against the law asked by itself, or against its paper."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hub.plain.tables import as_text
+from scaling_law import JointLaw
+from scaling_law.commands.cli import app
+from scaling_law.laws.shelf import SHELF, published
+from scaling_law.planning.compare import compare
+from scaling_law.size.architecture import active_parameters
+
+FLOPS = 1e21
+
+
+@pytest.fixture(scope="module")
+def found():
+    return compare(FLOPS)
+
+
+def test_every_law_with_coefficients_is_asked_and_says_something(found):
+    assert [opinion.law for opinion in found.opinions] == [name for name, own in SHELF.items() if own.make]
+    for opinion in found.opinions:
+        assert opinion.n_active or opinion.says or opinion.silent
+        if opinion.n_active and opinion.tokens:
+            assert 6 * opinion.n_active * opinion.tokens == pytest.approx(FLOPS, rel=1e-9)
+
+
+def test_numbers_of_the_papers(found):
+    assert found["chinchilla_approach1"].n_active == pytest.approx(2.86e9, rel=5e-3)  # Hoffmann et al., D.4
+    kaplan = found["kaplan_optimum"].n_active
+    width = np.geomspace(64, 20_000, 100_001)
+    non_embedding = np.interp(kaplan, active_parameters(width), active_parameters(width, vocab_size=0))
+    assert non_embedding == pytest.approx(4.68e9, rel=2e-3)  # as Hoffmann et al. read it, D.4
+    assert found["chinchilla"].tokens_per_parameter == pytest.approx(33.9, abs=0.1)
+    assert found["marin"].loss == pytest.approx(2.606, abs=1e-3)
+
+
+def test_a_law_says_what_it_says_when_it_is_asked_alone(found):
+    row = JointLaw.published().optimal(FLOPS, force=True).best
+    own = found["ludziejewski"]
+    assert (own.experts, own.n_active, own.loss) == (row.experts, row.n_active, row.loss)
+    fine = compare(FLOPS, laws=["krajewski_e16"])["krajewski_e16"]
+    losses = {
+        g: published("krajewski_e16").optimal(FLOPS, 16, granularity=g, force=True).best.loss for g in (8, 16, 32, 64)
+    }
+    assert fine.granularity in losses
+    assert fine.loss == pytest.approx(losses[fine.granularity], rel=1e-12)
+
+
+def test_what_a_law_cannot_say_is_said(found):
+    assert found["clark_hash"].silent == "says nothing of tokens"
+    assert found["besiroglu"].silent == "knows dense models only"
+    assert found["step_law"].silent == "gives no size, tokens or loss"
+    assert "peak LR" in found["step_law"].says
+    refused = compare(1e29, laws=["krajewski_e16"])["krajewski_e16"]
+    assert refused.n_active is None
+    assert "beyond the guard" in refused.silent
+    assert compare(1e29, laws=["krajewski_e16"], force=True)["krajewski_e16"].n_active > 0
+
+
+def test_memory_limits_every_model_and_no_loss_is_ranked(found):
+    small = compare(FLOPS, memory="24GB")
+    for opinion in small.opinions:
+        if opinion.n_total and opinion.experts:
+            assert 2 * opinion.n_total <= 24e9 * (1 + 1e-9)
+    text = as_text(small)
+    assert "Losses of different corpora and tokenizers do not compare." in text
+    assert "best" not in text
+
+
+def test_bad_questions_are_named(capsys):
+    with pytest.raises(ValueError, match="law='chincilla' is not on the shelf: kaplan"):
+        compare(FLOPS, laws=["chincilla"])
+    with pytest.raises(ValueError, match="flops=-1"):
+        compare(-1)
+
+
+def test_the_command(capsys):
+    with pytest.raises(SystemExit) as left:
+        app(["compare", "--flops", "1e21", "--laws", "chinchilla, besiroglu", "--json"])
+    assert not left.value.code
+    data = json.loads(capsys.readouterr().out)
+    assert [row["law"] for row in data["laws"]] == ["chinchilla", "besiroglu"]
