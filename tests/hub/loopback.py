@@ -142,8 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         query = parse_qs(parts.query, keep_blank_values=True)
         request = Request(self.command, unquote(parts.path), query, headers, body, self.server.origin)
-        segments = [unquote(part) for part in parts.path.strip("/").split("/")]
-        answer = route(self.server.hub, request, segments)
+        answer = route(self.server.hub, request, parts.path)
         fault = self.server.hub.note(request)
         kind = fault.kind if fault else ""
         if fault and kind == "before":

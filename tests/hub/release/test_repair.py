@@ -48,14 +48,9 @@ def test_rows_that_cannot_be_read_do_not_block_a_push_and_stay_as_they_are(store
     before = lines_of(store)
     assert not push_index(store, "demo", [new]).written
     assert lines_of(store) == before
-    assert len(load_index(store, "demo", problems=[])) == 2
-
-
-def test_a_run_that_is_pushed_again_replaces_its_broken_row(store, runs_of):
-    pushed = released(store, runs_of(2))
-    rewrite(store, newer(pushed[0]), pushed[1].to_json().encode())
-    push_index(store, "demo", [pushed[0]])
-    assert load_index(store, "demo") == pushed
+    rewrite(store, newer(old), new.to_json().encode())  # a run that is pushed again replaces its broken row
+    push_index(store, "demo", [old])
+    assert load_index(store, "demo") == [old, new]
 
 
 def test_a_repair_rebuilds_the_index_from_the_branches(store, runs_of):
@@ -88,9 +83,7 @@ def test_a_repair_rebuilds_the_index_from_the_branches(store, runs_of):
     assert [row for row in listed if row.run_id.startswith("run")] == [first, second, third]
 
     again = repair_index(store, "demo")
-    assert again.changes == ()
-    assert again.publication is not None
-    assert not again.publication.written
+    assert (again.changes, again.publication.written) == ((), False)
     dropped = repair_index(store, "demo", drop_missing=True)
     assert [line.split(":")[0] for line in dropped.changes] == ["removed hidden (demo-d64-E8@b)"]
 

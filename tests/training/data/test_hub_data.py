@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from hub import RunRecord
 from tests.conftest import make_documents
@@ -52,16 +51,7 @@ def loopback(tokenizer_folder):
         yield server
 
 
-def hub_environment(server: LoopbackHub, folder: Path, **changes: str) -> dict[str, str]:
-    return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-        **{"HF_ENDPOINT": server.endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1"},
-        **{"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"},
-        **changes,
-    }
-
-
-def train(server: LoopbackHub, folder: Path, *flags: str | Path, **environment: str) -> subprocess.CompletedProcess:
+def train(server: LoopbackHub, folder: Path, *flags: str | Path, **changes: str) -> None:
     flags = [
         *["--run.output_dir", folder / "run", "--run.precision", "fp32", "--run.progress", "false"],
         *["--run.micro_batch_sequences", "2", "--run.eval_sequences", "8"],
@@ -72,9 +62,15 @@ def train(server: LoopbackHub, folder: Path, *flags: str | Path, **environment: 
         *["--data.held_out_per_mille", "100", "--data.cache_dir", folder / "cache"],
         *flags,
     ]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+        **{"HF_ENDPOINT": server.endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1"},
+        **{"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"},
+        **changes,
+    }
     command = [sys.executable, ROOT / "train.py", *flags]
-    environment = hub_environment(server, folder, **environment)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def record_of(folder: Path, tokens: int) -> RunRecord:
@@ -82,64 +78,24 @@ def record_of(folder: Path, tokens: int) -> RunRecord:
     return record
 
 
-def change_the_readme(server: LoopbackHub, kind: str, repo: str, content: bytes) -> str:
-    """A commit upstream that changes no data; returns its id."""
-    repository = server.state.repositories[kind, repo]
-    before = repository.branches["main"]
-    server.state.put(kind, repo, "main", {"README.md": content})
-    assert repository.branches["main"] != before
-    return repository.branches["main"]
-
-
 def test_a_run_is_pinned_to_the_commits_of_its_first_start(loopback, tmp_path):
-    done = train(loopback, tmp_path)
-    assert done.returncode == 0, done.stderr
+    train(loopback, tmp_path)
     record = record_of(tmp_path / "run", 1280)
     assert record.dataset.id == "HuggingFaceFW/fineweb-edu"
     assert record.tokenizer.id == "openai-community/gpt2"
     assert len(record.dataset.revision) == 40
     assert record.unique_tokens == 1280
     assert record.data_order.startswith("drawn across all files")
-    change_the_readme(loopback, "dataset", "HuggingFaceFW/fineweb-edu", CARD + b"# More words\n")
-    change_the_readme(loopback, "model", "openai-community/gpt2", b"# Words\n")
+    for kind, repo in (("dataset", "HuggingFaceFW/fineweb-edu"), ("model", "openai-community/gpt2")):
+        before = loopback.state.repositories[kind, repo].branches["main"]
+        loopback.state.put(kind, repo, "main", {"README.md": CARD + b"# More words\n"})
+        assert loopback.state.repositories[kind, repo].branches["main"] != before
     # The same command goes on, with more to do.
-    done = train(loopback, tmp_path, "--schedule.tokens", "1280", "2560")
-    assert done.returncode == 0, done.stderr
+    train(loopback, tmp_path, "--schedule.tokens", "1280", "2560")
     longer = record_of(tmp_path / "run", 2560)
     assert longer.dataset == record.dataset
     assert longer.tokenizer == record.tokenizer
     # Another run finds the cache offline: the commit that it was made at is remembered beside it.
-    done = train(loopback, tmp_path, "--run.output_dir", tmp_path / "again", HF_HUB_OFFLINE="1")
-    assert done.returncode == 0, done.stderr
+    train(loopback, tmp_path, "--run.output_dir", tmp_path / "again", HF_HUB_OFFLINE="1")
     again = record_of(tmp_path / "again", 1280)
     assert (again.dataset, again.weights_sha256) == (record.dataset, record.weights_sha256)
-
-
-@pytest.mark.slow
-def test_a_sweep_is_pinned_once_for_all_members(loopback, tmp_path):
-    sweep = tmp_path / "sweep.yaml"
-    sweep.write_text(
-        f"output_dir: {tmp_path}/runs\n"
-        f"base: {{data: {{cache_dir: {tmp_path}/cache}}}}\n"
-        "grid: {model.d_model: [64, 128], model.experts: [1, 2]}\n"
-    )
-    pinned = loopback.state.repositories["dataset", "HuggingFaceFW/fineweb-edu"].branches["main"]
-    found = [
-        config_of(loopback, tmp_path, sweep, "d64-E1-seed0"),
-        config_of(loopback, tmp_path, sweep, "d64-E2-seed0"),
-    ]
-    change_the_readme(loopback, "dataset", "HuggingFaceFW/fineweb-edu", CARD + b"# More words\n")
-    found += [config_of(loopback, tmp_path, sweep, "d128-E1-seed0", HF_HUB_OFFLINE="1")]
-    assert {data["revision"] for data in found} == {pinned}
-    assert len({data["tokenizer_revision"] for data in found}) == 1
-    assert len(found[0]["tokenizer_revision"]) == 40
-
-
-def config_of(server: LoopbackHub, folder: Path, sweep: Path, name: str, **environment: str) -> dict:
-    """The `data` section with which a member of a sweep would be started now."""
-    command = [sys.executable, "-m", "training.sweep", "config", str(sweep), name]
-    done = subprocess.run(
-        command, env=hub_environment(server, folder, **environment), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return yaml.safe_load(Path(done.stdout.strip()).read_text())["data"]
