@@ -76,11 +76,11 @@ def split_rows(
 ) -> tuple[list[Any], list[UnreadableRow]]:
     """The records of a table's bytes, and the rows that are none, each list in the table's order.
 
-    The ending of `name` says which format: `.jsonl`, `.parquet` or `.csv`. With `foreign`, rows without a
-    `schema_version` are somebody else's and stay mappings. Raises RecordError if the file as a whole cannot be read,
-    and FilesError for parquet without pyarrow.
+    The ending of `name` says which format: `.jsonl`, `.parquet`, `.csv`, or `.json` for a list of rows. With
+    `foreign`, rows without a `schema_version` are somebody else's and stay mappings. Raises RecordError if the file
+    as a whole cannot be read, and FilesError for parquet without pyarrow.
     """
-    readers = {".parquet": _parquet_rows, ".csv": _csv_rows}
+    readers = {".parquet": _parquet_rows, ".csv": _csv_rows, ".json": _json_list}
     records: list[Any] = []
     unreadable: list[UnreadableRow] = []
     for count, (what, row) in enumerate(readers.get(Path(name).suffix, _json_lines)(content, name)):
@@ -157,8 +157,13 @@ def _json_lines(content: bytes, name: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name} line {number}", line
 
 
+def _json_list(content: bytes, name: str) -> Iterator[tuple[str, bytes]]:
+    for number, row in enumerate(strict_json.loads(content, what=name, max_bytes=MAX_FILE_BYTES), start=1):
+        yield f"{name} row {number}", strict_json.dumps(row).encode()
+
+
 def _csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Numbers where a cell reads as one, None where it is empty, text otherwise."""
+    """Numbers where a cell reads as one, None where it is empty, else text. Lines `# …` at the top are comments."""
 
     def cell(text: str | None) -> str | float | None:
         try:
@@ -167,7 +172,8 @@ def _csv_rows(content: bytes, name: str) -> Iterator[tuple[str, dict[str, Any]]]
             return text
 
     try:
-        rows = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
+        lines = io.StringIO(content.decode("utf-8-sig"), newline="")
+        rows = csv.DictReader(itertools.dropwhile(lambda line: line.startswith("# "), lines))
         for number, row in enumerate(rows, start=1):
             if None in row:
                 raise RecordError(f"{name}: row {number} has more columns than the first line")

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +94,10 @@ def load_records(
 def load_rows(
     source: str | Path, *, revision: str | None = None, problems: list[str] | None = None, foreign: bool = True
 ) -> LoadedRows:
-    """As `load_records`, with the source's name and commit, and for tables of any kind, `.csv` too.
+    """As `load_records`, with the source's name and commit, and for tables of any kind.
 
-    With `foreign`, rows that are no run records stay mappings, and a folder of several sweeps is refused.
+    With `foreign`, rows that are no run records stay mappings, a `.csv`, a `.csv.gz` and a `.json` that is a list of
+    rows are read too, and a folder of several sweeps is refused.
     """
     reference = repository(source)
     if reference is not None:
@@ -116,16 +119,26 @@ read_records = load_records  # its older name
 
 
 def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
-    endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv"] if foreign else [])]
-    if file.suffix not in endings:
+    endings = [".jsonl", ".ndjson", ".parquet", ".json", *([".csv", ".csv.gz"] if foreign else [])]
+    if not file.name.endswith(tuple(endings)):
         raise FilesError(
             f"{file}: not a table of runs; allowed are a folder, or a file that ends in {', '.join(endings)}"
         )
-    if file.suffix == ".json":
+    if file.suffix == ".json" and not (foreign and _is_list(file)):
         return [RunRecord.load(file)]
-    if (size := file.stat().st_size) > MAX_FILE_BYTES:
-        raise RecordError(f"{file.name}: {size:,} bytes, allowed are at most {MAX_FILE_BYTES:,}")
-    return checked(*split_rows(file.read_bytes(), file.name, foreign=foreign), file.name, problems)
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            content = opened.read(MAX_FILE_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RecordError(f"{file.name}: not a readable gzip file ({error})") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise RecordError(f"{file.name}: more than {MAX_FILE_BYTES:,} bytes")
+    return checked(*split_rows(content, file.name.removesuffix(".gz"), foreign=foreign), file.name, problems)
+
+
+def _is_list(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(1024).lstrip().startswith(b"[")
 
 
 def _of_the_hub(

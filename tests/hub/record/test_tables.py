@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import sys
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hub import load_records
+from hub import load_records, load_rows
 from hub.plain.errors import FilesError, RecordError
 from hub.record.table import split_rows, to_jsonl, to_parquet, write_records
 from tests.hub.samples import DECIDING, make_record, record_fields
@@ -109,3 +110,24 @@ def test_missing_and_unsuitable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").touch()
     with pytest.raises(FilesError, match=r"not a table of runs; allowed are a folder, or a file that ends in .jsonl"):
         load_records(tmp_path / "runs.csv")
+
+
+def test_tables_of_other_labs_in_forms_that_records_do_not_have(tmp_path: Path) -> None:
+    """A list of rows as JSON, a compressed CSV file, and comments above a header."""
+    (tmp_path / "rows.json").write_text('[{"name": "a", "loss": 3.0},\n {"name": "b", "loss": null}]')
+    text = "# from a lab\n# under a licence\nname,loss\na,3.0\nb,\n"
+    (tmp_path / "rows.csv").write_text(text)
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(text.encode()))
+    for name in ("rows.json", "rows.csv", "rows.csv.gz"):
+        loaded = load_rows(tmp_path / name)
+        assert (loaded.rows, loaded.name) == ([{"name": "a", "loss": 3.0}, {"name": "b", "loss": None}], name)
+    (tmp_path / "number.csv").write_text("#,loss\n1,3.0\n")
+    assert load_rows(tmp_path / "number.csv").rows == [{"#": 1.0, "loss": 3.0}]
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(text.encode())[:-9])
+    (tmp_path / "plain.csv.gz").write_text(text)
+    (tmp_path / "broken.json").write_text('[{"name": ')
+    for name, message in (("cut.csv.gz", "gzip"), ("plain.csv.gz", "gzip"), ("broken.json", "not valid JSON")):
+        with pytest.raises(RecordError, match=f"^{name}: .*{message}"):
+            load_rows(tmp_path / name)
+    with pytest.raises(RecordError):  # a list is no run record
+        load_records(tmp_path / "rows.json")
