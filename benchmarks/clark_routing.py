@@ -16,36 +16,17 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from benchmarks.report import Report, parse
-from scaling_law import Runs, fit
+from scaling_law import Runs, fit, load_runs
 from tests.scaling_law.clark import clark_runs
 
-TOKENS_PER_STEP = 524_288
 ROUTED = {
     "S-Base": (58, 1.042e-5),
     "RL-R": (59, 1.043e-5),
     "Hash": (56, 8.89e-6),
 }  # runs, mean squared error of log10 L
 JOINT = {"S-Base": (1392, 1.535893e-5), "Hash": (1343, 1.488641e-5)}  # points, mean Huber loss
-
-
-def chosen(frame: pd.DataFrame, router: str) -> pd.DataFrame:
-    """Rows of one router and of the dense models: k = 1, every second block routed, seed 42."""
-    kinds = frame.router_type.isin([router, "Dense"])
-    return frame[
-        kinds & (frame.k == 1) & (frame.routing_frequency == 0.5) & (frame.seed == 42) & frame.loss_validation.notna()
-    ]
-
-
-def columns(frame: pd.DataFrame) -> Runs:
-    """The table of a fit: one trunk per run."""
-    tokens = np.maximum(frame.step.to_numpy(float), 1.0) * TOKENS_PER_STEP
-    names = [f"{a}-{b}" for a, b in zip(frame.hyper_id, frame.step, strict=True)]
-    return Runs.from_columns(
-        frame.dense_parameter_count, tokens, frame.num_experts, frame.loss_validation, frame.hyper_id, names
-    )
 
 
 def compare(report: Report, law: str, router: str, runs: Runs, expected: int, anchor: float) -> None:
@@ -71,18 +52,17 @@ def main() -> None:
         fast={},
     )
     report = Report("clark_routing", options)
-    frame = pd.read_csv(options.curves) if options.curves else None
     for router, (count, anchor) in ROUTED.items():
-        if frame is None:
-            runs = clark_runs(router)
-        else:
-            runs = columns(chosen(frame.sort_values("step").groupby("hyper_id").tail(1), router))
-        compare(report, "routed", router, runs, count, anchor)
-    if frame is None:
+        kept = f"router_type in {{{router}, Dense}}"
+        final = load_runs(options.curves, format="clark", where=kept) if options.curves else clark_runs(router)
+        compare(report, "routed", router, final, count, anchor)
+    if options.curves is None:
         report.skip("the joint law on the learning curves: needs curves.csv.gz (BENCH_CURVES=…), not shipped here")
     else:
         for router, (count, anchor) in JOINT.items():
-            compare(report, "joint", router, columns(chosen(frame[frame.step >= 20_000], router)), count, anchor)
+            kept = f"router_type in {{{router}, Dense}}, step >= 20000"
+            curves = load_runs(options.curves, format="clark_curves", where=kept)
+            compare(report, "joint", router, curves, count, anchor)
     report.finish()
 
 

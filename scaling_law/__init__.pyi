@@ -25,5 +25,6 @@ from .planning.optimal_table import OptimalRow as OptimalRow
 from .planning.optimal_table import OptimalTable as OptimalTable
 from .runs.table import Runs as Runs
 from .runs.table import load_runs as load_runs
+from .runs.tuning import best_of as best_of
 from .size.architecture import Architecture as Architecture
 from .size.recipe import published_design as published_design

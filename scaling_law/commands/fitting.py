@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from scaling_law.fitting import fitting, splits, uncertainty
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.planning.matched import plan_matched
 from scaling_law.report.page import write_report
-from scaling_law.runs.table import load_runs
+from scaling_law.runs.table import Runs, load_runs
 
 Extreme = Literal["loss", "n_active", "flops", "tokens"]
 
@@ -28,8 +29,10 @@ def fit(
     loss: options.LossColumn = None,
     status: options.Status = "final",
     where: options.Where = "",
+    columns: options.Columns = [],  # noqa: B006  (typer's default of a repeatable option)
+    format: options.Format = None,
     trunks: options.Trunks = "auto",
-    fix: options.Fix = [],  # noqa: B006  (typer's default of a repeatable option)
+    fix: options.Fix = [],  # noqa: B006
     bound: options.Bound = [],  # noqa: B006
     outliers: options.Outliers = "keep",
     huber_delta: Annotated[float, option("Threshold of the Huber loss on ln L.")] = 0.01,
@@ -54,12 +57,14 @@ def fit(
         scaling-law fit runs.parquet --kind chinchilla --loss train_loss --json
 
         scaling-law fit runs.csv --bound e_max=64:1024 --fix c=1.6 --outliers set_aside --trunks run
+
+        scaling-law fit runs.csv --column n_active=params --column experts=1 --kind chinchilla
     """
     from rich.console import Group
 
     if bootstrap < 0 or bootstrap == 1:
         raise ValueError(f"--bootstrap {bootstrap} must be 0, or at least 2 resamples")
-    table = _load(runs, loss, status, trunks, skip_invalid, where)
+    table = _load(runs, loss, status, trunks, skip_invalid, where, columns, format)
     result = fitting.fit(
         table,
         kind,
@@ -90,6 +95,9 @@ def profile(
     kind: options.Kind = "joint",
     loss: options.LossColumn = None,
     status: options.Status = "final",
+    where: options.Where = "",
+    columns: options.Columns = [],  # noqa: B006
+    format: options.Format = None,
     fix: options.Fix = [],  # noqa: B006
     bound: options.Bound = [],  # noqa: B006
     outliers: options.Outliers = "keep",
@@ -108,7 +116,7 @@ def profile(
         scaling-law profile org/sweep-runs --level 0.9 --json
     """
     settings = _settings(fix, bound, outliers, allow_unidentifiable)
-    result = fitting.fit(_load(runs, loss, status), kind, **settings)
+    result = fitting.fit(_load(runs, loss, status, where=where, columns=columns, format=format), kind, **settings)
     names = [name.strip() for name in coefficients.split(",")] if coefficients else result.fitted
     found = [uncertainty.profile_interval(result, name, level) for name in names]
     rows = [{name: getattr(p, name) for name in ("coefficient", "value", "low", "high")} for p in found]
@@ -125,6 +133,9 @@ def split(
     select: Annotated[Literal["objective", "rmse"], option("rmse: on training and validation runs.")] = "objective",
     loss: options.LossColumn = None,
     status: options.Status = "final",
+    where: options.Where = "",
+    columns: options.Columns = [],  # noqa: B006
+    format: options.Format = None,
     fix: options.Fix = [],  # noqa: B006
     outliers: options.Outliers = "keep",
     allow_unidentifiable: options.Allow = False,
@@ -142,7 +153,7 @@ def split(
     """
     from rich.console import Group
 
-    parts = splits.split(_load(runs, loss, status), by, validation, test)
+    parts = splits.split(_load(runs, loss, status, where=where, columns=columns, format=format), by, validation, test)
     robust: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
     found = splits.compare(parts, select, joint_options={"fixed": dict(fix)}, **robust)
     value = found.to_dict() | {"joint": found.joint.to_dict()} if as_json else None
@@ -228,6 +239,9 @@ def _load(
     trunks: str = "auto",
     skip_invalid: bool = False,
     where: str = "",
-) -> Any:
+    columns: Sequence[tuple[str, str | float]] = (),
+    format: str | None = None,
+) -> Runs:
     wanted = None if status == "all" else status
-    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", trunks=trunks, where=where)
+    chosen: dict[str, Any] = {"trunks": trunks, "where": where, "columns": dict(columns), "format": format}
+    return load_runs(runs, loss, wanted, "skip" if skip_invalid else "raise", **chosen)

@@ -10,6 +10,7 @@ from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
 from scaling_law.law_files import load_law
 from scaling_law.laws import JointLaw, Law
 from scaling_law.laws.law import LawT
+from scaling_law.runs.readers import READERS
 
 
 def option(help: str, *names: str) -> Any:
@@ -66,6 +67,21 @@ FIX = "Fix a coefficient: --fix e_max=256 (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
 Fix = Annotated[list[Any], quantity(_fixed, FIX, metavar="NAME=NUMBER")]
 Bound = Annotated[list[Any], quantity(_bound, BOUND, metavar="NAME=LOW:HIGH")]
+
+
+def _column(text: str) -> tuple[str, str | float]:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals and value):
+        raise typer.BadParameter(f"{text!r} is not of the form name=column, name=expression or name=number")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, value
+
+
+COLUMN = "A column from others: --column n_active=Na --column 'density=topk / nume' (repeatable)."
+Columns = Annotated[list[Any], quantity(_column, COLUMN, "--column", metavar="NAME=EXPRESSION")]
+Format = Annotated[str | None, option(f"A public table as its authors publish it: {', '.join(READERS)}.")]
 
 
 def choose_law(name: str, kind: type[LawT] = Law) -> LawT:  # type: ignore[assignment]

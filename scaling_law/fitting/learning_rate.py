@@ -18,7 +18,8 @@ from hub.plain.tables import Table
 from hub.plain.units import format_count
 from hub.record.names import size_name
 from scaling_law.laws.learning_rate import LearningRateLaw, Reading
-from scaling_law.runs.table import RunsError, read_rows
+from scaling_law.runs.rows import RunsError, read_rows
+from scaling_law.runs.tuning import tune
 from scaling_law.size.architecture import Architecture
 
 _COLUMNS = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "tokens")  # of a model of a grid
@@ -58,14 +59,10 @@ def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
     At an end of the grid, the best point itself. Non-finite losses (diverged runs) are left out.
     """
     rates, values = np.asarray(learning_rates, float), np.asarray(losses, float)
-    if not np.isfinite(values).any() or np.any(rates <= 0):
+    finite = np.isfinite(values)
+    if not finite.any() or np.any(rates <= 0):
         raise ValueError("learning_rates must be positive and at least one loss finite")
-    order = [i for i in np.argsort(rates) if np.isfinite(values[i])]
-    x, y = np.log(rates[order]), values[order]
-    best = int(np.argmin(y))
-    near = slice(best - 1, best + 2)
-    a, b = np.polyfit(x[near] - x[best], y[near], 2)[:2] if 0 < best < len(x) - 1 else (0.0, 0.0)
-    return float(np.exp(x[best] - b / (2 * a))) if a > 0 else float(np.exp(x[best]))
+    return float(tune(rates[finite, None], values[finite]).settings[0])
 
 
 @dataclass(frozen=True)

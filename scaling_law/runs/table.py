@@ -1,8 +1,4 @@
-"""The table of runs that a law is fitted on, read from any source and checked once.
-
-A trunk trains at a constant rate, and each measurement branches off it for its decay. Branches of one trunk share
-weights and data up to the branch point, so a bootstrap must resample them together, as one cluster (`trunk`).
-"""
+"""The table of runs that a law is fitted on, read from any source and checked once."""
 
 from __future__ import annotations
 
@@ -11,16 +7,30 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.plain.errors import FilesError, RecordError
+from hub.plain.errors import RecordError
 from hub.plain.tables import literal
 from scaling_law.laws.conditions import FittedRange, fitted_ranges
+from scaling_law.runs.columns import Column, with_columns
+from scaling_law.runs.readers import reader
+from scaling_law.runs.rows import (
+    FloatArray,
+    Row,
+    RunsError,
+    is_missing,
+    label,
+    number,
+    numeric_columns,
+    read_rows,
+    row_name,
+    whole,
+)
+from scaling_law.runs.trunks import EQUAL_SIZE, OWN, RATES, trunks_of
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, training_flops
 
 if TYPE_CHECKING:
@@ -28,25 +38,16 @@ if TYPE_CHECKING:
 
     from hub import LoadedRows
 
-FloatArray = NDArray[np.float64]
-Row = Mapping[str, Any]
 _INPUTS = ("n_active", "tokens", "experts")
 _COLUMNS = (*_INPUTS, "loss", "trunk")
 COUNT_TOLERANCE = 0.02  # recorded sizes may count norms and routers, which the formulas leave out
-OWN, EQUAL_SIZE = "each run its own trunk", "runs of equal n_active, experts"  # how trunks were found
-SIZES = ("n_active", "experts", "n_total", "d_model", "n_blocks", "n_heads", "vocab_size", "sequence_length")
-RATES = ("learning_rate", "peak_learning_rate", "lr", "batch_size", "global_batch_size", "bs", "weight_decay")
-SETTINGS = ("seed", *RATES, "optimizer", "precision", "dataset", "tokenizer", "sweep")
-
-
-class RunsError(RecordError, FilesError):
-    """The table of runs is not usable; the message names row, field and value."""
 
 
 @dataclass(frozen=True)
 class Runs:
     """Measured runs as columns [n]; the loss is in nats per token, `trunk` holds cluster ids from 0.
 
+    `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
     `skipped` says what was left out and why; `load_runs(dataset, revision=commit)` reads the same index again.
     `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or mixed).
     """
@@ -66,12 +67,12 @@ class Runs:
     warmup_tokens: float | None = None
     vocab_size: int | None = None
     where: str | None = None
+    columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
-            column = np.array(getattr(self, name), np.int64 if name == "trunk" else float)
-            column.setflags(write=False)
-            object.__setattr__(self, name, column)
+            object.__setattr__(self, name, _frozen(getattr(self, name), np.int64 if name == "trunk" else float))
+        object.__setattr__(self, "columns", {name: _frozen(values) for name, values in self.columns.items()})
 
     @classmethod
     def from_columns(
@@ -85,8 +86,9 @@ class Runs:
         *,
         source: str = "columns",
         loss_name: str = "loss",
+        columns: Mapping[str, ArrayLike] | None = None,
     ) -> Runs:
-        """Runs from arrays; scalars broadcast. RunsError for bad values.
+        """Runs from arrays; scalars broadcast, those of `columns` too. RunsError for bad values.
 
         `trunk`: one id per run; "auto" or None joins runs of equal n_active and experts, "run" joins none.
         """
@@ -106,14 +108,38 @@ class Runs:
         clusters = np.unique(np.asarray(trunk), return_inverse=True)[1].ravel()
         if len(names) != len(n) or len(clusters) != len(n):
             raise RunsError(f"run_id and trunk must have one entry for each of the {len(n)} runs")
-        columns = dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True))
-        problems = _problems(columns, [f"row {i} ({name})" for i, name in enumerate(names)])
+        needed = dict(zip((*_INPUTS, "loss"), (n, d, e, losses), strict=True))
+        others = {name: _other(name, values, len(n)) for name, values in (columns or {}).items()}
+        settings = list(zip(*others.values(), strict=True))
+        problems = _problems(needed, [f"row {i} ({name})" for i, name in enumerate(names)], settings)
         if any(problems):
             raise RunsError(_listed(source, problems))
-        return cls(n, d, e, losses, clusters, names, source, loss_name, trunk_source=trunk_source)
+        basic = (n, d, e, losses, clusters, names, source, loss_name)
+        return cls(*basic, trunk_source=trunk_source, columns=others)
 
     def __len__(self) -> int:
         return len(self.loss)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all numeric columns."""
+        return (*_INPUTS, "loss", *self.columns)
+
+    def column(self, name: str) -> FloatArray:
+        """A numeric column [n] by its name, `n_active`, `tokens`, `experts` and `loss` included.
+
+        RunsError lists the columns there are.
+        """
+        if name in (*_INPUTS, "loss", self.loss_name):
+            return np.asarray(getattr(self, name if name in _INPUTS else "loss"))
+        if name not in self.columns:
+            raise RunsError(f"{self.source}: no numeric column is named {name!r}; there are {', '.join(self.names)}")
+        return self.columns[name]
+
+    __getitem__ = column
+
+    def __contains__(self, name: object) -> bool:
+        return name in (*self.names, self.loss_name)
 
     @property
     def flops(self) -> FloatArray:
@@ -121,9 +147,13 @@ class Runs:
 
     def subset(self, mask: NDArray[np.bool_]) -> Runs:
         """The runs where `mask` [n] is True; trunks keep their ids."""
-        kept = np.flatnonzero(np.asarray(mask, bool))
-        columns: dict[str, Any] = {name: getattr(self, name)[kept] for name in _COLUMNS}
-        return replace(self, **columns, run_id=tuple(self.run_id[i] for i in kept))
+        return self.take(np.flatnonzero(np.asarray(mask, bool)))
+
+    def take(self, rows: NDArray[np.integer[Any]]) -> Runs:
+        """The runs of these rows, in their order; trunks keep their ids."""
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        columns["columns"] = {name: values[rows] for name, values in self.columns.items()}
+        return replace(self, **columns, run_id=tuple(self.run_id[i] for i in rows))
 
     def each_its_own_trunk(self) -> Runs:
         """The same runs as independent measurements."""
@@ -139,12 +169,29 @@ class Runs:
     def to_pandas(self) -> pandas.DataFrame:
         import pandas
 
-        return pandas.DataFrame({name: list(getattr(self, name)) for name in ("run_id", *_COLUMNS)})
+        shown = {name: list(getattr(self, name)) for name in ("run_id", *_COLUMNS)}
+        return pandas.DataFrame(shown | dict(self.columns))
 
     def __repr__(self) -> str:
         values = ", ".join(f"{e:g}" for e in np.unique(self.experts))
         count = f"{len(self)} runs of {self.n_trunks} trunks"
         return f"Runs({count}, E in {{{values}}}, {self.loss_name}, from {self.source})"
+
+
+def _frozen(values: ArrayLike, kind: Any = float) -> NDArray[Any]:
+    column = np.array(values, kind)
+    column.setflags(write=False)
+    return column
+
+
+def _other(name: str, values: ArrayLike, count: int) -> FloatArray:
+    """A further column of `Runs.from_columns`; RunsError for a taken name and another length."""
+    if name in _COLUMNS or name == "run_id":
+        raise RunsError(f"columns: {name!r} has an argument of its own")
+    try:
+        return np.broadcast_to(np.asarray(values, float), (count,))
+    except ValueError:
+        raise RunsError(f"columns: {name!r} must hold {count} numbers, or one for all runs") from None
 
 
 def load_runs(
@@ -155,50 +202,63 @@ def load_runs(
     revision: str | None = None,
     trunks: str = "auto",
     where: str = "",
+    columns: Mapping[str, Column] | None = None,
+    format: str | None = None,
 ) -> Runs:
     """Read a table of runs and check it.
 
     Args:
-        source: a DataFrame; mappings or run records; a .jsonl, .parquet or .csv file; a folder with runs.jsonl or
-            runs.parquet; a release folder; "org/sweep-runs" or "hf://org/sweep-runs" on the Hub.
+        source: a DataFrame; mappings or run records; a .jsonl, .parquet, .csv or .csv.gz file, or a .json that is a
+            list of rows; a folder with runs.jsonl or runs.parquet; a release folder; "org/sweep-runs" or
+            "hf://org/sweep-runs" on the Hub.
         loss: the column to fit, nats per token. None: eval_loss, else the only column whose name ends in "loss".
         status: keep rows of this `status` (a row without one is final); None keeps all.
         on_invalid: "raise" an error that lists every unusable row, or "skip" them, with the reasons in `.skipped`.
         revision: branch, tag or commit on the Hub, as in "org/sweep-runs@v1"; once read, it needs no network.
         trunks: which runs share a trunk: "auto", "run" (none do) or the name of a column; see `trunks_of`.
         where: a filter on the columns (`hub.parse_filter`), such as "E in {1, 8}".
+        columns: our name to a column of the source, an expression ("1 - sparsity", "`Training FLOP` / 6"), a number
+            (`experts=1` for dense models) or a function of the row; in order, so that later ones may use earlier ones.
+        format: a public table read as its authors publish it (`scaling_law.runs.readers.READERS`), such as "step_law".
 
     A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
     where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates and sizes
-    that contradict their shape; `hub.HubError` for what the Hub does not have.
+    that contradict their shape (unless `columns` or `format` say what n_active is); `hub.HubError` for what the Hub
+    does not have.
     """
     if on_invalid not in ("raise", "skip"):
         raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
     problems: list[str] = []
     table = read_rows(source, revision, problems if on_invalid == "skip" else None)
-    rows, origin = [_with_size(row) for row in table.rows], table.name
+    made = _prepared(table, format, columns or {}, loss, where, trunks)
+    rows, origin, where = made.rows, made.origin, made.where
     chosen = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not chosen:
         raise RunsError(f"{origin}: {_nothing_chosen(rows, status, problems)}")
     if where:
         chosen = _fulfilling(rows, chosen, where, origin)
-    loss = _loss_column(origin, [rows[i] for i in chosen], loss)
-    columns = {name: [rows[i].get(name) for i in chosen] for name in (*_INPUTS, loss)}
-    labels = [f"row {i} ({_name(i, rows[i])})" for i in chosen]
-    sizes = [_size_problem(rows[i]) for i in chosen]
-    wrong = _problems(columns, labels, [rows[i].get("run_id") for i in chosen], sizes)
+    if made.apart:
+        _check_comparable([rows[i] for i in chosen], made.apart, origin)
+    loss = _loss_column(origin, [rows[i] for i in chosen], made.loss)
+    needed = {name: [rows[i].get(name) for i in chosen] for name in (*_INPUTS, loss)}
+    sizes = [None if made.says_size else _size_problem(rows[i]) for i in chosen]
+    labels, run_ids = [label(i, rows[i]) for i in chosen], [rows[i].get("run_id") for i in chosen]
+    settings = [tuple(repr(rows[i].get(name)) for name in ("seed", *RATES)) for i in chosen]
+    wrong = _problems(needed, labels, settings, run_ids, sizes)
+    wrong = [made.failed.get(i) or problem for i, problem in zip(chosen, wrong, strict=True)]
     problems += filter(None, wrong)
     good = [i for i, problem in zip(chosen, wrong, strict=True) if not problem]
     if not good or (problems and on_invalid == "raise"):
         raise RunsError(_listed(origin, problems))
-    clusters, trunk_source = trunks_of(rows, trunks, origin)
-    told = [rows[i] for i in good if not _is_missing(rows[i].get("vocab_size"))]
-    vocabularies = {(_whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
-    n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in columns)
+    clusters, trunk_source = trunks_of(rows, made.trunks, origin)
+    told = [rows[i] for i in good if not is_missing(rows[i].get("vocab_size"))]
+    vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
+    n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in needed)
     trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
+    others = numeric_columns([rows[i] for i in good])
     return Runs(
         *(n, d, e, losses, trunk),
-        run_id=tuple(_name(i, rows[i]) for i in good),
+        run_id=tuple(row_name(i, rows[i]) for i in good),
         source=origin,
         loss_name=loss,
         skipped=tuple(problems),
@@ -208,35 +268,45 @@ def load_runs(
         warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
         vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
+        columns={name: values for name, values in others.items() if name not in (*_COLUMNS, loss)},
     )
 
 
-def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
-    """The rows of any source that `load_runs` takes, as mappings; a list `problems` gets what was left out."""
-    if isinstance(source, (str, Path)):
-        try:
-            table = hub.load_rows(source, revision=revision, problems=problems)
-        except (RecordError, FilesError) as error:
-            hint = '\non_invalid="skip" leaves them out' if "\n" in str(error) else ""
-            raise RunsError(f"{error}{hint}") from None
-    elif revision is not None:
-        raise RunsError(f"revision={revision!r} is allowed with a dataset on the Hub only")
-    elif hasattr(source, "to_dict") and hasattr(source, "columns"):
-        rows = [{str(k): None if _is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
-        table = hub.LoadedRows(rows, "DataFrame")
-    elif isinstance(source, Iterable):
-        table = hub.LoadedRows(list(source), "rows")
-    else:
-        raise TypeError(f"runs cannot be read from a {type(source).__name__}")
-    return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
+class _Prepared(NamedTuple):
+    """Rows with all their columns, and what a public format or a mapping of columns decides of how they are read."""
+
+    rows: list[Row]
+    origin: str
+    failed: dict[int, str]  # rows of which a column could not be computed
+    says_size: bool  # n_active was mapped: shapes need not follow our formulas
+    loss: str | None
+    where: str
+    trunks: str
+    apart: str | None = None
 
 
-def _mapping(i: int, row: Any) -> Row:
-    if isinstance(row, Mapping):
-        return row
-    if hasattr(row, "model_dump"):
-        return cast(Row, row.model_dump())
-    raise RunsError(f"row {i}: a {type(row).__name__} is neither a mapping nor a run record")
+def _prepared(
+    table: LoadedRows, format: str | None, columns: Mapping[str, Column], loss: str | None, where: str, trunks: str
+) -> _Prepared:
+    rows, origin, failed, apart = table.rows, table.name, dict[int, str](), None
+    loss = loss or ("loss" if "loss" in columns else None)
+    if format and rows:
+        public = reader(format)
+        rows, failed, own = public.read(rows, origin)
+        origin, apart, loss = f"{origin} ({format})", public.apart, loss or public.loss
+        where = ", ".join(filter(None, (own, where)))
+        trunks = public.trunks if trunks == "auto" else trunks
+    rows, more = with_columns(rows, columns, origin)
+    says_size = bool(format) or "n_active" in columns
+    return _Prepared([_with_size(row) for row in rows], origin, more | failed, says_size, loss, where, trunks, apart)
+
+
+def _check_comparable(rows: Sequence[Row], column: str, origin: str) -> None:
+    if len(values := sorted({str(row.get(column)) for row in rows})) > 1:
+        raise RunsError(
+            f"{origin}: losses of different {column}s cannot be compared; choose one with "
+            f"where={f'{column} = {values[0]}'!r}; there are: {', '.join(values)}"
+        )
 
 
 def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[str]) -> str:
@@ -249,25 +319,30 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
 
 def _fulfilling(rows: Sequence[Row], chosen: Sequence[int], where: str, origin: str) -> list[int]:
     """The chosen rows that fulfil the filter; RunsError if none does."""
-    known = [{name: value for name, value in row.items() if not _is_missing(value)} for row in rows]
+    known = [{name: _told(value) for name, value in row.items() if not is_missing(value)} for row in rows]
     texts = {name for row in known for name, value in row.items() if isinstance(value, str)}
-    numbers = {n for row in known for n, v in row.items() if not isinstance(v, str) and _number(v) is not None}
+    numbers = {n for row in known for n, v in row.items() if not isinstance(v, str) and number(v) is not None}
     try:
         test = hub.parse_filter(where, sorted(numbers), sorted(texts - numbers))
     except RecordError as error:
         raise RunsError(f"{origin}: {error}") from None
-    found = [i for i in chosen if test(known[i] | {n: _number(known[i][n]) for n in numbers & known[i].keys()})]
+    found = [i for i in chosen if test(known[i] | {n: number(known[i][n]) for n in numbers & known[i].keys()})]
     if not found:
         raise RunsError(f"{origin}: where={where!r} keeps none of {len(chosen)} runs")
     return found
 
 
+def _told(value: Any) -> Any:
+    """A value as a filter sees it: True and False are words, as in a CSV file."""
+    return str(value) if isinstance(value, (bool, np.bool_)) else value
+
+
 def _with_size(row: Row) -> Row:
     """The row with n_active computed where it has d_model and n_blocks instead."""
-    if not _is_missing(row.get("n_active")):
+    if not is_missing(row.get("n_active")):
         return row
-    vocabulary = {"vocab_size": VOCAB_SIZE} if _is_missing(row.get("vocab_size")) else {}
-    shape = _whole({**row, **vocabulary}, "d_model", "n_blocks", "vocab_size")
+    vocabulary = {"vocab_size": VOCAB_SIZE} if is_missing(row.get("vocab_size")) else {}
+    shape = whole({**row, **vocabulary}, "d_model", "n_blocks", "vocab_size")
     return {**row, "n_active": float(active_parameters(*shape))} if shape else row
 
 
@@ -290,13 +365,14 @@ def _loss_column(origin: str, rows: list[Row], loss: str | None) -> str:
 def _problems(
     columns: Mapping[str, Sequence[Any] | FloatArray],
     labels: Sequence[str],
+    settings: Sequence[tuple[Any, ...]],
     run_ids: Sequence[Any] = (),
     sizes: Sequence[str | None] = (),
 ) -> list[str]:
-    """What is wrong with each run, "" if nothing."""
+    """What is wrong with each run, "" if nothing. Runs that differ in their settings are no duplicates."""
     found, seen = [], dict[Any, str]()
     wanted = {"experts": "at least 1"}
-    numbers = [[_number(value) for value in column] for column in columns.values()]
+    numbers = [[number(value) for value in column] for column in columns.values()]
     for i, values in enumerate(zip(*numbers, strict=True)):
         wrong = [
             f"{name}={literal(columns[name][i])} must be {wanted.get(name, 'positive and finite')}"
@@ -306,7 +382,8 @@ def _problems(
         if not wrong and sizes:
             wrong = [problem for problem in [sizes[i]] if problem]
         if not wrong:
-            keys = [("N, D, E and loss", values), *([("run_id", run_ids[i])] if run_ids and run_ids[i] else [])]
+            measured = (*values, *(settings[i] if settings else ()))
+            keys = [("N, D, E and loss", measured), *([("run_id", run_ids[i])] if run_ids and run_ids[i] else [])]
             wrong = [f"duplicate of {seen[key]} (same {key[0]})" for key in keys if key in seen][:1]
             seen |= dict.fromkeys(keys, labels[i])
         found.append(f"{labels[i]}: {'; '.join(wrong)}" if wrong else "")
@@ -315,7 +392,7 @@ def _problems(
 
 def _size_problem(row: Row) -> str | None:
     """How recorded sizes contradict the formulas; None if they agree or the row does not give its shape."""
-    shape = _whole(row, "d_model", "experts", "n_blocks", "n_heads", "vocab_size")
+    shape = whole(row, "d_model", "experts", "n_blocks", "n_heads", "vocab_size")
     if shape is None:
         return None
     try:
@@ -323,81 +400,16 @@ def _size_problem(row: Row) -> str | None:
     except ValueError as error:
         return str(error)
     for name, formula in (("n_active", expected.n_active), ("n_total", expected.n_total)):
-        value = _number(row.get(name))
+        value = number(row.get(name))
         if value is not None and abs(value - formula) > COUNT_TOLERANCE * formula:
             return f"{name}={value:.0f} contradicts d_model, n_blocks, experts and vocab_size ({formula})"
     return None
 
 
-def _whole(row: Row, *names: str) -> list[int] | None:
-    """These fields as integers of at least 1; None unless all of them are."""
-    numbers = [_number(row.get(name)) for name in names]
-    whole = [int(number) for number in numbers if number is not None and number >= 1 and number.is_integer()]
-    return whole if len(whole) == len(names) else None
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
-
-
 def _warmup(row: Row) -> float | None:
     schedule = row.get("schedule")
-    number = _number((schedule if isinstance(schedule, Mapping) else row).get("warmup_tokens"))
-    return number if number is not None and 0 <= number < math.inf else None
-
-
-def _name(i: int, row: Row) -> str:
-    name = row.get("run_id")
-    return name if isinstance(name, str) and name else f"row-{i}"
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], str]:
-    """The trunk of each row, and how it was found. RunsError for a column that is missing or has gaps.
-
-    "auto" takes the column `trunk`, else the end of the chain of `parent_run_id`; a table with neither joins rows that
-    agree in all its columns of SIZES and SETTINGS. Such rows need not share a trunk, but joining them can only widen
-    the intervals. "run" makes each row its own trunk; any other rule names a column.
-    """
-    present = {name for row in rows for name in row}
-    if rule == "run":
-        return [f"row {i}" for i in range(len(rows))], OWN
-    if rule == "auto" and not {"trunk", "parent_run_id"} & present:
-        keys = [name for name in (*SIZES, *SETTINGS) if name in present]
-        return [repr([row.get(name) for name in keys]) for row in rows], f"runs of equal {', '.join(keys)}"
-    if rule == "parent_run_id" or (rule == "auto" and "trunk" not in present):
-        return _chains(rows), "column parent_run_id"
-    if rule == "auto":
-        given = [None if row.get("trunk") is None else f"trunk {row['trunk']}" for row in rows]
-        return [own or chain for own, chain in zip(given, _chains(rows), strict=True)], "column trunk"
-    if rule not in present:
-        raise RunsError(f"{origin}: trunks={rule!r} must be 'auto', 'run' or a column: {', '.join(sorted(present))}")
-    if empty := [i for i, row in enumerate(rows) if _is_missing(row.get(rule))]:
-        raise RunsError(f"{origin}: trunks={rule!r}: row {empty[0]} has no value in this column")
-    return [repr(row[rule]) for row in rows], f"column {rule}"
-
-
-def _chains(rows: Sequence[Row]) -> list[str]:
-    """The end of each row's chain of parents."""
-    parents = {str(row["run_id"]): row.get("parent_run_id") for row in rows if row.get("run_id")}
-    found = []
-    for i, row in enumerate(rows):
-        name, visited = str(row.get("run_id") or f"row-{i}"), set()
-        parent = row.get("parent_run_id")
-        while isinstance(parent, str) and parent and parent not in visited:
-            name = parent
-            visited.add(parent)
-            parent = parents.get(name)
-        found.append(f"run {name}")
-    return found
+    tokens = number((schedule if isinstance(schedule, Mapping) else row).get("warmup_tokens"))
+    return tokens if tokens is not None and 0 <= tokens < math.inf else None
 
 
 def _listed(origin: str, problems: Iterable[str], shown: int = 8) -> str:

@@ -5,21 +5,14 @@
 last step of the runs with k = 1, every second block routed, seed 42.
 """
 
-import csv
 from pathlib import Path
 
-import numpy as np
+from scaling_law import Runs, load_runs
 
-from scaling_law import Runs
-
-COLUMNS = ("dense_parameters_millions", "experts", "validation_loss")
+TABLE = Path(__file__).with_name("clark_routing.csv")
 
 
 def clark_runs(router: str) -> Runs:
     """The router's runs and the dense ones (all on the same number of tokens, which the routed law does not use)."""
-    with Path(__file__).with_name("clark_routing.csv").open(newline="") as file:
-        table = list(csv.DictReader(file))
-    chosen = [row for kind in (router, "Dense") for row in table if row["router"] == kind]
-    rows = [[float(row[name]) for name in COLUMNS] for row in chosen]
-    millions, experts, loss = np.array(rows).T
-    return Runs.from_columns(millions * 1e6, 131e9, experts, loss, trunk="run")
+    columns = {"n_active": "dense_parameters_millions * 1e6", "tokens": 131e9}
+    return load_runs(TABLE, trunks="run", where=f"router in {{{router}, Dense}}", columns=columns)

@@ -183,3 +183,29 @@ def test_results_show_in_notebooks_and_as_frames(table, law):
     assert tuple(frame.loc["c", ["low", "high"]]) == drawn.interval("c")
     assert parts.to_dataframe().part.value_counts().to_dict() == {"train": 30, "validation": 6}
     assert design.to_dataframe().tokens.tolist() == [tokens for _, tokens in design.runs()]
+
+
+def test_columns_and_formats_are_read_as_in_python(shell, tmp_path):
+    made = tiny_runs()
+    names = {"n_active": "params", "tokens": "steps", "loss": "valid loss"}
+    frame = made.to_pandas().rename(columns=names).drop(columns=["experts", "trunk", "run_id"])
+    frame["steps"] /= 1000
+    frame["sparsity"] = 1 - 1 / made.experts
+    path = tmp_path / "lab.csv"
+    frame.to_csv(path, index=False)
+    mapped = ["n_active=params", "tokens=steps * 1000", "experts=1 / (1 - sparsity)"]
+    words = [word for column in mapped for word in ("--column", column)]
+    result = shell("split", path, *words, "--validation", "4", "--json")
+    assert result.exit_code == 0
+    columns = dict(column.split("=") for column in mapped)
+    expected = compare(split(load_runs(path, columns=columns), "loss", 4))
+    assert json.loads(result.stdout)["joint"]["objective"] == pytest.approx(expected.joint.objective)
+    for words, message in (
+        (["--column", "n_active=Na"], "lab.csv: column n_active='Na': there is no column Na; there are: params"),
+        (["--column", "n_active"], "'n_active' is not of the form name=column"),
+        (["--format", "gemstones"], "lab.csv: not a table of the Gemstones"),
+        (["--format", "gems"], "format='gems' must be one of step_law"),
+    ):
+        refused = shell("fit", path, *words)
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.stderr.split()), refused.stderr

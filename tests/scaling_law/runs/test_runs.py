@@ -205,7 +205,9 @@ def test_runs_are_frozen_columns():
     part = runs.subset(runs.loss < 4.8)
     assert part.run_id == ("run3", "run4", "run5")
     np.testing.assert_array_equal(part.trunk, [1, 2, 2])
-    assert runs.to_pandas().shape == (6, 6)
+    others = {"d_model", "n_blocks", "n_heads", "vocab_size", "n_total", "train_loss"}
+    assert set(runs.columns) == others
+    assert runs.to_pandas().shape == (6, 6 + len(others))
     assert repr(runs) == "Runs(6 runs of 3 trunks, E in {2}, eval_loss, from rows)"
     overall = runs.ranges()[0]
     assert (overall.experts, overall.runs, overall.tokens) == (None, 6, (1e6, 6e6))

@@ -1,0 +1,145 @@
+"""Columns made of others: "(nume * moeh + sed) / (topk * moeh + sed)", evaluated row by row and never run as code.
+
+A column is a source column's name, an arithmetic expression, a number, or a function of the row. In an expression, a
+column whose name is no identifier stands in backticks, as in pandas: "`Training FLOP` / (6 * `Model Size`)".
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hub.plain.tables import literal
+from scaling_law.runs.rows import Row, RunsError, is_missing, label, number
+
+Column = str | float | Callable[[Row], Any]
+_OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: math.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    **{name: getattr(math, name) for name in ("log", "log2", "log10", "exp", "sqrt", "floor", "ceil")},
+    **{"abs": abs, "round": round, "min": min, "max": max},
+}
+_ALLOWED = f"columns, numbers, + - * / **, parentheses and {', '.join(_FUNCTIONS)}"
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An arithmetic expression over columns: `columns` are those it needs, by the identifier it has in the tree."""
+
+    tree: ast.expr
+    columns: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> Expression:
+        """ValueError for anything but columns, numbers, operators and the few functions."""
+        quoted = re.findall(r"`([^`]+)`", text)
+        plain = text
+        for i, name in enumerate(quoted):
+            plain = plain.replace(f"`{name}`", f" _column{i} ")
+        try:
+            tree = ast.parse(plain.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise ValueError(f"allowed are {_ALLOWED}") from None
+        called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in called}
+        _check(tree)
+        return cls(tree, {name: name for name in names} | {f"_column{i}": name for i, name in enumerate(quoted)})
+
+    def __call__(self, row: Row) -> float | None:
+        """Its value for a row; None where an operand is missing. ValueError for one that is no number."""
+        values = {}
+        for name, column in self.columns.items():
+            if is_missing(row.get(column)):
+                return None
+            if (value := number(row[column])) is None:
+                raise ValueError(f"{column}={literal(row[column])} is not a number")
+            values[name] = value
+        return float(_value(self.tree, values))
+
+
+def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str) -> tuple[list[Row], dict[int, str]]:
+    """The rows with these columns, and what is wrong with the rows where one cannot be computed.
+
+    Columns are made in order, so that later ones may use earlier ones. RunsError for an expression that cannot be read
+    and for a column that the table does not have.
+    """
+    made, failed = [dict(row) for row in rows], dict[int, str]()
+    present = {name for row in rows for name in row}
+    for name, column in columns.items():
+        shown = f"column {name}={getattr(column, '__name__', None) or literal(column)}"
+        evaluate = _function(column, present, f"{origin}: {shown}")
+        for i, row in enumerate(made):
+            try:
+                row[name] = evaluate(row)
+            except (ValueError, ArithmeticError, TypeError, LookupError) as error:
+                row[name] = None
+                failed.setdefault(i, f"{label(i, row)}: {shown}: {error or type(error).__name__}")
+        present.add(name)
+    return list[Row](made), failed
+
+
+def _function(column: Column, present: set[str], what: str) -> Callable[[Row], Any]:
+    if callable(column):
+        return column
+    if not isinstance(column, str):
+        if number(column) is None:
+            raise RunsError(f"{what}: must be a column, an expression, a number or a function of the row")
+        return lambda row: column
+    if column in present:
+        return lambda row: row.get(column)
+    there = f"there are: {', '.join(sorted(present))}"
+    try:
+        expression = Expression.parse(column)
+    except ValueError as error:
+        raise RunsError(f"{what}: neither a column nor an expression ({error}); {there}") from None
+    if missing := sorted(set(expression.columns.values()) - present):
+        raise RunsError(f"{what}: there is no column {', '.join(missing)}; {there}")
+    return expression
+
+
+def _check(node: ast.expr) -> None:
+    """ValueError for a part of an expression that is not arithmetic."""
+    parts: list[ast.expr] = []
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            pass
+        case ast.Name():
+            pass
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            parts = [operand]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            parts = [left, right]
+        case ast.Call(func=ast.Name(id=name), args=[*parts], keywords=[]) if name in _FUNCTIONS and parts:
+            pass
+        case _:
+            raise ValueError(f"{ast.unparse(node)!r} is not arithmetic; allowed are {_ALLOWED}")
+    for part in parts:
+        _check(part)
+
+
+def _value(node: ast.expr, values: Mapping[str, float]) -> float:
+    """The value of a checked expression. Numbers are floats, so that no power takes for ever."""
+    match node:
+        case ast.Constant(value=value):
+            return float(value)  # type: ignore[arg-type]
+        case ast.Name(id=name):
+            return values[name]
+        case ast.UnaryOp(op=op, operand=operand):
+            return _OPERATORS[type(op)](_value(operand, values))
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)](_value(left, values), _value(right, values))
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            return float(_FUNCTIONS[name](*(_value(argument, values) for argument in arguments)))
+    raise AssertionError(node)

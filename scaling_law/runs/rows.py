@@ -1,0 +1,110 @@
+"""Rows of a table of runs, from any source: run records, other labs' files, mappings, a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+import hub  # lazy: its rooms are imported when runs are read
+from hub.plain.errors import FilesError, RecordError
+
+if TYPE_CHECKING:
+    from hub import LoadedRows
+
+FloatArray = NDArray[np.float64]
+Row = Mapping[str, Any]
+
+
+class RunsError(RecordError, FilesError):
+    """The table of runs is not usable; the message names row, field and value."""
+
+
+def read_rows(source: Any, revision: str | None = None, problems: list[str] | None = None) -> LoadedRows:
+    """The rows of any source that `load_runs` takes, as mappings; a list `problems` gets what was left out."""
+    if isinstance(source, (str, Path)):
+        try:
+            table = hub.load_rows(source, revision=revision, problems=problems)
+        except (RecordError, FilesError) as error:
+            hint = '\non_invalid="skip" leaves them out' if "\n" in str(error) else ""
+            raise RunsError(f"{error}{hint}") from None
+    elif revision is not None:
+        raise RunsError(f"revision={revision!r} is allowed with a dataset on the Hub only")
+    elif hasattr(source, "to_dict") and hasattr(source, "columns"):
+        rows = [{str(k): None if is_missing(v) else v for k, v in row.items()} for row in source.to_dict("records")]
+        table = hub.LoadedRows(rows, "DataFrame")
+    elif isinstance(source, Iterable):
+        table = hub.LoadedRows(list(source), "rows")
+    else:
+        raise TypeError(f"runs cannot be read from a {type(source).__name__}")
+    return replace(table, rows=[_mapping(i, row) for i, row in enumerate(table.rows)])
+
+
+def _mapping(i: int, row: Any) -> Row:
+    if isinstance(row, Mapping):
+        return row
+    if hasattr(row, "model_dump"):
+        return cast(Row, row.model_dump())
+    raise RunsError(f"row {i}: a {type(row).__name__} is neither a mapping nor a run record")
+
+
+def row_name(i: int, row: Row) -> str:
+    """Its run_id, else its place in the table."""
+    name = row.get("run_id")
+    return name if isinstance(name, str) and name else f"row-{i}"
+
+
+def label(i: int, row: Row) -> str:
+    """How an error names a row."""
+    return f"row {i} ({row_name(i, row)})"
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def number(value: Any) -> float | None:
+    """The value as a float; None for what is none, a boolean included."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def whole(row: Row, *names: str) -> list[int] | None:
+    """These fields as integers of at least 1; None unless all of them are."""
+    numbers = [number(row.get(name)) for name in names]
+    found = [int(value) for value in numbers if value is not None and value >= 1 and value.is_integer()]
+    return found if len(found) == len(names) else None
+
+
+def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
+    """The columns [n] in which every given value is a number, NaN where a row has none.
+
+    The fields of a nested object become columns with its name before theirs, such as `schedule_warmup_tokens`, as in
+    runs.parquet. Booleans and texts are no numbers.
+    """
+    flat = [_flattened(row) for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    found = {}
+    for name in names:
+        values = [row.get(name) for row in flat]
+        given = [value for value in values if not is_missing(value)]
+        if given and all(isinstance(v, (int, float, np.number)) and not isinstance(v, bool) for v in given):
+            found[name] = np.array([np.nan if value is None else value for value in values], float)
+    return found
+
+
+def _flattened(row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        found |= (
+            {f"{name}_{key}": inner for key, inner in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    return found

@@ -1,0 +1,56 @@
+"""Which runs share a trunk.
+
+A trunk trains at a constant rate, and each measurement branches off it for its decay. Branches of one trunk share
+weights and data up to the branch point, so a bootstrap must resample them together, as one cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scaling_law.runs.rows import Row, RunsError, is_missing
+
+OWN, EQUAL_SIZE = "each run its own trunk", "runs of equal n_active, experts"  # how trunks were found
+SIZES = ("n_active", "experts", "n_total", "d_model", "n_blocks", "n_heads", "vocab_size", "sequence_length")
+RATES = ("learning_rate", "peak_learning_rate", "lr", "batch_size", "global_batch_size", "batch", "bs", "weight_decay")
+SETTINGS = ("seed", *RATES, "optimizer", "precision", "dataset", "tokenizer", "sweep")
+
+
+def trunks_of(rows: Sequence[Row], rule: str, origin: str) -> tuple[list[str], str]:
+    """The trunk of each row, and how it was found. RunsError for a column that is missing or has gaps.
+
+    "auto" takes the column `trunk`, else the end of the chain of `parent_run_id`; a table with neither joins rows that
+    agree in all its columns of SIZES and SETTINGS. Such rows need not share a trunk, but joining them can only widen
+    the intervals. "run" makes each row its own trunk; any other rule names a column.
+    """
+    present = {name for row in rows for name in row}
+    if rule == "run":
+        return [f"row {i}" for i in range(len(rows))], OWN
+    if rule == "auto" and not {"trunk", "parent_run_id"} & present:
+        keys = [name for name in (*SIZES, *SETTINGS) if name in present]
+        return [repr([row.get(name) for name in keys]) for row in rows], f"runs of equal {', '.join(keys)}"
+    if rule == "parent_run_id" or (rule == "auto" and "trunk" not in present):
+        return _chains(rows), "column parent_run_id"
+    if rule == "auto":
+        given = [None if row.get("trunk") is None else f"trunk {row['trunk']}" for row in rows]
+        return [own or chain for own, chain in zip(given, _chains(rows), strict=True)], "column trunk"
+    if rule not in present:
+        raise RunsError(f"{origin}: trunks={rule!r} must be 'auto', 'run' or a column: {', '.join(sorted(present))}")
+    if empty := [i for i, row in enumerate(rows) if is_missing(row.get(rule))]:
+        raise RunsError(f"{origin}: trunks={rule!r}: row {empty[0]} has no value in this column")
+    return [repr(row[rule]) for row in rows], f"column {rule}"
+
+
+def _chains(rows: Sequence[Row]) -> list[str]:
+    """The end of each row's chain of parents."""
+    parents = {str(row["run_id"]): row.get("parent_run_id") for row in rows if row.get("run_id")}
+    found = []
+    for i, row in enumerate(rows):
+        name, visited = str(row.get("run_id") or f"row-{i}"), set()
+        parent = row.get("parent_run_id")
+        while isinstance(parent, str) and parent and parent not in visited:
+            name = parent
+            visited.add(parent)
+            parent = parents.get(name)
+        found.append(f"run {name}")
+    return found

@@ -1,0 +1,147 @@
+"""Tuned points from a grid of settings: for each model the best run, or the minimum of a local quadratic.
+
+A law describes tuned models. A grid of learning rates and batches holds one tuned point for each model and number of
+tokens; how far its spacing leaves that point from the minimum is the `regret`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling_law.runs.rows import FloatArray, RunsError
+from scaling_law.runs.table import Runs
+
+SHAPE = (
+    "n_total",
+    "d_model",
+    "d_ff",
+    "d_expert",
+    "n_blocks",
+    "n_heads",
+    "n_kv_heads",
+    "vocab_size",
+    "sequence_length",
+)
+SPARSITY = ("routed_experts", "experts_per_token", "shared_experts", "shared_ratio", "density", "granularity")
+FLAT = 1e-12  # nats: no curvature
+SAME = 0.01  # settings and tokens closer than this in relative terms are the same: bs · steps is never exactly D
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best of one model's runs: run `at` has the least loss, `settings` [k] and `loss` are those of the minimum.
+
+    They are the run's own where the runs around it determine no minimum between them; `regret` is then NaN, else the
+    run's loss minus that of the minimum, nats. `at_edge`: a setting of the run is the least or greatest there is.
+    """
+
+    at: int
+    settings: FloatArray
+    loss: float
+    regret: float
+    at_edge: bool
+
+
+def best_of(
+    runs: Runs,
+    over: str | Sequence[str] = ("learning_rate", "batch"),
+    method: Literal["least", "quadratic"] = "least",
+    by: Sequence[str] = (*SHAPE, *SPARSITY),
+) -> Runs:
+    """One tuned run for each model and number of tokens of a grid over the settings `over`.
+
+    Args:
+        over: columns that were tuned, positive.
+        method: "least" keeps the run of least loss; "quadratic" puts the minimum of a quadratic in the logarithms of
+            the settings in its place, with its loss and settings, where the runs determine one.
+        by: columns that tell models apart besides N, D (within 1 %) and E; those that the runs lack are ignored.
+
+    The result has these columns too: `grid_runs`, how many runs a model has; `at_edge`, 1 where the best run lies at
+    an edge of its grid, so that a better one may lie outside; `regret`, the loss of the best run minus the quadratic's
+    minimum in nats, NaN where the runs around the best determine no minimum. RunsError for a missing or non-positive
+    setting and for a setting that never varies.
+    """
+    names = [over] if isinstance(over, str) else list(over)
+    if method not in ("least", "quadratic"):
+        raise ValueError(f"method={method!r} must be 'least' or 'quadratic'")
+    settings = np.stack([_setting(runs, name) for name in names], axis=1)
+    groups = _models(runs, [name for name in by if name in runs.columns and name not in names])
+    found = [tune(settings[group], runs.loss[group]) for group in groups]
+    best = np.array([group[one.at] for group, one in zip(groups, found, strict=True)])
+    kept = runs.take(best)
+    columns = dict(kept.columns)
+    if method == "quadratic":
+        columns |= dict(zip(names, np.stack([one.settings for one in found]).T, strict=True))
+        kept = replace(kept, loss=np.array([one.loss for one in found]))
+    columns["grid_runs"] = np.array([len(group) for group in groups], float)
+    columns["at_edge"] = np.array([one.at_edge for one in found], float)
+    columns["regret"] = np.array([one.regret for one in found])
+    return replace(kept, columns=columns, source=f"{runs.source}, best of {' and '.join(names)} ({method})")
+
+
+def tune(settings: FloatArray, losses: FloatArray) -> Tuned:
+    """The best of one model's runs with settings [n, k] and finite losses [n]."""
+    at, x = int(np.argmin(losses)), np.log(settings)
+    steps = np.stack([_steps(column) for column in x.T], axis=1)
+    at_edge = bool(np.any((steps[at] == 0) | (steps[at] == steps.max(axis=0))))
+    near = np.all(np.abs(steps - steps[at]) <= 1, axis=1)
+    minimum = _quadratic_minimum(x[near] - x[at], losses[near])
+    if minimum is None:
+        return Tuned(at, settings[at], float(losses[at]), float("nan"), at_edge)
+    offset, loss = minimum
+    return Tuned(at, settings[at] * np.exp(offset), loss, float(losses[at]) - loss, at_edge)
+
+
+def _setting(runs: Runs, name: str) -> FloatArray:
+    values = runs.column(name)
+    if (bad := np.flatnonzero(~(values > 0) | ~np.isfinite(values))).size:
+        raise RunsError(f"{runs.source}: {runs.run_id[bad[0]]}: {name}={values[bad[0]]:g} must be positive and finite")
+    if values.max() <= values.min() * (1 + SAME):
+        raise RunsError(f"{runs.source}: {name} is {values[0]:g} in every run; nothing to choose from")
+    return values
+
+
+def _models(runs: Runs, by: Sequence[str]) -> list[NDArray[np.intp]]:
+    """The rows of each model and number of tokens, in the order in which they appear."""
+    tokens = _steps(np.log(runs.tokens))
+    keys = np.stack([runs.n_active, runs.experts, tokens, *(np.nan_to_num(runs[name], nan=-1) for name in by)], axis=1)
+    _, first, label = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return [np.flatnonzero(label.ravel() == i) for i in np.argsort(first)]
+
+
+def _steps(logarithms: FloatArray) -> FloatArray:
+    """The place of each value among the distinct ones [n], ascending; values within `SAME` are one."""
+    order = np.argsort(logarithms, kind="stable")
+    jumps = np.diff(logarithms[order]) > np.log1p(SAME)
+    places = np.empty(len(order))
+    places[order] = np.concatenate([[0], np.cumsum(jumps)])
+    return places
+
+
+def _quadratic_minimum(x: FloatArray, y: FloatArray) -> tuple[FloatArray, float] | None:
+    """Least-squares quadratic through y [n] at x [n, k]: its minimum and its value there.
+
+    None unless the points determine it, it is convex, and the minimum lies between them.
+    """
+    n, k = x.shape
+    pairs = list(combinations_with_replacement(range(k), 2))
+    design = np.stack([np.ones(n), *x.T, *(x[:, i] * x[:, j] for i, j in pairs)], axis=1)
+    if n < design.shape[1] or np.linalg.matrix_rank(design) < design.shape[1]:
+        return None
+    constant, gradient, second = np.split(np.linalg.lstsq(design, y, rcond=None)[0], [1, 1 + k])
+    hessian = np.zeros((k, k))
+    for (i, j), value in zip(pairs, second, strict=True):
+        hessian[i, j] += value
+        hessian[j, i] += value
+    if np.linalg.eigvalsh(hessian)[0] <= FLAT:
+        return None
+    lowest = -np.linalg.solve(hessian, gradient)
+    if np.any(lowest < x.min(axis=0)) or np.any(lowest > x.max(axis=0)):
+        return None
+    return lowest, float(constant[0] + gradient @ lowest / 2)

@@ -1,0 +1,163 @@
+"""Columns made of others: their arithmetic, their order, and what is refused."""
+
+import math
+
+import numpy as np
+import pandas
+import pytest
+
+from scaling_law import Architecture, Runs, load_runs
+from scaling_law.runs.columns import Expression
+from scaling_law.runs.table import RunsError
+
+
+def rows(count=4):
+    """Another lab's table: fine-grained experts, names of its own."""
+    for i in range(count):
+        shape = {"Na": 1e8 * (1 + i), "nume": 88, "topk": 2, "moeh": 352, "sed": 704, "name": f"run {i}"}
+        yield shape | {"bs": 64, "ti": 1000 * (1 + i), "smooth loss": 3.0 - 0.1 * i, "gate": True, "note": None}
+
+
+MAPPING = {
+    "n_active": "Na",
+    "experts": "(nume*moeh + sed)/(topk*moeh + sed)",
+    "tokens": "bs * ti * 2048",
+    "density": "topk / nume",
+    "sparsity": "1 - density",
+    "run_id": "name",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a + b * 2 ** a", 3 + 5 * 8),
+        ("-(a - b) / +b", 0.4),
+        ("`odd name` - a", 4.0),
+        ("`odd name` / `odd name`", 1.0),
+        ("round(b / a)", 2.0),
+        ("max(a, b, 1) + min(a, b)", 8.0),
+        ("log2(8) + log(exp(a)) + log10(100)", 8.0),
+        ("sqrt(a * a) + abs(-b) + floor(2.9) + ceil(2.1)", 13.0),
+        ("1e3", 1000.0),
+    ],
+)
+def test_expressions_have_the_values_of_arithmetic(text, value):
+    assert Expression.parse(text)({"a": 3, "b": "5", "odd name": 7.0}) == pytest.approx(value, rel=1e-15)
+
+
+def test_a_missing_operand_makes_a_missing_value():
+    assert Expression.parse("a + b")({"a": 1.0, "b": None}) is None
+    assert Expression.parse("a + b")({"a": 1.0, "b": math.nan}) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("__import__('os')", "open(a)", "a.real", "a[0]", "[a]", "(lambda: 1)()", "f'{a}'", "'text'", "True", "1j"),
+        *("a if a else b", "a and b", "a < b", "a // b", "a @ b", "a := 3", "a; b", "a b", ""),
+        *("max()", "max(a, key=b)", "max(*a)"),
+    ],
+)
+def test_what_is_not_arithmetic_is_refused(text):
+    with pytest.raises(ValueError, match=r"allowed are columns, numbers, \+ - \* /"):
+        Expression.parse(text)
+
+
+def test_a_tower_of_powers_ends_at_once():
+    with pytest.raises(OverflowError):
+        Expression.parse("9 ** 9 ** 9 ** 9")({})
+
+
+@pytest.mark.parametrize("table", [list, pandas.DataFrame])
+def test_a_mapping_reads_another_labs_table(table):
+    runs = load_runs(table(rows()), columns=MAPPING)
+    assert (runs.loss_name, runs.run_id[1]) == ("smooth loss", "run 1")
+    np.testing.assert_allclose(runs.experts, (88 * 352 + 704) / (2 * 352 + 704))
+    np.testing.assert_array_equal(runs.tokens, 64 * 2048 * 1000 * np.arange(1, 5))
+    np.testing.assert_allclose(runs["sparsity"], 1 - 2 / 88)
+    assert {"gate", "name", "note", "run_id"}.isdisjoint(runs.columns)
+
+
+def test_constants_functions_and_the_loss():
+    mapping = MAPPING | {"experts": 1, "tokens": lambda row: row["bs"] * 1e6, "loss": "`smooth loss` / 2"}
+    runs = load_runs(rows(), columns=mapping)
+    assert (runs.loss_name, runs.loss.tolist()) == ("loss", [1.5, 1.45, 1.4, 1.35])
+    assert (set(runs.experts), set(runs.tokens)) == ({1.0}, {64e6})
+
+
+def test_a_filter_sees_the_columns_that_were_made():
+    runs = load_runs(rows(), columns=MAPPING, where="D > 200M, gate = True")
+    assert runs.run_id == ("run 1", "run 2", "run 3")
+    assert load_runs(rows(), columns=MAPPING | {"size": "Na / 1e8"}, where="size in {2, 4}").run_id == (
+        "run 1",
+        "run 3",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_active": "Nb"}, r"rows: column n_active='Nb': there is no column Nb; there are: .*Na, bs"),
+        ({"n_active": "the sizes"}, r"column n_active='the sizes': neither a column nor an expression"),
+        ({"n_active": "import os"}, r"column n_active='import os': neither a column nor an expression"),
+        ({"n_active": None}, r"column n_active=None: must be a column, an expression, a number or a function"),
+        ({"n_active": "Na * name"}, r"row 0 \(row-0\): column n_active='Na \* name': name='run 0' is not a number"),
+        ({"tokens": "bs / (ti - 2000)"}, r"row 1 \(row-1\): column tokens='bs / \(ti - 2000\)': .*division by zero"),
+        ({"tokens": "log(1000 - ti)"}, r"row 1 \(row-1\): column tokens='log\(1000 - ti\)': "),
+        ({"tokens": lambda row: row["absent"]}, r"row 0 \(row-0\): column tokens=<lambda>: 'absent'"),
+        ({"tokens": "-ti"}, r"row 0 \(run 0\): tokens=-1000.0 must be positive"),
+        ({"density": "1 / (ti - 1000)"}, r"row 0 \(row-0\): column density='1 / \(ti - 1000\)'"),
+    ],
+)
+def test_bad_columns_are_one_line_that_names_them(change, message):
+    with pytest.raises(RunsError, match=message) as error:
+        load_runs(rows(), columns=MAPPING | change)
+    assert "unusable row" in str(error.value) or "\n" not in str(error.value)
+
+
+def test_rows_without_a_value_are_skipped_where_asked():
+    runs = load_runs(rows(), columns=MAPPING | {"tokens": "bs / (ti - 2000) * ti"}, on_invalid="skip", status=None)
+    assert runs.run_id == ("run 2", "run 3")
+    assert len(runs.skipped) == 2
+
+
+def test_a_mapped_size_need_not_follow_our_formulas():
+    a = Architecture(64, 4)
+    row = {"d_model": 64, "n_blocks": 1, "n_heads": 1, "experts": 4, "vocab_size": a.vocab_size, "params": 1e6}
+    row |= {"tokens": 1e9, "loss": 3.0, "n_active": a.n_active}
+    assert load_runs([row]).n_active == a.n_active
+    with pytest.raises(RunsError, match="n_active=1000000 contradicts"):
+        load_runs([row | {"n_active": 1e6}])
+    assert load_runs([row], columns={"n_active": "params"}).n_active == 1e6
+
+
+def test_every_numeric_column_is_kept_flat_and_read_only():
+    table = [
+        r | {"schedule": {"peak": 1e-3 * i, "kind": "wsd"}, "rare": 7 if i else None} for i, r in enumerate(rows())
+    ]
+    runs = load_runs(table, columns=MAPPING)
+    np.testing.assert_allclose(runs["schedule_peak"], [0, 1e-3, 2e-3, 3e-3])
+    np.testing.assert_array_equal(runs.column("rare"), [np.nan, 7, 7, 7])
+    assert "schedule_kind" not in runs
+    assert "rare" in runs
+    with pytest.raises(ValueError, match="read-only"):
+        runs["rare"][0] = 1.0
+    part = runs.subset(runs.loss < 2.95)
+    np.testing.assert_array_equal(part["ti"], [2000, 3000, 4000])
+    assert runs.take(np.array([3, 0]))["ti"].tolist() == [4000, 1000]
+    assert runs.to_pandas()["schedule_peak"].tolist() == runs["schedule_peak"].tolist()
+    for name in ("n_active", "tokens", "experts", "loss"):
+        np.testing.assert_array_equal(runs[name], getattr(runs, name))
+    np.testing.assert_array_equal(runs["smooth loss"], runs.loss)
+    with pytest.raises(RunsError, match=r"rows: no numeric column is named 'name'; there are n_active, tokens, .*ti"):
+        runs["name"]
+
+
+def test_arrays_bring_further_columns():
+    runs = Runs.from_columns([1e6, 2e6], 1e7, 1, [3.0, 2.9], columns={"density": [0.5, 0.25], "lr": 1e-3})
+    assert (runs["density"].tolist(), runs["lr"].tolist()) == ([0.5, 0.25], [1e-3, 1e-3])
+    with pytest.raises(RunsError, match="columns: 'density' must hold 2 numbers"):
+        Runs.from_columns([1e6, 2e6], 1e7, 1, [3.0, 2.9], columns={"density": [0.5, 0.25, 1]})
+    with pytest.raises(RunsError, match="columns: 'loss' has an argument of its own"):
+        Runs.from_columns([1e6, 2e6], 1e7, 1, [3.0, 2.9], columns={"loss": 1})
