@@ -34,6 +34,7 @@ class Reader:
     of the column `apart` have losses that cannot be compared, so that a filter has to choose one.
     """
 
+    name: str
     what: str
     repository: str  # on GitHub
     commit: str
@@ -47,6 +48,11 @@ class Reader:
     apart: str | None = None
     select: Callable[[Sequence[Row]], list[Row]] = field(default=list)
 
+    @property
+    def place(self) -> str:
+        """Where the file is from."""
+        return f"{self.file} of github.com/{self.repository} at {self.commit} (licence: {self.licence})"
+
     def read(self, rows: Sequence[Row], origin: str) -> tuple[list[Row], dict[int, str], str]:
         """Rows with our columns, what is wrong with single rows, and the authors' filter. RunsError: another table."""
         present = {name for row in rows for name in row}
@@ -54,7 +60,8 @@ class Reader:
             if present.issuperset(form.needs):
                 return *with_columns(self.select(rows), form.columns, origin), form.where
         forms = " or ".join(", ".join(form.needs) for form in self.forms)
-        raise RunsError(f"{origin}: not {self.what}, which has the columns {forms}; there are: {', '.join(present)}")
+        there = ", ".join(sorted(present))
+        raise RunsError(f"{origin}: not {self.what} (columns {forms}), {self.place}; there are: {there}")
 
 
 def reader(name: str) -> Reader:
@@ -147,8 +154,9 @@ _CLARK_NEEDS = ("hyper_id", "step", "router_type", "num_experts", "dense_paramet
 _CLARK_KEPT = "k = 1, routing_frequency = 0.5, seed = 42, loss_validation > 0"
 
 
-def _clark(what: str, where: str, trunks: str) -> Reader:
+def _clark(name: str, what: str, where: str) -> Reader:
     return Reader(
+        name=name,
         what=what,
         repository="google-deepmind/scaling_laws_for_routing",
         commit="42da0c392b12",
@@ -158,13 +166,14 @@ def _clark(what: str, where: str, trunks: str) -> Reader:
         loss="loss_validation",
         counts="N without embeddings; D of 250,000 steps of 524,288 tokens; one law for each router_type, with Dense",
         forms=(Form(_CLARK_NEEDS, _CLARK, where),),
-        trunks=trunks,
+        trunks="hyper_id",
     )
 
 
-READERS: Mapping[str, Reader] = {
-    "step_law": Reader(
-        what="a table of Step Law's grids of learning rate and batch",
+_READERS = (
+    Reader(
+        name="step_law",
+        what="Step Law's grids of learning rate and batch",
         repository="step-law/steplaw",
         commit="32a8f4cc5024",
         file="data/{dense,moe}_lr_bs_loss.csv",
@@ -177,7 +186,8 @@ READERS: Mapping[str, Reader] = {
             Form(("N", "h", "ffnh", "numl", "bs", "ti", "smooth loss"), _STEP_LAW | _DENSE),
         ),
     ),
-    "marin_isoflop": Reader(
+    Reader(
+        name="marin_isoflop",
         what="Marin's MoE isoFLOP runs (v16)",
         repository="marin-community/marin",
         commit="e24ef54a05e2",
@@ -194,7 +204,8 @@ READERS: Mapping[str, Reader] = {
         ),
         select=_last_versions,
     ),
-    "open_athena": Reader(
+    Reader(
+        name="open_athena",
         what="Open-Athena's isoFLOP tables of several labs",
         repository="Open-Athena/scaling-law-analysis",
         commit="3e0656ee3dce",
@@ -212,7 +223,8 @@ READERS: Mapping[str, Reader] = {
         ),
         apart="experiment",
     ),
-    "epoch_chinchilla": Reader(
+    Reader(
+        name="epoch_chinchilla",
         what="Epoch AI's points of Chinchilla's Figure 4",
         repository="epoch-research/analyzing-chinchilla",
         commit="92258837425e",
@@ -229,15 +241,16 @@ READERS: Mapping[str, Reader] = {
             ),
         ),
     ),
-    "gemstones": Reader(
-        what="a table of the Gemstones",
+    Reader(
+        name="gemstones",
+        what="the Gemstones",
         repository="mcleish7/gemstone-scaling-laws",
         commit="5f420478f606",
         file="wandb_dfs/wandb_df_for_fitting_*.jsonl",
         paper="arXiv 2502.06857",
         licence="MIT",
         loss="final_loss",
-        counts="N with both embeddings of 50,304; *_cool_end after a cooldown, *_hot at a constant learning rate",
+        counts="N with both embeddings of 50,304; cool_end after a cooldown, hot at a constant learning rate",
         forms=(
             Form(
                 ("run_name", "params_active_precise", "width", "depth", "tokens", "final_loss"),
@@ -253,10 +266,11 @@ READERS: Mapping[str, Reader] = {
         ),
         trunks="run_name",
     ),
-    "clark": _clark(
+    _clark(
+        "clark",
         "the routed models of Clark et al. at the end of training",
         f"{_CLARK_KEPT}, step >= 248000",
-        "hyper_id",
     ),
-    "clark_curves": _clark("the learning curves of Clark et al.", _CLARK_KEPT, "hyper_id"),
-}
+    _clark("clark_curves", "the learning curves of Clark et al.", _CLARK_KEPT),
+)
+READERS: Mapping[str, Reader] = {one.name: one for one in _READERS}

@@ -17,7 +17,7 @@ from hub.plain.errors import RecordError
 from hub.plain.tables import literal
 from scaling_law.laws.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.columns import Column, with_columns
-from scaling_law.runs.readers import reader
+from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.rows import (
     FloatArray,
     Row,
@@ -219,7 +219,8 @@ def load_runs(
         where: a filter on the columns (`hub.parse_filter`), such as "E in {1, 8}".
         columns: our name to a column of the source, an expression ("1 - sparsity", "`Training FLOP` / 6"), a number
             (`experts=1` for dense models) or a function of the row; in order, so that later ones may use earlier ones.
-        format: a public table read as its authors publish it (`scaling_law.runs.readers.READERS`), such as "step_law".
+        format: a public table read as its authors publish it: "step_law", "marin_isoflop", "open_athena",
+            "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (docs/fitting.md says where they are from).
 
     A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
     where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates and sizes
@@ -229,8 +230,12 @@ def load_runs(
     if on_invalid not in ("raise", "skip"):
         raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
     problems: list[str] = []
-    table = read_rows(source, revision, problems if on_invalid == "skip" else None)
-    made = _prepared(table, format, columns or {}, loss, where, trunks)
+    public = reader(format) if format else None
+    try:
+        table = read_rows(source, revision, problems if on_invalid == "skip" else None)
+    except RunsError as error:
+        raise RunsError(f"{error}{f'; {format} is {public.place}' if public else ''}") from None
+    made = _prepared(table, public, columns or {}, loss, where, trunks)
     rows, origin, where = made.rows, made.origin, made.where
     chosen = [i for i, row in enumerate(rows) if status is None or (row.get("status") or "final") == status]
     if not chosen:
@@ -240,12 +245,7 @@ def load_runs(
     if made.apart:
         _check_comparable([rows[i] for i in chosen], made.apart, origin)
     loss = _loss_column(origin, [rows[i] for i in chosen], made.loss)
-    needed = {name: [rows[i].get(name) for i in chosen] for name in (*_INPUTS, loss)}
-    sizes = [None if made.says_size else _size_problem(rows[i]) for i in chosen]
-    labels, run_ids = [label(i, rows[i]) for i in chosen], [rows[i].get("run_id") for i in chosen]
-    settings = [tuple(repr(rows[i].get(name)) for name in ("seed", *RATES)) for i in chosen]
-    wrong = _problems(needed, labels, settings, run_ids, sizes)
-    wrong = [made.failed.get(i) or problem for i, problem in zip(chosen, wrong, strict=True)]
+    wrong = _problems_of_rows(rows, chosen, loss, made)
     problems += filter(None, wrong)
     good = [i for i, problem in zip(chosen, wrong, strict=True) if not problem]
     if not good or (problems and on_invalid == "raise"):
@@ -253,7 +253,7 @@ def load_runs(
     clusters, trunk_source = trunks_of(rows, made.trunks, origin)
     told = [rows[i] for i in good if not is_missing(rows[i].get("vocab_size"))]
     vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
-    n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in needed)
+    n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in (*_INPUTS, loss))
     trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
     others = numeric_columns([rows[i] for i in good])
     return Runs(
@@ -286,19 +286,28 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(
-    table: LoadedRows, format: str | None, columns: Mapping[str, Column], loss: str | None, where: str, trunks: str
+    table: LoadedRows, public: Reader | None, columns: Mapping[str, Column], loss: str | None, where: str, trunks: str
 ) -> _Prepared:
     rows, origin, failed, apart = table.rows, table.name, dict[int, str](), None
     loss = loss or ("loss" if "loss" in columns else None)
-    if format and rows:
-        public = reader(format)
+    if public and rows:
         rows, failed, own = public.read(rows, origin)
-        origin, apart, loss = f"{origin} ({format})", public.apart, loss or public.loss
+        origin, apart, loss = f"{origin} ({public.name})", public.apart, loss or public.loss
         where = ", ".join(filter(None, (own, where)))
         trunks = public.trunks if trunks == "auto" else trunks
     rows, more = with_columns(rows, columns, origin)
-    says_size = bool(format) or "n_active" in columns
+    says_size = public is not None or "n_active" in columns
     return _Prepared([_with_size(row) for row in rows], origin, more | failed, says_size, loss, where, trunks, apart)
+
+
+def _problems_of_rows(rows: Sequence[Row], chosen: Sequence[int], loss: str, made: _Prepared) -> list[str]:
+    """What is wrong with each chosen row, "" if nothing."""
+    needed = {name: [rows[i].get(name) for i in chosen] for name in (*_INPUTS, loss)}
+    labels, run_ids = [label(i, rows[i]) for i in chosen], [rows[i].get("run_id") for i in chosen]
+    settings = [tuple(repr(rows[i].get(name)) for name in ("seed", *RATES)) for i in chosen]
+    sizes = [None if made.says_size else _size_problem(rows[i]) for i in chosen]
+    found = _problems(needed, labels, settings, run_ids, sizes)
+    return [made.failed.get(i) or problem for i, problem in zip(chosen, found, strict=True)]
 
 
 def _check_comparable(rows: Sequence[Row], column: str, origin: str) -> None:

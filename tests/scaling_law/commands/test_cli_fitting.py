@@ -203,7 +203,7 @@ def test_columns_and_formats_are_read_as_in_python(shell, tmp_path):
     for words, message in (
         (["--column", "n_active=Na"], "lab.csv: column n_active='Na': there is no column Na; there are: params"),
         (["--column", "n_active"], "'n_active' is not of the form name=column"),
-        (["--format", "gemstones"], "lab.csv: not a table of the Gemstones"),
+        (["--format", "gemstones"], "lab.csv: not the Gemstones (columns run_name"),
         (["--format", "gems"], "format='gems' must be one of step_law"),
     ):
         refused = shell("fit", path, *words)

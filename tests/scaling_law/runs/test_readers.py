@@ -173,11 +173,13 @@ def test_an_unknown_format_and_another_table_are_named(tmp_path):
         load_runs([{"loss": 3.0}], format="steplaw")
     path = write(tmp_path / "runs.csv", "params,loss", (1e8, 3.0))
     for name, one in READERS.items():
-        with pytest.raises(
-            RunsError, match=f"runs.csv: not {re.escape(one.what)}, which has the columns .*there are: "
-        ) as error:
+        with pytest.raises(RunsError, match=f"runs.csv: not {re.escape(one.what)} .*there are: loss, params") as error:
             load_runs(path, format=name)
         assert "\n" not in str(error.value)
+    with pytest.raises(
+        RunsError, match=r"no such file .*step_law is data/.* of github.com/step-law/steplaw at 32a8f4cc"
+    ):
+        load_runs(tmp_path / "moe_lr_bs_loss.csv", format="step_law")
 
 
 def test_a_mapping_adds_to_a_format(tmp_path):
@@ -190,10 +192,10 @@ def test_a_mapping_adds_to_a_format(tmp_path):
     assert runs["ratio"].tolist() == [10.0]
 
 
-def test_the_guide_says_where_each_table_is_from():
-    page = text_of(DOCS / "fitting.md")
+def test_the_guide_says_what_each_table_holds_and_where_it_is_from():
+    rows = [line.split(" | ") for line in text_of(DOCS / "fitting.md").splitlines() if line.startswith("| `")]
+    told = {row[0].strip("| `"): row[2:] for row in rows[1:]}
     for name, one in READERS.items():
-        assert f"`{name}`" in page
-        assert f"[{one.repository}](https://github.com/{one.repository}) @ {one.commit} | `{one.file}` |" in page
-        assert f"{one.paper}) |" in page
-        assert f"| {one.licence} |" in page
+        repository = f"[{one.repository}](https://github.com/{one.repository}) @ {one.commit}"
+        assert told[name] == [one.counts, repository, f"`{one.file}`", f"{one.licence} |"]
+    assert told.keys() == READERS.keys()
