@@ -87,7 +87,7 @@ def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str
                 row[name] = None
                 failed.setdefault(i, f"{label(i, row)}: {shown}: {error or type(error).__name__}")
         present.add(name)
-    return list[Row](made), failed
+    return [*made], failed
 
 
 def _function(column: Column, present: set[str], what: str) -> Callable[[Row], Any]:

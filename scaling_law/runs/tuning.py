@@ -64,8 +64,8 @@ def best_of(
 
     The result has these columns too: `grid_runs`, how many runs a model has; `at_edge`, 1 where the best run lies at
     an edge of its grid, so that a better one may lie outside; `regret`, the loss of the best run minus the quadratic's
-    minimum in nats, NaN where the runs around the best determine no minimum. RunsError for a missing or non-positive
-    setting and for a setting that never varies.
+    minimum in nats: what the spacing of the grid costs (negative where noise favoured the best run, NaN where the runs
+    around it determine no minimum). RunsError for a missing or non-positive setting and for one that never varies.
     """
     names = [over] if isinstance(over, str) else list(over)
     if method not in ("least", "quadratic"):
