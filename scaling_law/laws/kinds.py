@@ -68,7 +68,7 @@ class ClarkLaw(RoutedLaw):
 @register
 @dataclass(frozen=True, repr=False)
 class GranularityLaw(Law):
-    """The law of fine-grained experts, for one number of experts: G = d_ff / d_expert, N is total."""
+    """The law of fine-grained experts, G = d_ff / d_expert, for the E of its runs; N is total."""
 
     name: ClassVar[str] = "granularity"
     formula: ClassVar[str] = "L = (g/G^γ + a)/N^α + b/D^β + c"
@@ -88,6 +88,10 @@ class GranularityLaw(Law):
     b: float
     beta: float
     c: float
+
+    def default_experts(self) -> Any:
+        low, high = self.conditions.fitted_limits().get("E", (0.0, 1.0)) if self.conditions else (0.0, 1.0)
+        return (low,) if low == high else super().default_experts()
 
 
 @register

@@ -199,7 +199,8 @@ def compute_optimal(
 def model_variables(law: Law, d_model: Any, experts: Any, flops: Any, constraints: Constraints) -> dict[str, Any]:
     """N_act, D, E and the law's other variables, for models of these widths that spend the budget."""
     found = constraints.variables(d_model, experts, flops)
-    return {name: found[name] for name in dict.fromkeys(("n_active", "tokens", "experts", *law.variables))}
+    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
+    return dict(zip(names, np.broadcast_arrays(*(found[name] for name in names)), strict=True))
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:

@@ -76,7 +76,8 @@ def variables_of_width(
     """What laws may depend on, for models under the d / 64 rule (broadcasts; differentiable by a complex step).
 
     `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense width (G =
-    `granularity`), and G are active: the parameters depend on E alone. `Architecture.variables` has the same names.
+    `granularity`), and G are active, none shared: the parameters depend on E alone. `Architecture.variables` has the
+    same names.
     """
     (linear, active), (_, total) = size_in_width(1.0, vocab_size), size_in_width(experts, vocab_size)
     d = np.asarray(d_model)
@@ -90,6 +91,7 @@ def variables_of_width(
         "density": 1.0 / np.asarray(experts, float),
         "granularity": np.asarray(granularity, float),
         "experts_per_token": np.asarray(granularity, float),
+        "shared_ratio": np.asarray(0.0),
     }
 
 

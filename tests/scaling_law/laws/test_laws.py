@@ -145,7 +145,9 @@ def test_what_no_term_depends_on_may_be_left_out(published):
 @every_form
 def test_a_fit_finds_the_law_that_made_the_runs(law, columns):
     at = inputs_of(law, columns)
-    runs = Runs.from_columns(*(columns[n] for n in ("n_active", "tokens", "experts")), law.loss(**at), columns=columns)
+    own = ("n_active", "tokens", "experts")
+    others = {name: values for name, values in columns.items() if name not in own}
+    runs = Runs.from_columns(*(columns[name] for name in own), law.loss(**at), columns=others)
     result = fit(runs, law=law.name)
     assert result.status.converged
     np.testing.assert_allclose(result.law.loss(**at), law.loss(**at), rtol=1e-5)
