@@ -8,6 +8,7 @@
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
 # make report        docs/report.md again, from the records of our runs
+# make models        docs/models.md again, from docs/models.json
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_DATASET=, BENCH_TOKENIZER=: data
 #                    that is not shipped here; what needs it is skipped or made without
@@ -43,7 +44,7 @@ BENCHMARKS := query_speed fit_speed clark_routing model_speed checkpoints data_p
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all report bench clean
+.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all report models bench clean
 
 setup: $(VENV)/.ready
 
@@ -110,6 +111,9 @@ check-all:
 
 report: setup
 	$(BIN)/scaling-law report docs/results --into docs/report.md
+
+models: setup
+	$(BIN)/python -m scaling_law.report.models docs/models.json docs/models.md
 
 bench: setup
 	@for name in $(BENCHMARKS); do \

@@ -65,8 +65,7 @@ def repository(source: str | Path) -> RepositoryReference | None:
         return None
     if match[3] and ".." in match[3]:
         raise FilesError(f"{text!r}: the revision {match[3]!r} is no branch, tag or commit")
-    suffix = Path(text).suffix
-    if not explicit and suffix in (".json", ".jsonl", ".parquet"):
+    if not explicit and Path(text).suffix in (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".gz"):
         return None  # a file that is missing, not a repository
     return RepositoryReference(match[1], match[2], match[3])
 

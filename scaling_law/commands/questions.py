@@ -86,6 +86,8 @@ def optimal(
     bytes_per_kv: Annotated[float, option("Bytes of a KV cache element.")] = 2.0,
     kv_heads_ratio: Annotated[float, option("KV heads / heads (grouped queries).")] = 1.0,
     granularity: Annotated[float, option("Experts of 1/G of the width, G times as many active.")] = 1.0,
+    shared_ratio: Annotated[float, option("Part of the active width that is shared experts.")] = 0.0,
+    unique_tokens: Annotated[Any, quantity(COUNT, "Unique tokens; more are repetitions, worth less: 100B.")] = None,
     vocab_size: options.VocabSize = None,
     integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False,
     force: options.Force = False,

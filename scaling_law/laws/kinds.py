@@ -157,13 +157,13 @@ class SaturationLaw(Law):
 class FiveFactorLaw(Law):
     """L = (e G + f/G + m S² + n S) (N^−α + k N_a^−α + h N_a/N) + a N^−α + b D^−β + c N_a^−α + ε.
 
-    G is the number of active experts and S the shared part of them. It is no sum of positive terms: it can be asked
+    G is the number of active experts, shared ones included, and S the shared part of them. It is no sum of positive terms: it can be asked
     but not fitted.
     """
 
     name: ClassVar[str] = "five_factor"
     formula: ClassVar[str] = "L = (eG + f/G + mS² + nS)·(1/N^α + k/N_a^α + h·N_a/N) + a/N^α + b/D^β + c/N_a^α + ε"
-    form: ClassVar[Form] = Form((), reads=("n_total", "n_active", "tokens", "experts_per_token", "shared_ratio"))
+    form: ClassVar[Form] = Form((), reads=("n_total", "n_active", "tokens", "active_experts", "shared_ratio"))
 
     e: float
     f: float

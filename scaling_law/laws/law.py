@@ -161,6 +161,8 @@ class Law:
         limits = self.conditions.fitted_limits() if self.conditions else {}
         least, most = limits.get("density", (1.0 / PAPER.experts[-1], 1.0))
         low, high = limits.get("E", (1.0 / most, 1.0 / least))
+        if low == high:
+            return (low,)
         return tuple(float(e) for e in PAPER.experts if low / GUARD["E"] <= e <= high * GUARD["E"])
 
     def warnings(

@@ -49,6 +49,7 @@ class OptimalRow:
 
     Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
     draws. `limited_by`: "compute", "memory", or "smallest" for an optimum below d_model 64. `trusted`: see `warnings`.
+    `epochs`: tokens over the unique ones, where these are limited.
     """
 
     experts: float
@@ -68,6 +69,7 @@ class OptimalRow:
     warnings: tuple[str, ...]
     trusted: bool
     architecture: Architecture | None
+    epochs: float | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -232,6 +234,8 @@ class OptimalTable(ResultTable):
             f"N_total ≤ {format_count(c.max_parameters or 0)}": c.max_parameters,
             f"≤ {format_bytes(c.max_memory_bytes or 0)}": c.max_memory_bytes,
             f"KV cache of {c.kv_cache_tokens:,.0f} tokens": c.kv_cache_tokens,
+            f"granularity {c.granularity:g}": c.granularity != 1,
+            f"{format_count(c.unique_tokens or 0)} unique tokens": c.unique_tokens,
         }
         limits = [text for text, given in parts.items() if given]
         return f"{', '.join([f'{format_flops(self.flops)} FLOPs', *limits])}  ({self.law})"
@@ -243,6 +247,7 @@ class OptimalTable(ResultTable):
         names = ("experts", "d_model", "n_active", "n_total", "tokens")
         return {name: getattr(row, name) for name in names} | {
             "D/N": f"{row.tokens_per_parameter:.3g}",
+            "epochs": "" if row.epochs is None else f"{row.epochs:.3g}",
             "weights": format_bytes(row.weight_bytes),
             "KV cache": format_bytes(row.kv_cache_bytes) if self.constraints.kv_cache_tokens else "",
             "loss": row.loss,
@@ -294,7 +299,7 @@ def optimal(
     at = model_variables(law, found.d_model[shown], e[shown], budget, constraints)
     if law.beyond_guard(**at).all():
         refuse_extrapolation(law.conditions, **at, force=force)
-    draws = None if law.draws is None else law.loss_draws(**at)
+    draws = None if law.draws is None else law.loss_draws(**constraints.worth(at))
     rates = learning_rate_law or LearningRateLaw.published()
     return OptimalTable(
         _rows(law, found, e, at, constraints, rates, integral, draws),
@@ -346,6 +351,7 @@ def _rows(
             warnings=tuple(dict.fromkeys([*law.warnings(**own), *rates.warnings_at(counted, e)])),
             trusted=not law.beyond_guard(**own),
             architecture=Architecture(round(d), int(e), vocab_size=constraints.vocab_size) if integral else None,
+            epochs=tokens / constraints.unique_tokens if constraints.unique_tokens else None,
         )
         rows.append(row)
     return tuple(rows)

@@ -22,6 +22,7 @@ from hub.plain.units import parse_bytes, parse_context, parse_count, parse_exper
 from scaling_law.laws import ChinchillaForm, JointLaw, Law
 from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.laws.law import joint_to_chinchilla
+from scaling_law.laws.repeated import effective_tokens, effective_tokens_slope
 from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
     HEAD_DIM,
@@ -47,6 +48,7 @@ _PARSERS: dict[str, Callable[[str, str], float]] = {
     "max_memory_bytes": parse_bytes,
     "kv_cache_tokens": parse_context,
     "inference_tokens": parse_count,
+    "unique_tokens": parse_count,
 }
 
 
@@ -57,7 +59,8 @@ class Constraints:
     `max_parameters` limits N_total, `max_memory_bytes` the weights and the key-value cache, `kv_cache_tokens` over all
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
     1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
-    G times as many. `vocab_size` sets the size of a width; a question without it means that of the law's runs.
+    G times as many, of which a part `shared_ratio` is shared. More than `unique_tokens` are repetitions, worth less
+    (`laws.repeated`). `vocab_size` sets the size of a width; a question without it means that of the law's runs.
     ValueError names the field, the value and what is allowed.
     """
 
@@ -69,6 +72,8 @@ class Constraints:
     inference_tokens: float = 0.0
     kv_heads_ratio: float = 1.0
     granularity: float = 1.0
+    shared_ratio: float = 0.0
+    unique_tokens: float | None = None
     vocab_size: int = VOCAB_SIZE
 
     @classmethod
@@ -93,6 +98,8 @@ class Constraints:
             object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
         if self.kv_heads_ratio > 1:
             raise ValueError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
+        if self.shared_ratio >= 1:
+            raise ValueError(f"shared_ratio={self.shared_ratio!r} must be below 1")
 
     def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
         return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
@@ -113,8 +120,20 @@ class Constraints:
 
     def variables(self, d_model: Any, experts: Any, flops: Any) -> dict[str, Any]:
         """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
-        found = variables_of_width(d_model, experts, self.granularity, self.vocab_size)
+        found = variables_of_width(d_model, experts, self.granularity, self.shared_ratio, self.vocab_size)
         return found | {"tokens": affordable_tokens(flops, found["n_active"], self.inference_tokens)}
+
+    def worth(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The same with the tokens that those trained are worth where they repeat `unique_tokens`."""
+        if self.unique_tokens is None:
+            return dict(variables)
+        tokens = np.asarray(variables["tokens"])
+        known = np.where(tokens.real > 0, tokens.real, np.nan)
+        effective = effective_tokens(np.where(tokens.real > 0, tokens.real, 1.0), self.unique_tokens)
+        slope = effective_tokens_slope(np.where(tokens.real > 0, tokens.real, 1.0), self.unique_tokens)
+        # The complex step of `searched_width`, to first order.
+        step = 0.0 if np.isrealobj(tokens) else effective * slope * (tokens - tokens.real) / known
+        return {**variables, "tokens": np.where(np.isfinite(known), effective, np.nan) + step}
 
 
 def name_limits(function: FunctionT) -> FunctionT:
@@ -236,10 +255,11 @@ def optimal_widths(
 ) -> WidthOptimum:
     """The constrained optimum, `flops` and `experts` broadcast; no range check. ValueError where no E has one.
 
-    In closed form where the law is m N^μ + n D^ν + c for each E, else along the widths that the budget can train.
+    In closed form where the law is m N^μ + n D^ν + c for each E and no token is repeated, else along the widths that
+    the budget can train.
     """
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
-    if not isinstance(law, ChinchillaForm):
+    if not isinstance(law, ChinchillaForm) or constraints.unique_tokens is not None:
         return searched_widths(law, budget, e, constraints, integral)
     coefficients = law.chinchilla_coefficients(e)
     if not has_optimum(coefficients).any():
@@ -258,7 +278,7 @@ def searched_widths(
     def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         found = constraints.variables(d, e, budget)
         with np.errstate(invalid="ignore"):
-            return found["n_active"], found["tokens"], _loss(law, found)
+            return found["n_active"], found["tokens"], _loss(law, found, constraints)
 
     return settled(loss_at, np.where(exists, free, HEAD_DIM), exists, e, constraints, integral)
 
@@ -275,7 +295,8 @@ def searched_width(
 
     def slope(x: FloatArray, flops: FloatArray, experts: FloatArray) -> FloatArray:
         """The derivative of the loss by x = ln d_model."""
-        return np.asarray(_loss(law, constraints.variables(np.exp(x) * (1 + 1e-30j), experts, flops)).imag * 1e30)
+        found = constraints.variables(np.exp(x) * (1 + 1e-30j), experts, flops)
+        return np.asarray(_loss(law, found, constraints).imag * 1e30)
 
     served = inference_flops(1.0, constraints.inference_tokens)
     with np.errstate(divide="ignore"):
@@ -283,7 +304,7 @@ def searched_width(
     x = np.linspace(0.0, np.log(width_of_active(most, constraints.vocab_size)), SEARCHED, axis=-1)
     found = constraints.variables(np.exp(x), e[..., None], budget[..., None])
     with np.errstate(all="ignore"):
-        loss = np.where(found["tokens"] > 0, _loss(law, found), np.inf)
+        loss = np.where(found["tokens"] > 0, _loss(law, found, constraints), np.inf)
     i = np.argmin(np.where(np.isfinite(loss), loss, np.inf), axis=-1)
     inside = (i > 0) & (i < SEARCHED - 1)
     low, high = (np.take_along_axis(x, np.clip(j, 0, SEARCHED - 1)[..., None], -1)[..., 0] for j in (i - 1, i + 1))
@@ -291,8 +312,8 @@ def searched_width(
     return width, np.isfinite(width)
 
 
-def _loss(law: Law, variables: Mapping[str, Any]) -> Any:
-    return law.evaluate(tuple(law.coefficients.values()), variables)
+def _loss(law: Law, variables: Mapping[str, Any], constraints: Constraints) -> Any:
+    return law.evaluate(tuple(law.coefficients.values()), constraints.worth(variables))
 
 
 def _refuse_other_variables(law: Law, constraints: Constraints, experts: FloatArray) -> None:
@@ -361,6 +382,8 @@ def optimum_draws(law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = N
     """As `law.optimal` under every draw: arrays [n_draws, E], NaN where a draw has none. ValueError without draws."""
     columns, e = _draws(law), np.atleast_1d(asked_experts(law, experts))
     constraints = Constraints.of(law, **limits)
+    if constraints.unique_tokens is not None:
+        raise ValueError(f"unique_tokens={constraints.unique_tokens:g}: optima of draws know no repeated tokens")
     with np.errstate(all="ignore"):  # in draws without an optimum
         found = widths_of(joint_to_chinchilla(columns, e), columns[-1], positive("flops", flops), e, constraints)
     names = ("d_model", "n_active", "tokens", "loss")

@@ -250,7 +250,7 @@ _READERS = (
         paper="arXiv 2502.06857",
         licence="MIT",
         loss="final_loss",
-        counts="N with both embeddings of 50,304; *_cool_end after a cooldown, *_hot at a constant learning rate",
+        counts="N with both embeddings of 50,304; cool_end after a cooldown, hot at a constant learning rate",
         forms=(
             Form(
                 ("run_name", "params_active_precise", "width", "depth", "tokens", "final_loss"),

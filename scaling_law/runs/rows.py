@@ -91,20 +91,18 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
     runs.parquet. Booleans and texts are no numbers.
     """
     flat = [_flattened(row) for row in rows]
-    names = dict.fromkeys(name for row in flat for name in row)
     found = {}
-    for name in names:
+    for name in dict.fromkeys(name for row in flat for name in row):
         values = [row.get(name) for row in flat]
-        given = [value for value in values if not is_missing(value)]
-        if given and all(isinstance(v, (int, float, np.number)) and not isinstance(v, bool) for v in given):
-            found[name] = np.array([np.nan if value is None else value for value in values], float)
+        kinds = {type(value) for value in values if value is not None}
+        if kinds and all(issubclass(kind, (int, float, np.number)) and kind is not bool for kind in kinds):
+            column = np.array([np.nan if value is None else value for value in values], float)
+            if not np.isnan(column).all():
+                found[name] = column
     return found
 
 
-def _flattened(row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in row.items():
-        found |= (
-            {f"{name}_{key}": inner for key, inner in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
-    return found
+def _flattened(row: Row) -> Row:
+    nested = {name: value for name, value in row.items() if isinstance(value, dict)}
+    parts = {f"{name}_{key}": inner for name, value in nested.items() for key, inner in value.items()}
+    return {name: value for name, value in row.items() if name not in nested} | parts if nested else row

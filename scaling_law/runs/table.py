@@ -295,7 +295,7 @@ def _prepared(
         origin, apart, loss = f"{origin} ({public.name})", public.apart, loss or public.loss
         where = ", ".join(filter(None, (own, where)))
         trunks = public.trunks if trunks == "auto" else trunks
-    rows, more = with_columns(rows, columns, origin)
+    rows, more = with_columns(rows, columns, origin) if columns else (rows, {})
     says_size = public is not None or "n_active" in columns
     return _Prepared([_with_size(row) for row in rows], origin, more | failed, says_size, loss, where, trunks, apart)
 
@@ -304,7 +304,8 @@ def _problems_of_rows(rows: Sequence[Row], chosen: Sequence[int], loss: str, mad
     """What is wrong with each chosen row, "" if nothing."""
     needed = {name: [rows[i].get(name) for i in chosen] for name in (*_INPUTS, loss)}
     labels, run_ids = [label(i, rows[i]) for i in chosen], [rows[i].get("run_id") for i in chosen]
-    settings = [tuple(repr(rows[i].get(name)) for name in ("seed", *RATES)) for i in chosen]
+    known = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
+    settings = [tuple(repr(rows[i].get(name)) for name in known) for i in chosen]
     sizes = [None if made.says_size else _size_problem(rows[i]) for i in chosen]
     found = _problems(needed, labels, settings, run_ids, sizes)
     return [made.failed.get(i) or problem for i, problem in zip(chosen, found, strict=True)]

@@ -71,13 +71,17 @@ def size_in_width(experts: ArrayLike, vocab_size: float = VOCAB_SIZE) -> tuple[f
 
 
 def variables_of_width(
-    d_model: ArrayLike, experts: ArrayLike, granularity: ArrayLike = 1.0, vocab_size: float = VOCAB_SIZE
+    d_model: ArrayLike,
+    experts: ArrayLike,
+    granularity: float = 1.0,
+    shared_ratio: float = 0.0,
+    vocab_size: float = VOCAB_SIZE,
 ) -> dict[str, Any]:
     """What laws may depend on, for models under the d / 64 rule (broadcasts; differentiable by a complex step).
 
     `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense width (G =
-    `granularity`), and G are active, none shared: the parameters depend on E alone. `Architecture.variables` has the
-    same names.
+    `granularity`), and G are active, a part `shared_ratio` of them always: the parameters depend on E alone.
+    `Architecture.variables` has the same names.
     """
     (linear, active), (_, total) = size_in_width(1.0, vocab_size), size_in_width(experts, vocab_size)
     d = np.asarray(d_model)
@@ -88,14 +92,17 @@ def variables_of_width(
         "n_active_non_embedding": active * cube,
         "n_total_non_embedding": total * cube,
         "experts": np.asarray(experts, float),
-        "density": 1.0 / np.asarray(experts, float),
-        "granularity": np.asarray(granularity, float),
-        "experts_per_token": np.asarray(granularity, float),
-        "shared_ratio": np.asarray(0.0),
+        "density": (1.0 - shared_ratio) / (np.asarray(experts, float) - shared_ratio),
+        "activation_ratio": 1.0 / np.asarray(experts, float),
+        "granularity": np.asarray(granularity),
+        "active_experts": np.asarray(granularity),
+        "experts_per_token": np.asarray((1.0 - shared_ratio) * granularity),
+        "shared_ratio": np.asarray(shared_ratio),
     }
 
 
-EXPERT_VARIABLES = {"experts", "density", "n_total", "n_total_non_embedding"}  # of those, what E decides
+# Of those, what E decides
+EXPERT_VARIABLES = {"experts", "density", "activation_ratio", "n_total", "n_total_non_embedding"}
 
 
 def is_size(variable: str) -> bool:
@@ -326,6 +333,7 @@ class Architecture:
             "routed_experts": float(e),
             "density": k / e,
             "sparsity": 1 - k / e,
+            "active_experts": float(k + shared),
             "activation_ratio": (k + shared) / (e + shared),
             "shared_ratio": shared * self.d_shared / self.active_width,
         }

@@ -83,7 +83,7 @@ def columns():
         "experts": random.choice([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 240),
         "density": random.choice([0.02, 0.1, 0.25, 0.5, 1.0], 240),
         "granularity": random.choice([1.0, 2.0, 4.0, 8.0, 16.0], 240),
-        "experts_per_token": random.choice([1.0, 2.0, 4.0, 8.0], 240),
+        "active_experts": random.choice([1.0, 2.0, 4.0, 8.0], 240),
         "shared_ratio": random.choice([0.0, 0.125, 0.25, 0.5], 240),
     }
 
@@ -110,7 +110,7 @@ def written_out(law, columns):
             of_sparsity = v.c / (1 - s) ** v.lambda_ + v.d / ((1 - s) ** v.delta * total**v.gamma)
             return v.a / total**v.alpha + v.b / d**v.beta + of_sparsity + v.e
         case "five_factor":
-            g, s = columns["experts_per_token"], columns["shared_ratio"]
+            g, s = columns["active_experts"], columns["shared_ratio"]
             of_design = v.e * g + v.f / g + v.m * s**2 + v.n * s
             of_size = 1 / total**v.alpha + v.k / active**v.alpha + v.h * active / total
             rest = v.a / total**v.alpha + v.b / d**v.beta + v.c / active**v.alpha + v.epsilon

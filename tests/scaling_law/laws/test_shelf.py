@@ -279,7 +279,7 @@ def test_hunyuan():
     law = published("hunyuan")
 
     def loss(total, ratio=0.1, tokens=1e12, g=7.0, s=0.3):
-        return law.loss(ratio * total, tokens, n_total=total, experts_per_token=g, shared_ratio=s)
+        return law.loss(ratio * total, tokens, n_total=total, active_experts=g, shared_ratio=s)
 
     g, s, ratio = np.linspace(1, 30, 29_001), np.linspace(0, 1, 10_001), np.linspace(0.01, 1, 9_901)
     assert g[np.argmin(loss(9e9, g=g))] == pytest.approx(6.78, abs=0.01)

@@ -186,6 +186,8 @@ def test_tables_without_runs_say_so_in_one_line(tmp_path: Path, index: tuple[Sto
         (tmp_path / "empty.jsonl", "empty.jsonl: no runs at all"),
         (tmp_path / "unfinished.jsonl", "no runs with status 'final'; there are 2 intermediate"),
         ("missing/runs.jsonl", "no such file or folder"),
+        ("missing/runs.csv", "no such file or folder"),
+        ("missing/curves.csv.gz", "no such file or folder"),
     ):
         with pytest.raises(RunsError, match=message) as caught:
             load_runs(source)
