@@ -157,8 +157,8 @@ class SaturationLaw(Law):
 class FiveFactorLaw(Law):
     """L = (e G + f/G + m S² + n S) (N^−α + k N_a^−α + h N_a/N) + a N^−α + b D^−β + c N_a^−α + ε.
 
-    G is the number of active experts, shared ones included, and S the shared part of them. It is no sum of positive terms: it can be asked
-    but not fitted.
+    G is the number of active experts, shared ones included, and S the shared part of them. It is no sum of positive
+    terms: it can be asked but not fitted.
     """
 
     name: ClassVar[str] = "five_factor"
