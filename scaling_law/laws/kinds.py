@@ -68,7 +68,7 @@ class ClarkLaw(RoutedLaw):
 @register
 @dataclass(frozen=True, repr=False)
 class GranularityLaw(Law):
-    """The law of fine-grained experts, for one number of experts: G = d_ff / d_expert, N is total."""
+    """The law of fine-grained experts, G = d_ff / d_expert, for the E of its runs; N is total."""
 
     name: ClassVar[str] = "granularity"
     formula: ClassVar[str] = "L = (g/G^γ + a)/N^α + b/D^β + c"
@@ -88,6 +88,10 @@ class GranularityLaw(Law):
     b: float
     beta: float
     c: float
+
+    def default_experts(self) -> Any:
+        low, high = self.conditions.fitted_limits().get("E", (0.0, 1.0)) if self.conditions else (0.0, 1.0)
+        return (low,) if low == high else super().default_experts()
 
 
 @register
@@ -153,13 +157,13 @@ class SaturationLaw(Law):
 class FiveFactorLaw(Law):
     """L = (e G + f/G + m S² + n S) (N^−α + k N_a^−α + h N_a/N) + a N^−α + b D^−β + c N_a^−α + ε.
 
-    G is the number of active experts and S the shared part of them. It is no sum of positive terms: it can be asked
-    but not fitted.
+    G is the number of active experts, shared ones included, and S the shared part of them. It is no sum of positive
+    terms: it can be asked but not fitted.
     """
 
     name: ClassVar[str] = "five_factor"
     formula: ClassVar[str] = "L = (eG + f/G + mS² + nS)·(1/N^α + k/N_a^α + h·N_a/N) + a/N^α + b/D^β + c/N_a^α + ε"
-    form: ClassVar[Form] = Form((), reads=("n_total", "n_active", "tokens", "experts_per_token", "shared_ratio"))
+    form: ClassVar[Form] = Form((), reads=("n_total", "n_active", "tokens", "active_experts", "shared_ratio"))
 
     e: float
     f: float

@@ -95,6 +95,7 @@ def variables_of_width(
         "density": (1.0 - shared_ratio) / (np.asarray(experts, float) - shared_ratio),
         "activation_ratio": 1.0 / np.asarray(experts, float),
         "granularity": np.asarray(granularity),
+        "active_experts": np.asarray(granularity),
         "experts_per_token": np.asarray((1.0 - shared_ratio) * granularity),
         "shared_ratio": np.asarray(shared_ratio),
     }
@@ -332,6 +333,7 @@ class Architecture:
             "routed_experts": float(e),
             "density": k / e,
             "sparsity": 1 - k / e,
+            "active_experts": float(k + shared),
             "activation_ratio": (k + shared) / (e + shared),
             "shared_ratio": shared * self.d_shared / self.active_width,
         }

@@ -83,7 +83,7 @@ def columns():
         "experts": random.choice([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 240),
         "density": random.choice([0.02, 0.1, 0.25, 0.5, 1.0], 240),
         "granularity": random.choice([1.0, 2.0, 4.0, 8.0, 16.0], 240),
-        "experts_per_token": random.choice([1.0, 2.0, 4.0, 8.0], 240),
+        "active_experts": random.choice([1.0, 2.0, 4.0, 8.0], 240),
         "shared_ratio": random.choice([0.0, 0.125, 0.25, 0.5], 240),
     }
 
@@ -110,7 +110,7 @@ def written_out(law, columns):
             of_sparsity = v.c / (1 - s) ** v.lambda_ + v.d / ((1 - s) ** v.delta * total**v.gamma)
             return v.a / total**v.alpha + v.b / d**v.beta + of_sparsity + v.e
         case "five_factor":
-            g, s = columns["experts_per_token"], columns["shared_ratio"]
+            g, s = columns["active_experts"], columns["shared_ratio"]
             of_design = v.e * g + v.f / g + v.m * s**2 + v.n * s
             of_size = 1 / total**v.alpha + v.k / active**v.alpha + v.h * active / total
             rest = v.a / total**v.alpha + v.b / d**v.beta + v.c / active**v.alpha + v.epsilon
@@ -145,7 +145,9 @@ def test_what_no_term_depends_on_may_be_left_out(published):
 @every_form
 def test_a_fit_finds_the_law_that_made_the_runs(law, columns):
     at = inputs_of(law, columns)
-    runs = Runs.from_columns(*(columns[n] for n in ("n_active", "tokens", "experts")), law.loss(**at), columns=columns)
+    own = ("n_active", "tokens", "experts")
+    others = {name: values for name, values in columns.items() if name not in own}
+    runs = Runs.from_columns(*(columns[name] for name in own), law.loss(**at), columns=others)
     result = fit(runs, law=law.name)
     assert result.status.converged
     np.testing.assert_allclose(result.law.loss(**at), law.loss(**at), rtol=1e-5)

@@ -99,6 +99,31 @@ def test_a_published_law_knows_the_ranges_of_its_runs():
     assert published("marin").warnings(flops=[1e19, 3e21]) == ["flops 3e21 is outside the fitted 1e18…3e20 (×10)"]
 
 
+@pytest.mark.parametrize(
+    ("name", "experts"),
+    [
+        ("kaplan", [1]),
+        ("chinchilla", [1]),
+        ("besiroglu", [1]),
+        ("muennighoff", [1]),
+        ("krajewski", [64]),
+        ("krajewski_e16", [16]),
+        ("abnar", [1, 2, 4, 8, 16, 32]),
+        ("ludziejewski", [1, 2, 4, 8, 16, 32]),
+        ("hunyuan", [1, 2, 4, 8, 16, 32]),
+    ],
+)
+def test_a_law_of_sizes_and_tokens_has_optima(name, experts):
+    """For the E that it was fitted to; more experts cost nothing but memory."""
+    table = published(name).optimal(1e21, granularity=4, force=True)
+    assert [row.experts for row in table] == experts
+    losses = [row.loss for row in table]
+    assert name == "hunyuan" or losses == sorted(losses, reverse=True)
+    for row in table:
+        assert row.training_flops == pytest.approx(1e21)
+        assert 1e8 < row.n_active < 1e11
+
+
 def test_kaplan():
     law = published("kaplan")
     assert law.x * law.alpha_d == pytest.approx(0.076)
@@ -254,7 +279,7 @@ def test_hunyuan():
     law = published("hunyuan")
 
     def loss(total, ratio=0.1, tokens=1e12, g=7.0, s=0.3):
-        return law.loss(ratio * total, tokens, n_total=total, experts_per_token=g, shared_ratio=s)
+        return law.loss(ratio * total, tokens, n_total=total, active_experts=g, shared_ratio=s)
 
     g, s, ratio = np.linspace(1, 30, 29_001), np.linspace(0, 1, 10_001), np.linspace(0.01, 1, 9_901)
     assert g[np.argmin(loss(9e9, g=g))] == pytest.approx(6.78, abs=0.01)

@@ -97,6 +97,7 @@ def test_sizes_of_deepseek_v3():
     assert a.kv_cache_bytes(1, bytes_per_element=1) == 61 * (512 + 64)
     assert (a.granularity, a.experts_equivalent) == (9, 257 / 9)
     named = {"density": 8 / 256, "sparsity": 248 / 256, "activation_ratio": 9 / 257, "shared_ratio": 1 / 9}
+    named["active_experts"] = 9
     assert a.variables().items() >= (named | {"experts": 257 / 9, "routed_experts": 256}).items()
 
 
@@ -105,7 +106,7 @@ def test_finer_experts_change_granularity_alone(experts, top_k, finer):
     """Krajewski et al. 2024, Section 4: each expert split into G, of which G times as many are active."""
     coarse = Architecture(512, experts * top_k, experts_per_token=top_k, d_expert=1536)
     fine = Architecture(512, experts * top_k * finer, experts_per_token=top_k * finer, d_expert=1536 // finer)
-    changed = {"granularity", "d_expert", "experts_per_token", "routed_experts"}
+    changed = {"granularity", "d_expert", "experts_per_token", "active_experts", "routed_experts"}
     before, after = coarse.variables(), fine.variables()
     assert {name for name in before if before[name] != pytest.approx(after[name])} <= changed
     assert fine.granularity == finer * coarse.granularity
