@@ -16,7 +16,7 @@ from hub.plain.markdown import escaped
 from hub.plain.tables import Table
 from hub.plain.units import format_count
 from scaling_law.figures import drawing, law_figures
-from scaling_law.laws import LAWS, ChinchillaLaw, Conditions, JointLaw, Law
+from scaling_law.formulas import LAWS, ChinchillaLaw, Conditions, JointLaw, Law
 from scaling_law.planning.optimum import has_optimum
 
 FILE_NAME = "scaling_law.json"

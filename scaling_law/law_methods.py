@@ -1,4 +1,4 @@
-"""Methods of laws that need what is above `scaling_law.laws` in the package: optima, files, the published law.
+"""Methods of laws that need what is above `scaling_law.formulas` in the package: optima, files, the published law.
 
 `scaling_law/__init__` imports this module, so every law has its methods however it was obtained.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from scaling_law.formulas import JointLaw, Law
+from scaling_law.formulas.law import LawT
 from scaling_law.law_files import load_law, push_law, save_law
-from scaling_law.laws import JointLaw, Law
-from scaling_law.laws.law import LawT
 from scaling_law.paper.published import published_law
 from scaling_law.planning.optimal_table import optimal
 from scaling_law.planning.optimum import compute_optimal, optimum_draws

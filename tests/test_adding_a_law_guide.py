@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from scaling_law.fitting.uncertainty import profile_interval
+from scaling_law.formulas import LAWS
 from scaling_law.law_files import load_law, loading_code
-from scaling_law.laws import LAWS
 from tests.guides import DOCS, blocks, run_python, text_of
 
 PAGE = DOCS / "adding_a_law.md"

@@ -10,7 +10,7 @@ from hub.plain.commands import CONTEXT, COUNT, Json, Revision
 from hub.plain.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity
-from scaling_law.laws import ChinchillaForm
+from scaling_law.formulas import ChinchillaForm
 from scaling_law.planning import describe as describing
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
+from scaling_law.formulas import JointLaw, Law, published
+from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.law import LawT
+from scaling_law.formulas.shelf import SHELF
 from scaling_law.law_files import load_law
-from scaling_law.laws import JointLaw, Law, published
-from scaling_law.laws.answers import Answer
-from scaling_law.laws.law import LawT
-from scaling_law.laws.shelf import SHELF
 from scaling_law.runs.readers import READERS
 
 

@@ -15,9 +15,9 @@ from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity
 from scaling_law.figures.drawing import save
 from scaling_law.figures.law_figures import memory_optimal
-from scaling_law.laws import ChinchillaForm, ChinchillaLaw, JointLaw, Law
-from scaling_law.laws.law import percentile_interval
-from scaling_law.laws.learning_rate import LearningRateLaw
+from scaling_law.formulas import ChinchillaForm, ChinchillaLaw, JointLaw, Law
+from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.paper.figures import draw_all
 from scaling_law.paper.tables import all_tables, find
 from scaling_law.planning import design

@@ -9,7 +9,7 @@ import typer
 from hub.plain.commands import Json
 from hub.plain.tables import show
 from scaling_law.commands import options
-from scaling_law.laws import shelf
+from scaling_law.formulas import shelf
 from scaling_law.planning import compare as comparing
 from scaling_law.size.architecture import VOCAB_SIZE
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from scaling_law.laws import Law
+    from scaling_law.formulas import Law
 
 FloatArray = NDArray[np.float64]
 SUFFIXES = (".png", ".svg", ".pdf")

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.drawing import LOSS, colour_of
-from scaling_law.laws import JointLaw
+from scaling_law.formulas import JointLaw
 from scaling_law.planning.optimum import Constraints, has_optimum, no_optimum, optimal_widths
 from scaling_law.size.architecture import active_parameters, affordable_tokens, total_parameters
 from scaling_law.size.recipe import PAPER

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
-from scaling_law.laws import LAWS
-from scaling_law.laws.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
+from scaling_law.formulas import LAWS
+from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
 from scaling_law.size.architecture import is_size
 
 FloatArray = NDArray[np.float64]

@@ -18,8 +18,8 @@ from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions, shown
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
-from scaling_law.laws import Law
-from scaling_law.laws.conditions import Conditions
+from scaling_law.formulas import Law
+from scaling_law.formulas.conditions import Conditions
 from scaling_law.runs.table import Runs, load_runs
 
 if TYPE_CHECKING:

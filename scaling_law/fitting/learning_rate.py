@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from hub.plain.tables import Table
 from hub.plain.units import format_count
 from hub.record.names import size_name
-from scaling_law.laws.learning_rate import LearningRateLaw, Reading
+from scaling_law.formulas.learning_rate import LearningRateLaw, Reading
 from scaling_law.runs.rows import RunsError, read_rows
 from scaling_law.runs.tuning import tune
 from scaling_law.size.architecture import Architecture

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.laws import LAWS, Law
-from scaling_law.laws.terms import Factors, Form, Term, without
+from scaling_law.formulas import LAWS, Law
+from scaling_law.formulas.terms import Factors, Form, Term, without
 
 FloatArray = NDArray[np.float64]
 Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]

@@ -19,8 +19,19 @@ from numpy.typing import NDArray
 from hub.plain.tables import literal
 from scaling_law.fitting.objective import Evaluation, Objective
 from scaling_law.fitting.solver import Solutions, minimise
-from scaling_law.laws import LAWS
-from scaling_law.laws.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, Form, Parameter, Term, without
+from scaling_law.formulas import LAWS
+from scaling_law.formulas.terms import (
+    BY_DESIGN,
+    CONSTANT,
+    INTERACTION,
+    OUTER,
+    SIZE,
+    SLOPE,
+    Form,
+    Parameter,
+    Term,
+    without,
+)
 from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]

@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.problem import floors_of, make_problem
 from scaling_law.fitting.solver import shown
-from scaling_law.laws import Law
-from scaling_law.laws.law import check_level, percentile_interval
+from scaling_law.formulas import Law
+from scaling_law.formulas.law import check_level, percentile_interval
 
 if TYPE_CHECKING:
     from scaling_law.fitting.fitting import FitResult

@@ -17,9 +17,9 @@ from hub.plain.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, near_the_runs, shade_best
-from scaling_law.laws import JointLaw
-from scaling_law.laws.law import joint_to_chinchilla
-from scaling_law.laws.learning_rate import LearningRateLaw
+from scaling_law.formulas import JointLaw
+from scaling_law.formulas.law import joint_to_chinchilla
+from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.matched import matched_memory
 from scaling_law.planning.optimum import Constraints, WidthOptimum, drawn_optimum, optimal_widths

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scaling_law.laws import JointLaw
-from scaling_law.laws.conditions import Conditions, fitted_ranges
+from scaling_law.formulas import JointLaw
+from scaling_law.formulas.conditions import Conditions, fitted_ranges
 from scaling_law.size.architecture import VOCAB_SIZE
 from scaling_law.size.recipe import PAPER, published_design
 

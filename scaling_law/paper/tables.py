@@ -12,8 +12,8 @@ from typing import Any
 
 from hub.plain.tables import Table
 from hub.plain.units import format_count, format_flops, parse_count
-from scaling_law.laws import JointLaw
-from scaling_law.laws.learning_rate import LearningRateLaw
+from scaling_law.formulas import JointLaw
+from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.paper.published import PRINTED
 from scaling_law.size.architecture import Architecture, training_flops
 from scaling_law.size.recipe import PAPER, ROWS

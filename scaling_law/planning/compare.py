@@ -15,11 +15,11 @@ import numpy as np
 
 from hub.plain.tables import ResultTable, Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.laws import Law
-from scaling_law.laws.answers import Allocation, Answer, EfficiencyLeverage, TrainingRates
-from scaling_law.laws.conditions import UNGUARDED
-from scaling_law.laws.publication import PublishedLaw
-from scaling_law.laws.shelf import SHELF, entry
+from scaling_law.formulas import Law
+from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage, TrainingRates
+from scaling_law.formulas.conditions import UNGUARDED
+from scaling_law.formulas.publication import PublishedLaw
+from scaling_law.formulas.shelf import SHELF, entry
 from scaling_law.planning.optimal_table import OptimalRow
 from scaling_law.planning.optimum import Constraints, positive, root
 from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE, affordable_tokens, variables_of_width
@@ -117,7 +117,7 @@ def compare(
     vocab_size: int = VOCAB_SIZE,
     force: bool = False,
 ) -> LawComparison:
-    """What each published law says of a training budget, side by side (`scaling_law.laws` lists them).
+    """What each published law says of a training budget, side by side (`scaling_law.formulas` lists them).
 
     Args:
         flops: 6 N_act D; a number or text such as "1e22".

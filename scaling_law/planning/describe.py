@@ -11,8 +11,8 @@ from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops, parse_context
-from scaling_law.laws import ChinchillaForm, JointLaw
-from scaling_law.laws.law import percentile_interval
+from scaling_law.formulas import ChinchillaForm, JointLaw
+from scaling_law.formulas.law import percentile_interval
 from scaling_law.planning.optimal_table import OptimalTable, optimal
 from scaling_law.planning.optimum import positive
 from scaling_law.size.architecture import Architecture

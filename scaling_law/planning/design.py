@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from hub.plain.tables import ResultTable, Table, literal
 from hub.plain.units import format_count, format_flops
-from scaling_law.laws import JointLaw
-from scaling_law.laws.conditions import Conditions
+from scaling_law.formulas import JointLaw
+from scaling_law.formulas.conditions import Conditions
 from scaling_law.planning.optimum import Constraints, compute_optimal, optimal_widths, positive
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER

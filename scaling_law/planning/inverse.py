@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
-from scaling_law.laws import ChinchillaForm
-from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.formulas import ChinchillaForm
+from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.planning.optimum import (
     Constraints,
     asked_experts,

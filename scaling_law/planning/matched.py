@@ -19,8 +19,8 @@ from hub.plain import strict_json
 from hub.plain.tables import ResultTable, Table
 from hub.plain.units import format_flops
 from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.laws import ChinchillaForm, JointLaw
-from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.formulas import ChinchillaForm, JointLaw
+from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
 from scaling_law.planning.optimum import compute_optimal, drawn_optimum, positive
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import HEAD_DIM, Architecture, active_parameters, affordable_tokens, width_of_total

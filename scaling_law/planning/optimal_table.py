@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table, as_text
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.laws import Law
-from scaling_law.laws.conditions import refuse_extrapolation
-from scaling_law.laws.law import percentile_interval
-from scaling_law.laws.learning_rate import LearningRateLaw
+from scaling_law.formulas import Law
+from scaling_law.formulas.conditions import refuse_extrapolation
+from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.optimum import (
     Constraints,
     WidthOptimum,

@@ -19,10 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, literal
 from hub.plain.units import parse_bytes, parse_context, parse_count, parse_experts
-from scaling_law.laws import ChinchillaForm, JointLaw, Law
-from scaling_law.laws.conditions import Conditions, range_warnings, refuse_extrapolation
-from scaling_law.laws.law import joint_to_chinchilla
-from scaling_law.laws.repeated import effective_tokens, effective_tokens_slope
+from scaling_law.formulas import ChinchillaForm, JointLaw, Law
+from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.formulas.law import joint_to_chinchilla
+from scaling_law.formulas.repeated import effective_tokens, effective_tokens_slope
 from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
     HEAD_DIM,
@@ -60,7 +60,7 @@ class Constraints:
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
     1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
     G times as many, of which a part `shared_ratio` is shared. More than `unique_tokens` are repetitions, worth less
-    (`laws.repeated`). `vocab_size` sets the size of a width; a question without it means that of the law's runs.
+    (`formulas.repeated`). `vocab_size` sets the size of a width; a question without it means that of the law's runs.
     ValueError names the field, the value and what is allowed.
     """
 

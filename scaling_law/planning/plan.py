@@ -11,9 +11,9 @@ from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.laws import ChinchillaForm
-from scaling_law.laws.law import percentile_interval
-from scaling_law.laws.learning_rate import LearningRateLaw
+from scaling_law.formulas import ChinchillaForm
+from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.optimal_table import optimal
 from scaling_law.planning.optimum import name_limits
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture

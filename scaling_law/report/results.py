@@ -16,7 +16,7 @@ from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.splits import Comparison, Split, compare
 from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.laws import JointLaw
+from scaling_law.formulas import JointLaw
 from scaling_law.planning.matched import MatchedPlan, drawn_gain, measured
 from scaling_law.planning.optimum import drawn_optimum
 from scaling_law.runs.table import Runs, load_runs, read_rows

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 import hub  # lazy: its rooms are imported when runs are read
 from hub.plain.errors import RecordError
 from hub.plain.tables import literal
-from scaling_law.laws.conditions import FittedRange, fitted_ranges
+from scaling_law.formulas.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.columns import Column, with_columns
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.rows import (

@@ -30,7 +30,7 @@ from hub.plain.units import parse_count
 from hub.record.names import size_name
 from hub.record.run_record import NAME_PATTERN
 from hub.release.cards import LICENSES
-from scaling_law.laws.learning_rate import READINGS, LearningRateLaw
+from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from training.configuration.schedule import Schedule
 

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
-from scaling_law.laws.learning_rate import READINGS, LearningRateLaw
+from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
 from scaling_law.size.architecture import Architecture, training_flops
 from training.configuration.arguments import ModelArguments, OptimizerArguments, TrainingArguments
 from training.configuration.schedule import Branch, Schedule

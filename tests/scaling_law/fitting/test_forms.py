@@ -7,7 +7,7 @@ import pytest
 
 from scaling_law import Form, Law, Parameter, Runs, Term, Transform, fit, register
 from scaling_law.fitting.problem import make_problem
-from scaling_law.laws import LAWS
+from scaling_law.formulas import LAWS
 
 SHARED = Form(
     (

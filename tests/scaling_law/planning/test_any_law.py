@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scaling_law import ExtrapolationError, Form, JointLaw, Law, Runs, Term, fit, register
-from scaling_law.laws import LAWS
-from scaling_law.laws.conditions import Conditions
+from scaling_law.formulas import LAWS
+from scaling_law.formulas.conditions import Conditions
 from scaling_law.planning.optimum import Constraints, optimal_widths, searched_widths
 from scaling_law.size.architecture import HEAD_DIM, active_parameters, total_parameters
 

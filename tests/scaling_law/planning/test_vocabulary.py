@@ -12,8 +12,8 @@ import pytest
 from hub.plain.tables import as_text
 from scaling_law import JointLaw, fit, load_runs
 from scaling_law.figures.law_figures import models_within_memory
+from scaling_law.formulas.conditions import Conditions
 from scaling_law.law_files import law_card, law_from_dict, law_to_dict
-from scaling_law.laws.conditions import Conditions
 from scaling_law.planning.design import advantage, next_runs, predicted_loss
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
 from scaling_law.planning.matched import matched_memory, plan_matched

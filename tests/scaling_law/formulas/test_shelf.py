@@ -8,8 +8,8 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from scaling_law import JointLaw, Law, published
-from scaling_law.laws import LAWS
-from scaling_law.laws.shelf import SHELF, entry, laws
+from scaling_law.formulas import LAWS
+from scaling_law.formulas.shelf import SHELF, entry, laws
 
 GOPHER = 5.76e23  # FLOPs
 # Hoffmann et al. 2022, Tables 3 and A3: parameters, and FLOPs of approaches 1, 2 and 3. The FLOPs of 175B in approach

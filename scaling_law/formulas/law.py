@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.laws.conditions import GUARD, Conditions, range_warnings
-from scaling_law.laws.terms import E_HAT, Form, Term, expert_transform
+from scaling_law.formulas.conditions import GUARD, Conditions, range_warnings
+from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE, is_size
 from scaling_law.size.recipe import PAPER
 

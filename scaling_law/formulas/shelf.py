@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hub.plain.tables import ResultTable, Table
-from scaling_law.laws.literature import LITERATURE
-from scaling_law.laws.publication import PublishedLaw
+from scaling_law.formulas.literature import LITERATURE
+from scaling_law.formulas.publication import PublishedLaw
 
 SHELF = {law.name: law for law in LITERATURE}
 
@@ -52,7 +52,7 @@ def laws() -> Shelf:
 
 
 def published(name: str) -> Any:
-    """The published law of this name: a `Law`, or one that answers its own question (`scaling_law.laws.answers`).
+    """The published law of this name: a `Law`, or one that answers its own question (`scaling_law.formulas.answers`).
 
     ValueError for unknown names and for laws whose coefficients are not public.
     """

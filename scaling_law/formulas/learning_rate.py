@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.plain import strict_json
-from scaling_law.laws.conditions import Excess, advice, excesses
+from scaling_law.formulas.conditions import Excess, advice, excesses
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
 

@@ -1,4 +1,4 @@
-"""The laws of other papers, over the variables that each of them counts; `scaling_law.laws.shelf` has coefficients.
+"""The laws of other papers, over the variables that each of them counts; `formulas.shelf` has coefficients.
 
 KaplanLaw       L = (a N^−x + b / D)^α_D                                    Kaplan et al. 2020, Eq. 1.5
 ClarkLaw        L = a Ê^δ N^(α + γ ln Ê)                                    Clark et al. 2022, Eq. 1
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from math import log
 from typing import Any, ClassVar
 
-from scaling_law.laws.law import FloatArray, Law, RoutedLaw, register
-from scaling_law.laws.terms import E_HAT, Form, Term
+from scaling_law.formulas.law import FloatArray, Law, RoutedLaw, register
+from scaling_law.formulas.terms import E_HAT, Form, Term
 
 
 @register

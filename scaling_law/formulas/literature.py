@@ -1,4 +1,4 @@
-"""Published laws as their papers have them, for `scaling_law.laws.shelf`.
+"""Published laws as their papers have them, for `scaling_law.formulas.shelf`.
 
 No number stands here from memory: `source` names where each was read, and `evidence` what that is: the text of the
 "paper", the authors' "code", or a "secondary" report by others. What was not to be found is left out.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from math import exp
 from typing import Any
 
-from scaling_law.laws.answers import Allocation, EfficiencyLeverage, PowerLaw, TrainingRates
-from scaling_law.laws.kinds import ClarkLaw, FiveFactorLaw, GranularityLaw, KaplanLaw, SaturationLaw, SparsityLaw
-from scaling_law.laws.law import ChinchillaLaw, JointLaw
-from scaling_law.laws.publication import PublishedLaw
+from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, PowerLaw, TrainingRates
+from scaling_law.formulas.kinds import ClarkLaw, FiveFactorLaw, GranularityLaw, KaplanLaw, SaturationLaw, SparsityLaw
+from scaling_law.formulas.law import ChinchillaLaw, JointLaw
+from scaling_law.formulas.publication import PublishedLaw
 from scaling_law.size.architecture import VOCAB_SIZE
 
 PETAFLOP_DAY = 8.64e19

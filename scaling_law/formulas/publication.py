@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from hub.plain.tables import Summarised, Table
-from scaling_law.laws.answers import Answer
-from scaling_law.laws.conditions import Conditions
-from scaling_law.laws.law import Law
+from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.conditions import Conditions
+from scaling_law.formulas.law import Law
 
 _LABELS = {"n_active": "N_act", "tokens": "D", "tokens_per_parameter": "D/N", "experts": "E"}  # those of Conditions
 

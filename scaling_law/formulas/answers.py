@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaling_law.laws.conditions import Conditions, range_warnings
+from scaling_law.formulas.conditions import Conditions, range_warnings
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,19 @@
 `scaling_law.law_methods` adds what needs the rooms above: optima, files and the published coefficients.
 """
 
-from scaling_law.laws.answers import Allocation, EfficiencyLeverage, PowerLaw, TrainingRates
-from scaling_law.laws.conditions import Conditions, ExtrapolationError
-from scaling_law.laws.kinds import ClarkLaw, FiveFactorLaw, GranularityLaw, KaplanLaw, SaturationLaw, SparsityLaw
-from scaling_law.laws.law import LAWS, ChinchillaForm, ChinchillaLaw, JointLaw, Law, RoutedLaw, register
-from scaling_law.laws.publication import PublishedLaw
-from scaling_law.laws.repeated import (
+from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, PowerLaw, TrainingRates
+from scaling_law.formulas.conditions import Conditions, ExtrapolationError
+from scaling_law.formulas.kinds import ClarkLaw, FiveFactorLaw, GranularityLaw, KaplanLaw, SaturationLaw, SparsityLaw
+from scaling_law.formulas.law import LAWS, ChinchillaForm, ChinchillaLaw, JointLaw, Law, RoutedLaw, register
+from scaling_law.formulas.publication import PublishedLaw
+from scaling_law.formulas.repeated import (
     effective_parameters,
     effective_tokens,
     effective_tokens_slope,
     unique_parameters,
 )
-from scaling_law.laws.shelf import published
-from scaling_law.laws.terms import Form, Parameter, Term, Transform, expert_transform
+from scaling_law.formulas.shelf import published
+from scaling_law.formulas.terms import Form, Parameter, Term, Transform, expert_transform
 
 __all__ = [
     "LAWS",
