@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from hub import load_index, open_store, pull_runs, push_index, push_run
-from scaling_law import JointLaw, fit, load_runs, memory_optimal
+from scaling_law import JointLaw, describe, fit, load_runs, memory_optimal
 from tests.hub.samples import make_record, write_safetensors
+from tests.scaling_law.configs import MIXTRAL
 
 pytestmark = pytest.mark.light
 RUNS = Path(__file__).parent.parent / "docs" / "results" / "runs.jsonl"
@@ -52,6 +53,13 @@ def test_the_published_law_answers():
     table = JointLaw.published().optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True)
     assert table.best.experts == 16
     assert table.best.loss_interval is not None  # the draws lie in the package
+
+
+def test_a_model_is_described_from_its_configuration(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    found = describe(tmp_path, tokens="1T")
+    assert found.architecture.experts_equivalent == 4
+    assert found.prediction.loss < 2.2
 
 
 def test_a_law_is_fitted_to_json_lines_and_saved(tmp_path):
