@@ -6,7 +6,7 @@ import json
 import pytest
 
 import hub
-from scaling_law import describe
+from scaling_law.size.model_configs import read_model
 from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import TOKEN
 from tests.scaling_law.configs import MIXTRAL
@@ -24,13 +24,13 @@ def test_nothing_but_the_configuration_is_read(server):
     first = publish("my-model", MIXTRAL)
     publish("my-model", MIXTRAL | {"num_hidden_layers": 16})
     before = len(server.requests)
-    assert describe("org/my-model").architecture.blocks == 16
+    assert read_model("org/my-model").architecture.blocks == 16
     read = {request.path.rpartition("/")[2] for request in server.requests[before:] if not request.api}
     assert read == {"config.json"}
-    assert describe(f"org/my-model@{first}").architecture.blocks == 32
-    assert describe("org/my-model", revision=first).model.name == "org/my-model"
+    assert read_model(f"org/my-model@{first}").architecture.blocks == 32
+    assert read_model("org/my-model", revision=first).name == "org/my-model"
 
 
 def test_a_model_that_is_not_there_is_said(server):
     with pytest.raises(FileNotFoundError, match="org/nothing: neither a folder or Hub repo with a config"):
-        describe("org/nothing")
+        read_model("org/nothing")
