@@ -88,7 +88,7 @@ def automatic_experts_forward(
     "capacity" where a capacity bounds the buffer, except eagerly on a CPU. Else "grouped_mm", or "batched_mm" for a
     handful of tokens on an accelerator, where gathering the experts that are hit is cheaper than a grouped launch.
 
-    On CPU ask for "eager" in bf16 with few experts: it multiplies in bf16, and "grouped_mm" in fp32.
+    Which is faster on a CPU, "grouped_mm" or "eager", differs between processors: `benchmarks.model_speed` has both.
     """
     on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
     if has_capacity(module) and (compiling or not on_cpu):

@@ -11,7 +11,6 @@ import pytest
 from hub import load_index, open_store
 from tests.guides import DOCS, ROOT, command_lines, run_python
 from training.configuration.reading import parse_command_line
-from training.published import PublishedRun
 from training.run.main import Run, main
 
 PAGE = DOCS / "releasing.md"
@@ -60,13 +59,3 @@ def test_commands_and_python_in_their_order(trained, capsys):
     assert len(namespace["records"]) == 2
     assert len(namespace["runs"]) == 2
     assert "my-sweep-d64-E4" in capsys.readouterr().out
-
-
-def test_the_commands_for_the_papers_checkpoints_exist():
-    lines = [line for line in COMMANDS if "published" in line]
-    assert [shlex.split(line)[3] for line in lines] == ["list", "pull"]
-    for line in lines:
-        done = shell(" ".join(line.split()[:4]) + " --help")
-        assert done.returncode == 0, done.stderr
-    run = PublishedRun(*map(int, shlex.split(lines[1])[4:8]))
-    assert run.tokens == 2_000_000_000

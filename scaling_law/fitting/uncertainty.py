@@ -51,7 +51,7 @@ class Bootstrap(ResultTable):
         return self.law.draws
 
     def interval(self, coefficient: str, level: float = 0.95) -> tuple[float, float]:
-        """Percentile interval of a coefficient."""
+        """Percentile interval of a coefficient; ValueError for an unknown one, or a `level` not between 0 and 1."""
         names = self.law.coefficient_names()
         if coefficient not in names:
             raise ValueError(f"coefficient={coefficient!r} must be one of {list(names)}")
@@ -158,7 +158,7 @@ def _intervals(rows: Sequence[Mapping[str, Any]], ends: tuple[str, str], title: 
 
 
 def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -> ProfileInterval:
-    """The interval of one fitted coefficient, in the law's own units."""
+    """The interval of one coefficient, in the law's own units; ValueError for one that was not fitted."""
     from scipy.special import ndtri
 
     if coefficient not in result.fitted:

@@ -265,7 +265,7 @@ class ChinchillaLaw(ChinchillaForm):
 @register
 @dataclass(frozen=True, repr=False)
 class JointLaw(ChinchillaForm):
-    """`JointLaw.published()` is the paper's."""
+    """L = a Ê^δ N^(α + γ ln Ê) + b Ê^ω D^(β + ζ ln Ê) + c (Eq. 5); `JointLaw.published()` is the paper's."""
 
     name: ClassVar[str] = "joint"
     formula: ClassVar[str] = "L = a·Ê^δ·N^(α + γ ln Ê) + b·Ê^ω·D^(β + ζ ln Ê) + c"

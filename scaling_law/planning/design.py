@@ -166,7 +166,9 @@ def next_runs(
         candidates: default `candidate_grid(flops / 4)` with the law's vocabulary.
         noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
         warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
-            (its last fifth) would begin before the warm-up ends; ValueError if none is left. 0 allows all.
+            (its last fifth) would begin before the warm-up ends; 0 allows all.
+
+    ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have.
     """
     flops = float(positive("flops", flops))
     if max_runs < 1:

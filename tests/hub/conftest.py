@@ -1,5 +1,6 @@
 """Records and small checkpoints that the tests of `hub` share."""
 
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +85,14 @@ def hub_store(server, **changes):
 def another_view(store):
     """The same store as another process sees it: without what this one knows of it."""
     return hub_store(SimpleNamespace(endpoint=store.transport.api.endpoint)) if isinstance(store, HubStore) else store
+
+
+def sharded(folder):
+    """A checkpoint's folder, with its weights as a shard with an index."""
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"weight": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
 
 
 def hub_cache():

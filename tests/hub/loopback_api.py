@@ -5,36 +5,57 @@ import hashlib
 import json
 import re
 from datetime import datetime, timezone
-from typing import Any
-from urllib.parse import parse_qs, quote
+from pathlib import PurePosixPath
+from urllib.parse import parse_qs, quote, unquote, urlencode
 
 import yaml
 
-from tests.hub.loopback_state import LFS_BYTES, LFS_SUFFIXES, Entry, Refused, Response
+from tests.hub.loopback_state import LFS_BYTES, LFS_SUFFIXES, Refused, Response
 
-_KINDS = {"models": "model", "datasets": "dataset"}
+_KIND = r"/api/(?P<kind>models|datasets)"
+_REPO = _KIND + r"/(?P<repo>[^/]+/[^/]+)"
+_FILES = r"(?:/(?P<kind>datasets))?/(?P<repo>[^/]+/[^/]+)"  # outside of /api
 _PAGE = 50  # entries of one page of a listing
+_WRITES = ("preupload", "commit", "branch", "tag", "batch")
+_ENDPOINTS = []
+
+
+def endpoint(name, pattern, origin="hub"):
+    """Serves the paths of a pattern; its groups are the arguments, and of a repository only what the user may see."""
+
+    def add(function):
+        _ENDPOINTS.append((name, re.compile(pattern), origin, function))
+        return function
+
+    return add
 
 
 def route(hub, request, path):
-    """The endpoint for a request; also names it in `request.api`."""
+    """The call that answers a request for a quoted path; also names it in `request.api`."""
     call = _Call(hub, request)
-    if request.origin == "storage":
-        return lambda: call.storage(path)
-    if path[0] == "api":
-        return call.api(path[1:])
-    kind = _KINDS.get(path[0], "model")
-    rest = path[1:] if path[0] in _KINDS else path
-    if len(rest) >= 2 and rest[1].endswith(".git"):
-        return lambda: call.lfs_batch(kind, f"{rest[0]}/{rest[1].removesuffix('.git')}")
-    if len(rest) >= 5 and rest[2] == "resolve":
-        return lambda: call.resolve(kind, f"{rest[0]}/{rest[1]}", rest[3], "/".join(rest[4:]))
+    for name, pattern, origin, function in _ENDPOINTS:
+        if origin == request.origin and (match := pattern.fullmatch(path)):
+            request.api = name if path.startswith("/api/") else ""
+            given = {group: unquote(text) for group, text in match.groupdict().items() if text is not None}
+            return lambda: call.answer(name, function, given)
     return call.unknown
 
 
 class _Call:
     def __init__(self, hub, request):
         self.hub, self.request, self.state = hub, request, hub.state
+
+    def answer(self, name, function, given):
+        if "repo" in given:
+            namespace = given["repo"].split("/")[0]
+            kind = given.pop("kind", "models").removesuffix("s")
+            repo, mine = self.state.repository(kind, given["repo"].removesuffix(".git")), self.namespaces()
+            if repo.private and namespace not in mine:
+                raise Refused(404 if mine else 401, "Repository not found", "RepoNotFound")
+            if name in _WRITES:
+                self.writer(namespace)
+            given["repo"] = repo
+        return function(self, **given)
 
     def unknown(self):
         raise Refused(404, f"no endpoint {self.request.method} {self.request.path}")
@@ -46,74 +67,27 @@ class _Call:
 
     def user(self):
         token = self.request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if not token:
-            return None
-        if token not in self.hub.users:
+        if token and token not in self.hub.users:
             raise Refused(401, "Invalid credentials in Authorization header")
-        return self.hub.users[token]
+        return self.hub.users[token] if token else None
+
+    def namespaces(self):
+        user = self.user()
+        return [] if user is None else [user["name"], *user["orgs"]]
 
     def writer(self, namespace):
         user = self.user()
         if user is None:
             raise Refused(401, "Invalid username or password.")
-        if not user["write"] or namespace not in (user["name"], *user["orgs"]):
+        if not user["write"] or namespace not in self.namespaces():
             raise Refused(403, f"You don't have the rights to write to {namespace}")
 
-    def repository(self, kind, repo_id):
-        repo = self.state.repository(kind, repo_id)
-        user = self.user()
-        if repo.private and (user is None or repo_id.split("/")[0] not in (user["name"], *user["orgs"])):
-            raise Refused(401 if user is None else 404, "Repository not found", "RepoNotFound")
-        return repo
+    # -- repositories
 
-    # -- /api
-
-    def api(self, path):
-        name = path[0]
-        self.request.api = name
-        if name in _KINDS:
-            kind = _KINDS[name]
-            if len(path) == 1:
-                self.request.api = "list"
-                return lambda: self.list(kind)
-            action = path[3] if len(path) > 3 else "info"
-            self.request.api = action
-            return lambda: self.repo_call(kind, "/".join(path[1:3]), action, path[4:])
-        if name == "repos":
-            self.request.api = path[1]
-            return self.create if path[1] == "create" else self.unknown
-        if name == "collections":
-            return lambda: self.collections(path[1:])
-        return self.validate_yaml if name == "validate-yaml" else self.unknown
-
-    def repo_call(self, kind, repo_id, action, rest):
-        repo = self.repository(kind, repo_id)
-        if action in ("preupload", "commit", "branch", "tag"):
-            self.writer(repo_id.split("/")[0])
-        calls = {
-            "info": lambda: self.info(repo, "main"),
-            "revision": lambda: self.info(repo, "/".join(rest)),
-            "preupload": lambda: self.preupload(repo, rest[0]),
-            "commit": lambda: self.commit(repo, rest[0]),
-            "branch": lambda: self.branch(repo, rest[0]),
-            "tag": lambda: self.tag(repo, rest[0]),
-            "refs": lambda: self.refs(repo),
-            "tree": lambda: self.tree(repo, rest[0], "/".join(rest[1:])),
-            "paths-info": lambda: self.paths_info(repo, rest[0]),
-            "commits": lambda: self.commits(repo, rest[0]),
-        }
-        return calls.get(action, self.unknown)()
-
-    def validate_yaml(self):
-        problems = _metadata_problems(self.request.json()["content"])
-        return self.json(
-            {"errors": [{"message": text} for text in problems], "warnings": []}, 400 if problems else 200
-        )
-
+    @endpoint("create", "/api/repos/create")
     def create(self):
         asked = self.request.json()
-        user = self.user()
-        namespace = asked.get("organization") or (user or {}).get("name", "")
+        namespace = asked.get("organization") or next(iter(self.namespaces()), "")
         self.writer(namespace)
         kind, repo_id = asked.get("type") or "model", f"{namespace}/{asked['name']}"
         url = f"{self.hub.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo_id}"
@@ -124,109 +98,49 @@ class _Call:
             raise
         return self.json({"url": url, "name": repo_id})
 
+    @endpoint("list", _KIND)
     def list(self, kind):
-        query = self.request.query
-        user = self.user()
-        mine = set() if user is None else {user["name"], *user["orgs"]}
-        found = []
+        query, mine, found = self.request.query, self.namespaces(), []
         for (of_kind, repo_id), repo in sorted(self.state.repositories.items()):
             namespace, name = repo_id.split("/")
-            if of_kind != kind or (repo.private and namespace not in mine):
-                continue
-            if namespace not in query.get("author", [namespace]) or query.get("search", [""])[0] not in name:
-                continue
-            if not set(query.get("filter", [])) <= set(_tags(self._card(repo, repo.resolve("main")))):
-                continue
-            found.append(self._described(repo, repo.resolve("main")))
+            described = self._described(repo, repo.resolve("main"))
+            if (
+                kind == f"{of_kind}s"
+                and (not repo.private or namespace in mine)
+                and namespace in query.get("author", [namespace])
+                and query.get("search", [""])[0] in name
+                and {*query.get("filter", [])} <= {*described["tags"]}
+            ):
+                found.append(described)
         return self._page(found)
 
-    def info(self, repo, revision):
+    @endpoint("info", _REPO)
+    @endpoint("revision", _REPO + "/revision/(?P<revision>[^/]+)")
+    def info(self, repo, revision="main"):
         return self.json(self._described(repo, repo.resolve(revision), blobs="blobs" in self.request.query))
 
-    def preupload(self, repo, revision):
-        tree = repo.resolve(revision).tree
-        files = self.request.json()["files"]
-        if len(files) > 256:
-            raise Refused(413, "too many files")
-        answer = []
-        for item in files:
-            sample = base64.b64decode(item["sample"])
-            large = item["path"].endswith(LFS_SUFFIXES) or item["size"] > LFS_BYTES or b"\0" in sample
-            known = tree.get(item["path"])
-            oid = {} if known is None else {"oid": known.lfs or known.oid}
-            answer.append(
-                {"path": item["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, **oid}
-            )
-        return self.json({"files": answer})
-
-    def commit(self, repo, branch):
-        header: dict[str, Any] = {}
-        changes: dict[str, Entry | None] = {}
-        for line in self.request.body.splitlines():
-            item = json.loads(line)
-            key, value = item["key"], item["value"]
-            if key == "header":
-                header = value
-            elif key == "file":
-                content = (
-                    base64.b64decode(value["content"]) if value["encoding"] == "base64" else value["content"].encode()
-                )
-                if value["path"] == "README.md" and (problems := _metadata_problems(content.decode())):
-                    raise Refused(400, "; ".join(problems))
-                changes[value["path"]] = self.state.regular(content)
-            elif key == "lfsFile":
-                changes[value["path"]] = self.state.pointer(value["oid"], value.get("size"))
-            elif key == "deletedFile":
-                changes[value["path"]] = None
-            else:
-                raise Refused(400, f"unknown operation {key}")
-        made = self.state.commit(
-            repo, branch, changes, header["summary"], header.get("description", ""), header.get("parentCommit")
-        )
-        return self.json({"commitOid": made.id, "commitUrl": f"{self.hub.endpoint}/{repo.id}/commit/{made.id}"})
-
+    @endpoint("branch", _REPO + "/branch/(?P<name>[^/]+)")
     def branch(self, repo, name):
         self.state.branch(repo, name, self.request.json().get("startingPoint"))
         return self.json({}, 201)
 
-    def tag(self, repo, name):
+    @endpoint("tag", _REPO + "/tag/(?P<revision>[^/]+)")
+    def tag(self, repo, revision):
         tag = self.request.json()["tag"]
         if tag in repo.tags:
             raise Refused(409, f"Tag reference exists already: {tag}")
-        repo.tags[tag] = repo.resolve(name).id
+        repo.tags[tag] = repo.resolve(revision).id
         return self.json({})
 
+    @endpoint("refs", _REPO + "/refs")
     def refs(self, repo):
         def listed(refs, folder):
             return [{"name": n, "ref": f"refs/{folder}/{n}", "targetCommit": c} for n, c in sorted(refs.items())]
 
-        return self.json(
-            {"branches": listed(repo.branches, "heads"), "converts": [], "tags": listed(repo.tags, "tags")}
-        )
+        branches, tags = listed(repo.branches, "heads"), listed(repo.tags, "tags")
+        return self.json({"branches": branches, "converts": [], "tags": tags})
 
-    def tree(self, repo, revision, folder):
-        commit = repo.resolve(revision)
-        prefix = f"{folder}/" if folder else ""
-        found = {path: entry for path, entry in commit.tree.items() if path.startswith(prefix)}
-        if folder and not found:
-            raise Refused(404, f"{folder} does not exist on {revision}", "EntryNotFound")
-        folders = {path[: match.start()] for path in found for match in re.finditer("/", path[len(prefix) :] and path)}
-        items = [_tree_item(path, entry) for path, entry in sorted(found.items())]
-        items += [
-            {"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(folders - {folder})
-        ]
-        if "recursive" not in self.request.query or self.request.query["recursive"][0].lower() in ("false", "0"):
-            items = [item for item in items if "/" not in item["path"][len(prefix) :]]
-        return self._page(items)
-
-    def paths_info(self, repo, revision):
-        commit = repo.resolve(revision)
-        if self.request.headers.get("content-type", "").startswith("application/json"):
-            paths = self.request.json()["paths"]
-        else:
-            paths = parse_qs(self.request.body.decode()).get("paths", [])
-        return self.json([_tree_item(path, commit.tree[path]) for path in paths if path in commit.tree])
-
+    @endpoint("commits", _REPO + "/commits/(?P<revision>[^/]+)")
     def commits(self, repo, revision):
         return self._page(
             [
@@ -235,45 +149,114 @@ class _Call:
             ]
         )
 
-    def collections(self, path):
-        if self.request.method == "POST" and not path:
-            asked = self.request.json()
-            self.writer(asked["namespace"])
-            title = re.sub("[^a-z0-9]+", "-", asked["title"].lower())
-            slug = f"{asked['namespace']}/{title}-{len(self.state.collections):024x}"
-            for there in self.state.collections.values():
-                if there["title"] == asked["title"]:
-                    raise Refused(409, "This collection already exists", slug=there["slug"])
-            self.state.collections[slug] = _collection(slug, asked)
-            return self.json(self.state.collections[slug])
-        slug = "/".join(path[:2])
+    @endpoint("tree", _REPO + "/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?")
+    def tree(self, repo, revision, folder=""):
+        tree, prefix = repo.resolve(revision).tree, f"{folder}/" if folder else ""
+        found = sorted(path for path in tree if path.startswith(prefix))
+        if folder and not found:
+            raise Refused(404, f"{folder} does not exist on {revision}", "EntryNotFound")
+        items = [_tree_item(path, tree[path]) for path in found]
+        for parent in sorted({str(parent) for path in found for parent in PurePosixPath(path).parents} - {"."}):
+            if parent.startswith(prefix):
+                items.append({"type": "directory", "path": parent, "oid": "0" * 40, "size": 0})
+        if self.request.query.get("recursive", ["false"])[0].lower() in ("false", "0"):
+            items = [item for item in items if "/" not in item["path"][len(prefix) :]]
+        return self._page(items)
+
+    @endpoint("paths-info", _REPO + "/paths-info/(?P<revision>[^/]+)")
+    def paths_info(self, repo, revision):
+        tree = repo.resolve(revision).tree
+        if self.request.headers.get("content-type", "").startswith("application/json"):
+            paths = self.request.json()["paths"]
+        else:
+            paths = parse_qs(self.request.body.decode()).get("paths", [])
+        return self.json([_tree_item(path, tree[path]) for path in paths if path in tree])
+
+    # -- commits
+
+    @endpoint("preupload", _REPO + "/preupload/(?P<revision>[^/]+)")
+    def preupload(self, repo, revision):
+        tree, answer = repo.resolve(revision).tree, []
+        for item in self.request.json()["files"]:
+            path, sample = item["path"], base64.b64decode(item["sample"])
+            large = path.endswith(LFS_SUFFIXES) or item["size"] > LFS_BYTES or b"\0" in sample
+            known = {"oid": tree[path].lfs or tree[path].oid} if path in tree else {}
+            answer.append({"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, **known})
+        if len(answer) > 256:
+            raise Refused(413, "too many files")
+        return self.json({"files": answer})
+
+    @endpoint("commit", _REPO + "/commit/(?P<branch>[^/]+)")
+    def commit(self, repo, branch):
+        header, changes = {}, {}
+        for line in self.request.body.splitlines():
+            item = json.loads(line)
+            key, value = item["key"], item["value"]
+            if key == "header":
+                header = value
+            elif key == "file":
+                content = value["content"].encode()
+                content = base64.b64decode(content) if value["encoding"] == "base64" else content
+                if value["path"] == "README.md":
+                    _metadata(content.decode())
+                changes[value["path"]] = self.state.regular(content)
+            elif key == "lfsFile":
+                changes[value["path"]] = self.state.pointer(value["oid"], value.get("size"))
+            elif key == "deletedFile":
+                changes[value["path"]] = None
+            else:
+                raise Refused(400, f"unknown operation {key}")
+        message = header["summary"], header.get("description", "")
+        made = self.state.commit(repo, branch, changes, *message, header.get("parentCommit"))
+        return self.json({"commitOid": made.id, "commitUrl": f"{self.hub.endpoint}/{repo.id}/commit/{made.id}"})
+
+    @endpoint("validate-yaml", "/api/validate-yaml")
+    def validate_yaml(self):
+        _metadata(self.request.json()["content"])
+        return self.json({"errors": [], "warnings": []})
+
+    # -- collections
+
+    @endpoint("collections", "/api/collections")
+    def create_collection(self):
+        asked = self.request.json()
+        self.writer(asked["namespace"])
+        for there in self.state.collections.values():
+            if there["title"] == asked["title"]:
+                raise Refused(409, "This collection already exists", slug=there["slug"])
+        title = re.sub("[^a-z0-9]+", "-", asked["title"].lower())
+        slug = f"{asked['namespace']}/{title}-{len(self.state.collections):024x}"
+        made = self.state.collections[slug] = {
+            "slug": slug, "title": asked["title"], "owner": {"name": asked["namespace"]}, "items": [], "position": 0,
+            "lastUpdated": "2024-01-01T00:00:00.000Z", "private": bool(asked.get("private")), "theme": "orange",
+            "upvotes": 0, "description": asked.get("description") or "",
+        }  # fmt: skip
+        return self.json(made)
+
+    @endpoint("collections", "/api/collections/(?P<slug>[^/]+/[^/]+)(?P<items>/items?)?")
+    def collection(self, slug, items=None):
         if slug not in self.state.collections:
             raise Refused(404, "Collection not found")
-        if len(path) > 2:
-            self.writer(path[0])
-            item = self.request.json()["item"]
-            items = self.state.collections[slug]["items"]
-            if any(old["id"] == item["id"] for old in items):
+        if items:
+            self.writer(slug.split("/")[0])
+            item, there = self.request.json()["item"], self.state.collections[slug]["items"]
+            if any(old["id"] == item["id"] for old in there):
                 raise Refused(409, "Item already in collection")
-            items.append({**item, "_id": f"{len(items):024x}", "position": len(items)})
+            there.append({**item, "_id": f"{len(there):024x}", "position": len(there)})
         return self.json(self.state.collections[slug])
 
     # -- files
 
-    def lfs_batch(self, kind, repo_id):
-        self.repository(kind, repo_id)
-        self.writer(repo_id.split("/")[0])
+    @endpoint("batch", _FILES + "/info/lfs/objects/batch")
+    def batch(self, repo):
         objects = []
         for item in self.request.json()["objects"]:
-            actions = {
-                "upload": {"href": f"{self.hub.storage}/upload/{item['oid']}"},
-                "verify": {"href": f"{self.hub.storage}/verify/{item['oid']}"},
-            }
-            objects.append({**item, **({} if item["oid"] in self.state.large else {"actions": actions})})
+            links = {name: {"href": f"{self.hub.storage}/{name}/{item['oid']}"} for name in ("upload", "verify")}
+            objects.append(item if item["oid"] in self.state.large else {**item, "actions": links})
         return self.json({"transfer": "basic", "objects": objects})
 
-    def resolve(self, kind, repo_id, revision, path):
-        repo = self.repository(kind, repo_id)
+    @endpoint("resolve", _FILES + "/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+    def resolve(self, repo, revision, path):
         commit = repo.resolve(revision)
         entry = commit.tree.get(path)
         if entry is None:
@@ -284,19 +267,21 @@ class _Call:
             return Response(302, b"", {**headers, "Location": f"{self.hub.storage}/large/{entry.lfs}/{quote(path)}"})
         return self._ranged(self.state.content(entry), headers)
 
-    def storage(self, path):
-        action, oid = path[0], path[1]
-        if action == "upload":
-            if hashlib.sha256(self.request.body).hexdigest() != oid:
-                raise Refused(400, "content does not match its oid")
-            self.state.large[oid] = self.request.body
-            return Response(200, b"", {"ETag": f'"{oid}"'})
-        if oid not in self.state.large:
-            raise Refused(404, "no such object")
-        if action == "verify":
-            if self.request.json()["size"] != len(self.state.large[oid]):
-                raise Refused(400, "size does not match")
-            return self.json({})
+    @endpoint("upload", "/upload/(?P<oid>[^/]+)", "storage")
+    def upload(self, oid):
+        if hashlib.sha256(self.request.body).hexdigest() != oid:
+            raise Refused(400, "content does not match its oid")
+        self.state.large[oid] = self.request.body
+        return Response(200, b"", {"ETag": f'"{oid}"'})
+
+    @endpoint("verify", "/verify/(?P<oid>[^/]+)", "storage")
+    def verify(self, oid):
+        if self.request.json()["size"] != len(self.state.large[oid]):
+            raise Refused(400, "size does not match")
+        return self.json({})
+
+    @endpoint("large", "/large/(?P<oid>[^/]+)/.+", "storage")
+    def large(self, oid):
         return self._ranged(self.state.large[oid], {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"})
 
     # -- helpers
@@ -316,27 +301,23 @@ class _Call:
         size = min(int(self.request.query.get("limit", [_PAGE])[0]), _PAGE)
         headers = {}
         if start + size < len(items):
-            query = {**self.request.query, "cursor": [str(start + size)]}
-            text = "&".join(f"{quote(name)}={quote(value)}" for name, values in query.items() for value in values)
-            headers["Link"] = f'<{self.hub.endpoint}{quote(self.request.path)}?{text}>; rel="next"'
+            query = urlencode({**self.request.query, "cursor": start + size}, doseq=True)
+            headers["Link"] = f'<{self.hub.endpoint}{quote(self.request.path)}?{query}>; rel="next"'
         return self.json(items[start : start + size], **headers)
-
-    def _card(self, repo, commit):
-        entry = commit.tree.get("README.md")
-        match = re.match(r"---\n(.*?)\n---", self.state.content(entry).decode(), re.DOTALL) if entry else None
-        return (yaml.safe_load(match[1]) if match else None) or {}
 
     def _described(self, repo, commit, blobs=False):
         siblings = []
         for path, entry in sorted(commit.tree.items()):
-            sizes = {"size": entry.size, "blobId": entry.oid} if blobs else {}
-            lfs = {"lfs": {"sha256": entry.lfs, "size": entry.size, "pointerSize": 130}} if blobs and entry.lfs else {}
-            siblings.append({"rfilename": path, **sizes, **lfs})
-        card = self._card(repo, commit)
+            lfs = {"lfs": {"sha256": entry.lfs, "size": entry.size, "pointerSize": 130}} if entry.lfs else {}
+            details = {"size": entry.size, "blobId": entry.oid, **lfs} if blobs else {}
+            siblings.append({"rfilename": path, **details})
+        entry = commit.tree.get("README.md")
+        card = _metadata(self.state.content(entry).decode()) if entry else {}
+        tags = [*map(str, card.get("tags") or []), *(f"license:{card[name]}" for name in card if name == "license")]
         return {
             "_id": f"{commit.number:024x}", "id": repo.id, "modelId": repo.id, "author": repo.id.split("/")[0],
             "sha": commit.id, "lastModified": _date(commit), "createdAt": _date(commit), "private": repo.private,
-            "disabled": False, "gated": False, "downloads": 0, "likes": 0, "tags": _tags(card), "cardData": card,
+            "disabled": False, "gated": False, "downloads": 0, "likes": 0, "tags": tags, "cardData": card,
             "siblings": siblings,
         }  # fmt: skip
 
@@ -350,24 +331,13 @@ def _date(commit):
     return datetime.fromtimestamp(1_700_000_000 + commit.number, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
-def _tags(card):
-    return [str(tag) for tag in card.get("tags") or []] + [
-        f"license:{card['license']}" for _ in [0] if "license" in card
-    ]
-
-
-def _metadata_problems(card):
+def _metadata(card):
+    """The metadata of a card; a commit with other than a YAML mapping is refused."""
     match = re.match(r"---\n(.*?)\n---", card, re.DOTALL)
     try:
-        metadata = yaml.safe_load(match[1]) if match else {}
+        metadata = (yaml.safe_load(match[1]) if match else None) or {}
     except yaml.YAMLError as error:
-        return [f"invalid YAML: {error}"]
-    return [] if isinstance(metadata, dict) else ["metadata is not a mapping"]
-
-
-def _collection(slug, asked):
-    return {
-        "slug": slug, "title": asked["title"], "owner": {"name": asked["namespace"]}, "items": [], "position": 0,
-        "lastUpdated": "2024-01-01T00:00:00.000Z", "private": bool(asked.get("private")), "theme": "orange",
-        "upvotes": 0, "description": asked.get("description") or "",
-    }  # fmt: skip
+        raise Refused(400, f"invalid YAML: {error}") from None
+    if not isinstance(metadata, dict):
+        raise Refused(400, "metadata is not a mapping")
+    return metadata

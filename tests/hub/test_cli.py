@@ -12,12 +12,10 @@ from tests.hub.samples import make_record
 
 @pytest.fixture
 def sweep(tmp_path, checkpoint):
-    for number in range(3):
-        folder = checkpoint(f"sweep-{number}", weight=float(number))
-        make_record(run_id=f"run{number}", seed=number, eval_loss=4.0 + number).save(folder)
     (tmp_path / "sweep").mkdir()
     for number in range(3):
-        (tmp_path / f"sweep-{number}").rename(tmp_path / "sweep" / f"run{number}")
+        folder = checkpoint(f"sweep/run{number}", weight=float(number))
+        make_record(run_id=f"run{number}", seed=number, eval_loss=4.0 + number).save(folder)
     return tmp_path / "sweep"
 
 
@@ -34,12 +32,10 @@ def test_push_list_and_pull_a_sweep(command, sweep, tmp_path):
     assert "demo-d64-E4@tokens001.5M-seed0" in out
     assert len(load_index(open_store(store), "demo")) == 3
 
-    code, out, _ = command("runs", store)
-    assert (code, out.split()) == (0, ["demo"])
+    assert command("runs", store)[:2] == (0, "demo\n")
+    assert "3 runs of demo" in command("runs", store, "demo")[1]
     code, out, _ = command("runs", store, "demo", "--where", "eval_loss < 5.5", "--json")
     assert [json.loads(line)["run_id"] for line in out.splitlines()] == ["run0", "run1"]
-    code, out, _ = command("runs", store, "demo")
-    assert "3 runs of demo" in out
     code, _, err = command("runs", store, "demo", "--where", "experts ~ 3")
     assert (code, "filter term" in err) == (2, True)
 
@@ -47,11 +43,8 @@ def test_push_list_and_pull_a_sweep(command, sweep, tmp_path):
     assert code == 0
     assert RunRecord.load(tmp_path / "got" / "demo-d64-E4" / "tokens001.5M-seed2").run_id == "run2"
 
-
-def test_a_store_can_be_pushed_on(command, sweep, tmp_path):
-    assert command("push", sweep, tmp_path / "a")[0] == 0
-    assert command("push", tmp_path / "a", tmp_path / "b")[0] == 0
-    rows = [load_index(open_store(tmp_path / name), "demo") for name in "ab"]
+    assert command("push", store, tmp_path / "next")[0] == 0  # from one store to another
+    rows = [load_index(open_store(place), "demo") for place in (store, tmp_path / "next")]
     assert [row.weights_sha256 for row in rows[0]] == [row.weights_sha256 for row in rows[1]]
 
 
@@ -60,7 +53,6 @@ def test_a_store_can_be_pushed_on(command, sweep, tmp_path):
     [
         (["push", "missing", "store"], "there is no folder missing"),
         (["push", ".", "store"], "has no run.json"),
-        (["push", ".", "https://hub"], "has no run.json"),
         (["runs", "store", "demo"], "no dataset 'demo-runs'"),
         (["runs", "ftp://x", "demo"], "allowed are a folder"),
         (["pull", "store", "demo", "--to", "x"], "no dataset 'demo-runs'"),

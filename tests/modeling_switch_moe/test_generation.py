@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import CompileConfig, GenerationConfig
+from transformers import CompileConfig
 
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 
@@ -21,10 +21,8 @@ def test_cached_generation_equals_the_full_forward(make_model, tokens, attention
 
 def test_beam_search_and_sampling(make_model, tokens):
     model = make_model().eval()
-    cached, plain = (
-        model.generate(tokens, num_beams=3, num_return_sequences=2, use_cache=cache, **GREEDY)
-        for cache in (True, False)
-    )
+    beams = {"num_beams": 3, "num_return_sequences": 2, **GREEDY}
+    cached, plain = (model.generate(tokens, use_cache=cache, **beams) for cache in (True, False))
     assert cached.shape == (6, 18)
     assert torch.equal(cached, plain)
     drawn = []
@@ -56,44 +54,12 @@ def test_left_padding_changes_nothing(make_model, tokens, attention):
     torch.testing.assert_close(logits, model(short).logits, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_what_generation_returns_beside_the_tokens(make_model, tokens, beams):
-    model = make_model().eval()
-    model.set_attn_implementation("eager")  # the only one that returns probabilities
-    returned = ("return_dict_in_generate", "output_attentions", "output_hidden_states", "output_scores")
-    out = model.generate(tokens, num_beams=beams, **dict.fromkeys(returned, True), **GREEDY)
-    rows = 3 * beams
-    assert len(out.scores) == len(out.attentions) == len(out.hidden_states) == 6
-    assert [state.shape for state in out.hidden_states[1]] == [(rows, 1, 32)] * 3  # embeddings and two blocks
-    assert [attention.shape for attention in out.attentions[1]] == [(rows, 2, 1, 13)] * 2
-
-
 def test_generation_from_embeddings(make_model, tokens):
     model = make_model().eval()
     expected = model.generate(tokens, **GREEDY)
     embeddings = model.get_input_embeddings()(tokens)
     for cache in ({}, {"cache_implementation": "static"}):
         assert torch.equal(model.generate(inputs_embeds=embeddings, **cache, **GREEDY), expected[:, 12:])
-
-
-def test_generation_goes_on_from_a_cache(make_model, tokens):
-    model = make_model().eval()
-    half = model.generate(tokens, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
-    whole = model.generate(half.sequences, past_key_values=half.past_key_values, max_new_tokens=3, do_sample=False)
-    assert torch.equal(whole, model.generate(tokens, **GREEDY))
-
-
-@pytest.mark.slow
-def test_continuous_batching(make_model, tokens):
-    """transformers' server of many requests, with paged attention; prompts of several lengths."""
-    model = make_model(eos_token_id=60, pad_token_id=0).eval()
-    tokens = tokens.clamp(min=1)  # `generate` would take a 0 in a prompt for padding
-    prompts = [tokens[0].tolist(), tokens[1, :7].tolist(), tokens[2, :3].tolist()]
-    config = GenerationConfig(eos_token_id=60, pad_token_id=0, **GREEDY)
-    served = model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
-    for prompt, answer in zip(prompts, served.values(), strict=True):
-        alone = model.generate(torch.tensor([prompt]), generation_config=config)[0, len(prompt) :]
-        assert answer.generated_tokens == alone.tolist()
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])

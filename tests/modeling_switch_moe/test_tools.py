@@ -45,15 +45,6 @@ def test_compiled_training_step_has_no_graph_breaks(make_model, tokens, changes,
     torch.testing.assert_close(found, gradients, rtol=0, atol=1e-6)
 
 
-def test_compiled_model_saves_under_plain_names(make_model, tokens, tmp_path):
-    model = make_model().eval()
-    compiled = torch.compile(model, backend="eager")
-    compiled(tokens)
-    compiled.save_pretrained(tmp_path)
-    loaded = SwitchMoeForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
-
-
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_with_free_batch_and_length(make_model, tokens, strict):
     model = make_model(capacity_group_tokens=48).eval()  # of training: it sets no bound on what is exported
@@ -67,42 +58,33 @@ def test_export_with_free_batch_and_length(make_model, tokens, strict):
     torch.testing.assert_close(actual, model(other).logits, rtol=0, atol=1e-5)
 
 
-class TestTrainer:
-    def train(self, model, folder, batch, accumulation):
-        rows = torch.randint(0, 61, (32, 12), generator=torch.Generator().manual_seed(3)).tolist()
-        data = [{"input_ids": row, "labels": row} for row in rows]
+def test_the_trainer_trains_and_accumulation_does_not_multiply_the_router_losses(make_model, tmp_path):
+    """z-loss is a mean over tokens: four micro-batches must report and train like one batch."""
+    rows = torch.randint(0, 61, (32, 12), generator=torch.Generator().manual_seed(3)).tolist()
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    histories = []
+    for batch, accumulation in ((8, 1), (2, 4)):
         arguments = TrainingArguments(
-            str(folder),
+            str(tmp_path / str(batch)),
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=accumulation,
             max_steps=4,
             logging_steps=1,
             learning_rate=1e-2,
             lr_scheduler_type="constant",
-            seed=0,
             use_cpu=True,
             report_to=[],
             save_strategy="no",
             disable_tqdm=True,
         )
+        model = make_model(capacity_factor=None, router_aux_loss_coef=0.0, router_z_loss_coef=0.5)
         trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data)
         before = trainer.evaluate()["eval_loss"]
         trainer.train()
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        return before, losses, trainer.evaluate()["eval_loss"]
-
-    def test_it_trains(self, make_model, tmp_path):
-        before, losses, after = self.train(make_model(), tmp_path, 8, 1)
-        assert len(losses) == 4
-        assert after < before - 0.01
-
-    def test_accumulation_does_not_multiply_the_router_losses(self, make_model, tmp_path):
-        """z-loss is a mean over tokens: four micro-batches must report and train like one batch."""
-        options = {"capacity_factor": None, "router_aux_loss_coef": 0.0, "router_z_loss_coef": 0.5}
-        one, four = make_model(**options), make_model(**options)
-        _, whole, _ = self.train(one, tmp_path / "one", 8, 1)
-        _, accumulated, _ = self.train(four, tmp_path / "four", 2, 4)
-        assert accumulated == pytest.approx(whole, abs=2e-4)
+        assert trainer.evaluate()["eval_loss"] < before - 0.01
+        histories.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(histories[0]) == 4
+    assert histories[1] == pytest.approx(histories[0], abs=2e-4)
 
 
 def test_text_generation_pipeline(make_model):

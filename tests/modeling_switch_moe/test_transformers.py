@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, SwitchMoeModel
 from tests.modeling_switch_moe.conftest import IMPLEMENTATIONS, step
@@ -39,6 +39,36 @@ def test_bf16_loading_keeps_the_router_in_fp32(make_model, tmp_path):
         assert parameter.dtype == (torch.float32 if "router" in name else torch.bfloat16), name
 
 
+def test_a_saved_folder_carries_its_code(make_model, tokens, tmp_path):
+    """How it loads where this package is not installed: tests/hub/test_clients.py."""
+    model = make_model().eval()
+    folder, again = tmp_path / "saved", tmp_path / "again"
+    model.save_pretrained(folder)
+    files = {"configuration_switch_moe", "modeling_switch_moe", "experts", "losses", "routing"}
+    assert {path.stem for path in folder.glob("*.py")} == files
+
+    def load(name, place):
+        kind = get_class_from_dynamic_module(f"modeling_switch_moe.{name}", str(place))
+        assert kind.__module__.startswith("transformers_modules.")
+        return kind.from_pretrained(place)
+
+    remote = load("SwitchMoeForCausalLM", folder)
+    remote.save_pretrained(again)
+    second, base = load("SwitchMoeForCausalLM", again), load("SwitchMoeModel", folder)
+    expected = model(tokens).logits
+    for logits in (remote(tokens).logits, second(tokens).logits, model.lm_head(base(tokens).last_hidden_state)):
+        assert torch.equal(logits, expected)
+    greedy = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(remote.generate(tokens, **greedy), model.generate(tokens, **greedy))
+
+
+def test_saving_the_base_model_names_all_classes(make_model, tmp_path):
+    make_model().model.save_pretrained(tmp_path)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoModelForCausalLM"] == "modeling_switch_moe.SwitchMoeForCausalLM"
+    assert auto_map["AutoModel"] == "modeling_switch_moe.SwitchMoeModel"
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_sharded_saving_and_tied_embeddings(make_model, tokens, tmp_path, tied):
     model = make_model(tie_word_embeddings=tied).eval()
@@ -58,7 +88,6 @@ def test_missing_weights_are_initialised_by_the_preset(make_model, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     block, rotary = loaded.model.layers[1].mlp, loaded.model.rotary_emb
     assert block.experts.down_proj.std().item() == pytest.approx((0.1 / (4 * 384)) ** 0.5, rel=0.03)
-    assert block.experts.gate_up_proj.std().item() == pytest.approx((0.1 / 128) ** 0.5, rel=0.03)
     assert block.router.weight.std().item() == pytest.approx((0.1 / 128) ** 0.5, rel=0.2)
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in kept.items())
     assert (rotary.inv_freq == rotary.original_inv_freq).all()
@@ -72,14 +101,6 @@ def test_a_checkpoint_of_other_sizes_is_refused(make_model, make_config, tmp_pat
     make_model(num_experts=saved).save_pretrained(tmp_path)
     with pytest.raises((RuntimeError, ValueError), match=r"num_experts|size mismatch|ignore_mismatched_sizes"):
         SwitchMoeForCausalLM.from_pretrained(tmp_path, config=make_config(**asked))
-
-
-def test_a_saved_configuration_with_bad_values_is_refused(make_model, tmp_path):
-    make_model().save_pretrained(tmp_path)
-    fields = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_experts": -4}))
-    with pytest.raises(StrictDataclassError, match="num_experts=-4"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_log_likelihood_with_right_padding_equals_the_unpadded_one(make_model, tokens):
@@ -120,20 +141,6 @@ def test_recorded_outputs(make_model, tokens):
     plain = model(tokens)
     assert (plain.router_logits, plain.hidden_states, plain.attentions, plain.loss) == (None,) * 4
     assert isinstance(model(tokens, return_dict=False), tuple)
-
-
-def test_losses_count_only_in_training(make_model, tokens):
-    model = make_model()
-    evaluated = model.eval()(tokens, labels=tokens)
-    assert torch.equal(evaluated.loss, evaluated.lm_loss)
-    assert evaluated.balance_loss > 0
-    trained = model.train()(tokens, labels=tokens)
-    expected = trained.lm_loss + 0.01 * trained.balance_loss + 0.001 * trained.z_loss
-    torch.testing.assert_close(trained.loss, expected, rtol=1e-6, atol=0)
-    assert not trained.routing.router_entropy.requires_grad
-    dense = make_model(num_experts=1).train()(tokens, labels=tokens)
-    assert torch.equal(dense.loss, dense.lm_loss)
-    assert dense.routing.tokens_per_expert.tolist() == [[36], [36]]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -184,61 +191,54 @@ def test_training_under_autocast(make_model, tokens, implementation):
         assert torch.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0) > 0.8, name
 
 
-class TestBadInput:
-    def test_token_outside_the_vocabulary(self, make_model):
-        model = make_model()
-        for bad in (61, -1):
-            with pytest.raises(ValueError, match=f"input_ids holds {bad}.*0 to 60"):
-                model(torch.tensor([[1, bad]]))
-
-    @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
-    def test_empty_batch(self, make_model, shape):
+def test_bad_input_is_refused(make_model, tokens):
+    model = make_model()
+    for bad in (61, -1):
+        with pytest.raises(ValueError, match=f"input_ids holds {bad}.*0 to 60"):
+            model(torch.tensor([[1, bad]]))
+    for shape in ((0, 4), (2, 0)):
         with pytest.raises(ValueError, match=re.escape(f"no tokens: its shape is {shape}")):
-            make_model()(torch.zeros(shape, dtype=torch.long))
+            model(torch.zeros(shape, dtype=torch.long))
+    for inputs in ({}, {"input_ids": tokens, "inputs_embeds": torch.zeros(3, 12, 32)}):
+        with pytest.raises(ValueError, match="exactly one"):
+            model(**inputs)
+    with pytest.raises(ValueError, match="'fastest' is not supported; allowed are eager"):
+        model.set_experts_implementation("fastest")
 
-    def test_both_or_no_inputs(self, make_model, tokens):
-        for inputs in ({}, {"input_ids": tokens, "inputs_embeds": torch.zeros(3, 12, 32)}):
-            with pytest.raises(ValueError, match="exactly one"):
-                make_model()(**inputs)
 
-    @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-    @pytest.mark.parametrize("training", [True, False])
-    def test_rows_of_padding_alone(self, make_model, tokens, attention, training):
-        model = make_model().train(training)
-        model.set_attn_implementation(attention)
-        mask = torch.ones_like(tokens)
-        mask[1] = 0
-        labels = tokens.masked_fill(mask == 0, -100)
-        output, gradients = step(model, tokens, attention_mask=mask, labels=labels)
-        torch.testing.assert_close(output.loss, model(tokens[[0, 2]], labels=tokens[[0, 2]]).loss)
-        assert all(gradient.isfinite().all() for gradient in gradients.values())
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("training", [True, False])
+def test_rows_of_padding_alone(make_model, tokens, attention, training):
+    model = make_model().train(training)
+    model.set_attn_implementation(attention)
+    mask = torch.ones_like(tokens)
+    mask[1] = 0
+    labels = tokens.masked_fill(mask == 0, -100)
+    output, gradients = step(model, tokens, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(output.loss, model(tokens[[0, 2]], labels=tokens[[0, 2]]).loss)
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    nothing = model(tokens, attention_mask=torch.zeros_like(tokens), output_routing=True)
+    assert (nothing.balance_loss, nothing.z_loss, nothing.routing.tokens_per_expert.sum()) == (0, 0, 0)
 
-    def test_padding_alone_measures_zero(self, make_model, tokens):
-        output = make_model().train()(tokens, attention_mask=torch.zeros_like(tokens))
-        assert (output.balance_loss, output.z_loss) == (0, 0)
-        assert output.routing.tokens_per_expert.sum() == 0
 
-    def test_longer_than_the_configuration_warns_and_runs(self, make_model, caplog):
-        logging.getLogger("transformers").propagate = True
-        model = make_model(max_position_embeddings=8).eval()
-        with caplog.at_level("WARNING"):
-            output = model(torch.zeros(1, 11, dtype=torch.long))
-        assert "11 tokens, more than max_position_embeddings=8" in caplog.text
-        assert output.logits.isfinite().all()
+def test_longer_than_the_configuration_warns_and_runs(make_model, caplog):
+    logging.getLogger("transformers").propagate = True
+    model = make_model(max_position_embeddings=8).eval()
+    with caplog.at_level("WARNING"):
+        output = model(torch.zeros(1, 11, dtype=torch.long))
+    assert "11 tokens, more than max_position_embeddings=8" in caplog.text
+    assert output.logits.isfinite().all()
 
-    @pytest.mark.parametrize("implementation", ["capacity", "grouped_mm", "batched_mm", "eager"])
-    @pytest.mark.parametrize("training", [True, False])
-    def test_nan_is_not_routed_silently(self, make_model, tokens, implementation, training):
-        """A NaN reaches loss and losses, whatever the router does with it."""
-        model = make_model(implementation=implementation).train(training)
-        with torch.no_grad():
-            model.model.layers[0].mlp.router.weight[2, 3] = float("nan")
-        output = model(tokens, labels=tokens)
-        assert all(loss.isnan() for loss in (output.loss, output.z_loss, output.balance_loss))
 
-    def test_unknown_experts_implementation(self, make_model):
-        with pytest.raises(ValueError, match="'fastest' is not supported; allowed are eager"):
-            make_model().set_experts_implementation("fastest")
+@pytest.mark.parametrize("implementation", ["capacity", "grouped_mm", "batched_mm", "eager"])
+@pytest.mark.parametrize("training", [True, False])
+def test_nan_is_not_routed_silently(make_model, tokens, implementation, training):
+    """A NaN reaches loss and losses, whatever the router does with it."""
+    model = make_model(implementation=implementation).train(training)
+    with torch.no_grad():
+        model.model.layers[0].mlp.router.weight[2, 3] = float("nan")
+    output = model(tokens, labels=tokens)
+    assert all(loss.isnan() for loss in (output.loss, output.z_loss, output.balance_loss))
 
 
 @pytest.mark.parametrize("kind", ["dense", "switch"])

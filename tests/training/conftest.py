@@ -1,9 +1,13 @@
-"""What the tests of the token cache share."""
+"""What the tests of text and its token cache share."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from training.data import cache as tokens
 from training.data.tokenizer import load_tokenizer
+
+CRAWLS, ROWS = 12, 120
 
 
 @pytest.fixture(scope="module")
@@ -14,3 +18,20 @@ def tokenizer(tokenizer_folder):
 @pytest.fixture
 def small_shards(monkeypatch):
     monkeypatch.setattr(tokens, "SHARD_TOKENS", 700)
+
+
+def write_crawls(folder, row_group_size=10):
+    """A file for each crawl, whose documents name it and their place in it."""
+    folder.mkdir()
+    for crawl in range(CRAWLS):
+        columns = {
+            "text": [f"crawl {crawl} document {i}" for i in range(ROWS)],
+            "id": [f"{crawl}-{i}" for i in range(ROWS)],
+        }
+        pq.write_table(pa.table(columns), folder / f"CC-{crawl:02d}.parquet", row_group_size=row_group_size)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def crawls(tmp_path_factory):
+    return write_crawls(tmp_path_factory.mktemp("crawls") / "sorted")

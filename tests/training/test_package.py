@@ -19,23 +19,14 @@ def test_every_name_is_there():
         _ = training.swep
 
 
-@pytest.fixture
-def without_packages(tmp_path):
-    """A function: run Python with these words where torch and datasets are not installed."""
+def test_without_its_packages_it_says_what_to_install(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = sys.modules['datasets'] = None\n")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
     def run(*words):
         return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
 
-    return run
-
-
-@pytest.mark.parametrize("words", [["train.py"], ["-m", "training.run"], ["-m", "training.sweep", "--help"]])
-def test_a_command_without_its_packages_ends_with_one_line(without_packages, words):
-    done = without_packages(*words)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {MESSAGE}\n")
-
-
-def test_an_import_without_its_packages_says_what_to_install(without_packages):
-    assert without_packages("-c", "import training").stderr.endswith(f"MissingPackagesError: {MESSAGE}\n")
+    for words in (["train.py"], ["-m", "training.run"], ["-m", "training.sweep", "--help"]):
+        done = run(*words)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {MESSAGE}\n")
+    assert run("-c", "import training").stderr.endswith(f"MissingPackagesError: {MESSAGE}\n")

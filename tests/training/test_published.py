@@ -15,7 +15,7 @@ from tests.hub.conftest import loopback, online, the_hub  # noqa: F401
 from tests.hub.loopback import Fault
 from tests.modeling_switch_moe.test_convert import theirs
 from training import published
-from training.published import REPOSITORY, STEP_TOKENS
+from training.published import REPOSITORY
 
 ARGUMENTS = ["48", "4", "3", "15258"]
 PATH = "48/4/3/15258.pt"
@@ -67,7 +67,6 @@ def test_the_command_writes_a_model_a_record_and_a_card(server, command, tmp_pat
     unknown = (record.train_loss, record.eval_loss, record.seed, record.hardware, record.tokens_per_second)
     assert unknown == (None,) * 5
     assert record.schedule.warmup_tokens == 1983 * 128 * 512
-    assert [stage.sequences for stage in record.schedule.batch_ramp] == [128, 256, 512]
     assert record.schedule.decay_tokens == 400_000_000
     assert record.to_dict()["published_as"]["commit"] == commit
     assert (record.capacity_factor, record.balance_loss_coefficient, record.z_loss_coefficient) == (1.0, 0.01, 0.001)
@@ -76,16 +75,12 @@ def test_the_command_writes_a_model_a_record_and_a_card(server, command, tmp_pat
     assert record.tokenizer.id == "openai-community/gpt2"
 
     text = (tmp_path / "out" / "README.md").read_text()
-    assert "48/4/3/15258.pt" in text
-    assert commit in text
-    assert 'AutoTokenizer.from_pretrained("openai-community/gpt2")' in text
+    for part in (PATH, commit, 'AutoTokenizer.from_pretrained("openai-community/gpt2")'):
+        assert part in text
     assert ModelCard(text).data.eval_results is None
 
-
-def test_a_converted_run_can_be_released_like_any_other(server, command, tmp_path):
-    command("pull", *ARGUMENTS, "--to", tmp_path / "out")
     store = open_store(tmp_path / "store")
-    pushed = push_run(store, tmp_path / "out", RunRecord.load(tmp_path / "out"))
+    pushed = push_run(store, tmp_path / "out", record)  # released like any other
     push_index(store, pushed.sweep, [pushed])
     assert (pushed.repo, pushed.branch) == ("joint-moe-scaling-laws-d48-b2-h3-E4", "tokens002.0B")
     assert load_index(store, pushed.sweep) == [pushed]
@@ -98,17 +93,9 @@ def test_steps_that_end_no_run_make_an_intermediate_checkpoint(server, command, 
     assert record.tokens == 512 * (128 * 7629 + 256 * (9000 - 7629))
 
 
-def test_the_ramp_agrees_with_the_table_of_steps():
-    for steps, tokens in STEP_TOKENS.items():
-        assert published._RAMP.tokens(steps) == pytest.approx(tokens, rel=3e-4)
-    assert published._RAMP.tokens(0) == 0
-    assert published._RAMP.tokens(1) == 128 * 512
-
-
 def test_the_list(server, command):
-    code, out, _ = command("list")
-    assert code == 0
-    assert out.splitlines() == ["48 4 3 9000  – tokens", "48 4 3 15258  2B tokens", "48 8 3 15258  2B tokens"]
+    lines = ["48 4 3 9000  – tokens", "48 4 3 15258  2B tokens", "48 8 3 15258  2B tokens"]
+    assert command("list")[:2] == (0, "\n".join(lines) + "\n")
 
 
 def test_errors_are_one_line_and_leave_nothing(server, command, tmp_path):
@@ -154,15 +141,12 @@ def test_a_checkpoint_is_fetched_at_one_commit_in_spite_of_faults(server, comman
     assert command("pull", *ARGUMENTS, "--to", tmp_path / "out", "--revision", head)[0] == 0
     assert [fault.times for fault in server.faults] == [0, 0, 0]
     resolved = [request.path for request in server.requests if "/resolve/" in request.path]
-    assert resolved
-    assert all(f"/resolve/{head}/" in path for path in resolved)
+    assert [path for path in resolved if f"/resolve/{head}/" in path] == resolved != []
 
 
 def test_a_damaged_download_is_not_converted(server, command, tmp_path):
     entry = server.state.repository("model", REPOSITORY).resolve("main").tree[PATH]
     content = server.state.content(entry)
     server.state.large[entry.lfs] = content[:-1] + bytes([content[-1] ^ 1])
-    code, _, err = command("pull", *ARGUMENTS, "--to", tmp_path / "out")
-    assert code != 0
-    assert "was received with sha256" in err
+    assert "was received with sha256" in command("pull", *ARGUMENTS, "--to", tmp_path / "out")[2]
     assert not (tmp_path / "out").exists()

@@ -1,7 +1,5 @@
 """The filter language, at the ends of what it says."""
 
-from __future__ import annotations
-
 import pytest
 
 from hub.plain.errors import RecordError
@@ -13,7 +11,6 @@ from tests.hub.samples import make_record
     ("where", "kept"),
     [
         ("", True),
-        ("E = 4", True),
         ("E == 4 and d = 64", True),
         ("E=4,N>=1,", True),
         ("experts in {1, 4}, final", True),
@@ -22,7 +19,6 @@ from tests.hub.samples import make_record
         ("D <= 1.5M", True),
         ("D ≥ 1_500_000", True),
         ("tokens < 1e6", False),
-        ("N_total > n_active", None),
         ("seed = 0", True),
         ("mfu < 1", False),
         ("mfu != 1", False),
@@ -30,16 +26,11 @@ from tests.hub.samples import make_record
         ("status in {final, diverged}", True),
         ("status != final", False),
         ("sweep = demo", True),
-        ("eval_loss < 1K", True),
     ],
 )
-def test_terms(where: str, kept: bool | None) -> None:
+def test_terms(where, kept):
     record = make_record(tokens=1_500_000, mfu=None)
-    if kept is None:
-        with pytest.raises(RecordError, match="n_active' is not a quantity"):
-            select([record], where)
-    else:
-        assert select([record], where) == [record] * kept
+    assert select([record], where) == [record] * kept
 
 
 @pytest.mark.parametrize("named", ["1M", "1000K", "0.001B"])
@@ -48,22 +39,19 @@ def test_terms(where: str, kept: bool | None) -> None:
     [
         (998_999, {"<", "<=", "!="}),
         (999_000, {"=", "<=", ">=", "in"}),
-        (999_424, {"=", "<=", ">=", "in"}),
         (1_001_000, {"=", "<=", ">=", "in"}),
         (1_001_001, {">", ">=", "!="}),
     ],
 )
-def test_a_number_with_a_suffix_means_what_is_called_so(named: str, tokens: int, fulfilled: set[str]) -> None:
-    tests = {symbol: f"D {symbol} {named}" for symbol in ("=", "!=", "<", "<=", ">", ">=")} | {
-        "in": f"D in {{{named}}}"
-    }
+def test_a_number_with_a_suffix_means_what_is_called_so(named, tokens, fulfilled):
+    tests = {symbol: f"D {symbol} {named}" for symbol in ("=", "!=", "<", "<=", ">", ">=")}
+    tests["in"] = f"D in {{{named}}}"
     assert {symbol for symbol, where in tests.items() if parse_filter(where)({"tokens": tokens})} == fulfilled
 
 
-def test_a_number_without_a_suffix_is_exact() -> None:
-    assert not parse_filter("D >= 1e6")({"tokens": 999_999})
-    assert not parse_filter("D = 1000000")({"tokens": 999_999})
-    assert parse_filter("D = 1000000")({"tokens": 1_000_000})
+def test_a_number_without_a_suffix_is_exact():
+    for where in ("D >= 1e6", "D = 1000000"):
+        assert [parse_filter(where)({"tokens": tokens}) for tokens in (999_999, 1_000_000)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -71,24 +59,23 @@ def test_a_number_without_a_suffix_is_exact() -> None:
     [
         ("E", "'E' is not a condition; write a field and a comparison, such as D >= 1B"),
         ("experts ~ 3", "'experts ~ 3' is not a condition"),
-        ("D => 1M", "'D => 1M' is not a condition"),
         ("E > 1; D > 2", "'E > 1; D > 2' is not a condition"),
         ("D in {}", "tokens='' is not a quantity"),
         ("E = eight", "experts='eight' is not a quantity: write a number"),
+        ("N_total > n_active", "n_active' is not a quantity"),
         ("depth < 4", "no field is named 'depth'; there are E, D, N"),
         ("hardware < 3", "'hardware < 3' is not a condition"),
         ("__class__ = 1", "no field is named '__class__'"),
-        ("finished", "no field is named 'finished'"),
     ],
 )
-def test_what_cannot_be_read_is_one_clear_error(where: str, reason: str) -> None:
+def test_what_cannot_be_read_is_one_clear_error(where, reason):
     with pytest.raises(RecordError) as caught:
         parse_filter(where)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_other_fields_may_be_asked_for() -> None:
+def test_other_fields_may_be_asked_for():
     assert parse_filter("d <= 1024", ("d_model",), ())({"d_model": 1024})
     with pytest.raises(RecordError, match="no field is named 'status'; there are d, d_model"):
         parse_filter("status = final", ("d_model",), ())

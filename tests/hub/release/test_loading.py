@@ -1,6 +1,7 @@
 """The Python that cards, `hub push` and the demo print loads a release when it is pasted into a fresh interpreter.
 
-It is run with no input to read, so a prompt ("Do you wish to run the custom code?") fails it.
+The real clients, transformers and datasets, run it with no input to read, so a prompt ("Do you wish to run the custom
+code?") fails it.
 """
 
 import json
@@ -14,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hub import open_store, push_run
-from hub.__main__ import main
+from hub import load_index, open_store, push_run
 from hub.record.run_record import RunRecord
 from hub.release.cards import loading_code
 from hub.release.push import push_listing
@@ -25,15 +25,24 @@ from tests.hub.samples import HIDDEN, make_record
 ROOT = Path(__file__).parents[3]
 # Every snippet starts from an empty namespace, as in an interpreter of its own.
 EACH = """
-import json, os, sys
+import json, os
 seen = []
-for place, code in json.loads(sys.argv[1]):
+for place, code in SNIPPETS:
     os.chdir(place)
     names = {}
     exec(code, names)
     ids = names["tokenizer"]("model expert token", return_tensors="pt")["input_ids"]
     seen.append([type(names["model"]).__module__.split(".")[0], names["model"].eval()(ids).logits.sum().item()])
 print(json.dumps(seen))
+"""
+FIND = """
+import json
+from datasets import load_dataset
+from huggingface_hub import HfApi
+table = load_dataset("org/demo-runs", split="train").to_pandas()
+(found,) = HfApi().list_models(author="org", filter="sweep:demo")
+metrics = [[result.metric_type, result.metric_value] for result in HfApi().model_info(found.id).card_data.eval_results]
+print(json.dumps([found.id, metrics[0], *(table[name].tolist() for name in ("run_id", "n_active", "eval_loss"))]))
 """
 
 
@@ -57,28 +66,25 @@ def code_of(text):
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
 
 
-def paste(snippets, endpoint, home, ours):
-    """Run snippets, each in a folder; returns (first part of the model class's module, sum of logits) of each."""
+def python(code, endpoint, home, ours=False):
+    """Run code in a fresh interpreter, with or without this project; returns the JSON of the last line it printed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONPATH": str(ROOT)} if ours else {}
-    words = ["-c", ("" if ours else HIDDEN) + EACH, json.dumps([(str(place), code) for place, code in snippets])]
+    words = [sys.executable, "-c", code if ours else HIDDEN + code]
     done = subprocess.run(
-        [sys.executable, *words], stdin=subprocess.DEVNULL, cwd=home, env=environment, capture_output=True, text=True
+        words, stdin=subprocess.DEVNULL, cwd=home, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Do you wish" not in done.stdout
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def pushed_code(store, folder, monkeypatch, capsys):
-    """What `python -m hub push` prints to load a run."""
-    monkeypatch.setattr("sys.argv", ["hub", "push", str(folder), store])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert not stopped.value.code
-    shown = capsys.readouterr().err
+def printed(result):
+    """The Python that `hub push` prints beside what it says."""
+    status, _, shown = result
+    assert status == 0
     return shown[shown.index("from transformers") :]
 
 
@@ -89,7 +95,7 @@ def release(store, folder):
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["without our packages", "with them"])
-def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, monkeypatch, capsys, ours):
+def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, monkeypatch, command, ours):
     from transformers import AutoTokenizer
 
     from modeling_switch_moe import SwitchMoeForCausalLM
@@ -105,8 +111,9 @@ def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, mon
         *((empty, code_of(card.decode())) for card in cards),
         (local, code_of((folder / "README.md").read_text())),
         (local, code_of((local / "models" / "demo-d64-E4" / "main" / "README.md").read_text())),
-        (empty, pushed_code(str(local), model_folder, monkeypatch, capsys)),
+        (empty, printed(command("push", model_folder, local))),
         (empty, loading_code(str(folder.resolve()))),  # as the demo prints it
+        (empty, code_of(cards[1].decode()).replace(", revision=revision", "")),  # main has its longest run's files
     ]
     assert pushed.commit in snippets[1][1]  # on main the commit is known, and with it the code that will run
     modules = ["transformers_modules"] * len(snippets)
@@ -118,15 +125,23 @@ def test_what_is_printed_loads_when_pasted(loopback, model_folder, tmp_path, mon
         modules.append("modeling_switch_moe")
     model, tokenizer = SwitchMoeForCausalLM.from_pretrained(model_folder), AutoTokenizer.from_pretrained(model_folder)
     expected = model.eval()(tokenizer("model expert token", return_tensors="pt")["input_ids"]).logits.sum().item()
-    seen = paste(snippets, loopback.endpoint, empty, ours)
+    pasted = [(str(place), code) for place, code in snippets]
+    seen = python(f"SNIPPETS = {pasted}\n{EACH}", loopback.endpoint, empty, ours)
     assert [module for module, _ in seen] == modules
     assert [logits for _, logits in seen] == pytest.approx([expected] * len(snippets), rel=1e-5)
 
 
-def test_push_to_the_hub_prints_the_commit(loopback, model_folder, monkeypatch, capsys):
-    monkeypatch.setattr("hub.__main__.open_store", lambda uri, private=False: hub_store(loopback))
-    code = pushed_code("hf://org", model_folder, monkeypatch, capsys)
-    (record,) = [
-        json.loads(row) for row in hub_store(loopback).read("dataset", "demo-runs", "runs.jsonl").splitlines()
-    ]
-    assert f'repo, revision = "org/demo-d64-E4", "{record["commit"]}"' in code
+def test_push_to_the_hub_prints_the_commit(the_hub, command, model_folder):
+    code = printed(command("push", model_folder, "hf://org"))
+    (record,) = load_index(hub_store(the_hub), "demo")
+    assert f'repo, revision = "org/demo-d64-E4", "{record.commit}"' in code
+
+
+def test_a_sweep_is_found_by_its_tag_and_its_index_read(loopback, checkpoint, tmp_path):
+    store = hub_store(loopback)
+    pushed = push_run(store, checkpoint(), make_record())
+    push_listing(store, "demo", [pushed, make_record(run_id="second", seed=1, eval_loss=None)])
+    found, metric, *columns = python(FIND, loopback.endpoint, tmp_path)
+    assert (found, metric) == (pushed.repo, ["loss", 4.3125])
+    assert columns[:2] == [[pushed.run_id, "second"], [118_784, 118_784]]
+    assert columns[2][0] == pushed.eval_loss

@@ -34,12 +34,6 @@ REPO, REVISION = "my-org/my-sweep-d512-E8", "tokens002.0B-seed0"  # as in the gu
 TEXTS = ["model expert token router.", "scale train dense budget."]  # short: lm-eval cuts at the trained length
 CHOICES = ["router loss data", "law scale train", "dense budget memory"]
 TASKS = {
-    "likelihood": {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "{{text}}",
-        "metric_list": [{"metric": "bits_per_byte"}],
-    },
     "choice": {
         "output_type": "multiple_choice",
         "doc_to_text": "{{text}}",
@@ -86,12 +80,11 @@ def use(hub, cwd, *words):
 
 
 def log_likelihood(model, tokenizer, context, text):
-    """Nats of a text after a context; after the end-of-text token where there is none."""
-    before = tokenizer(context)["input_ids"] if context else [tokenizer.eos_token_id]
-    ids = tokenizer(context + text)["input_ids"] if context else before + tokenizer(text)["input_ids"]
+    """Nats of a text after a context."""
+    ids = tokenizer(context + text)["input_ids"]
     with torch.no_grad():
         scores = model(torch.tensor([ids])).logits.log_softmax(-1)[0]
-    return sum(scores[at - 1, ids[at]].item() for at in range(len(before), len(ids)))
+    return sum(scores[at - 1, ids[at]].item() for at in range(len(tokenizer(context)["input_ids"]), len(ids)))
 
 
 def test_lm_eval_measures_what_the_model_says(released, tmp_path):
@@ -111,16 +104,9 @@ def test_lm_eval_measures_what_the_model_says(released, tmp_path):
 
     (results,) = cwd.glob("out/**/results_*.json")
     scores = json.loads(results.read_text())["results"]
-    samples = {
-        name: [
-            json.loads(row) for path in cwd.glob(f"out/**/samples_{name}_*") for row in path.read_text().splitlines()
-        ]
-        for name in TASKS
-    }
+    rows = {name: next(cwd.glob(f"out/**/samples_{name}_*")).read_text().splitlines() for name in TASKS}
+    samples = {name: [json.loads(row) for row in rows[name]] for name in TASKS}
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    nats = [log_likelihood(model, tokenizer, "", text) for text in TEXTS]
-    bits = -sum(nats) / sum(len(text.encode()) for text in TEXTS) / torch.log(torch.tensor(2.0)).item()
-    assert scores["likelihood"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-4)
     best = []
     for sample in samples["choice"]:
         expected = [log_likelihood(model, tokenizer, sample["doc"]["text"], f" {choice}") for choice in CHOICES]

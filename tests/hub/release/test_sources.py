@@ -6,6 +6,7 @@ import pytest
 
 from hub import load_records, open_store, publish_files, push_index, push_run, read_file, write_records
 from hub.plain.errors import FilesError, NotFoundError
+from hub.release.push import push_listing
 from hub.release.sources import RepositoryReference, repository
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
@@ -17,11 +18,9 @@ CARD = b"---\nlicense: apache-2.0\n---\n# A law\n"
     ("text", "expected"),
     [
         ("org/demo-runs", RepositoryReference("org", "demo-runs")),
-        ("org/demo-runs@" + "a" * 40, RepositoryReference("org", "demo-runs", "a" * 40)),
         ("hf://org/demo-runs", RepositoryReference("org", "demo-runs")),
         ("hf://datasets/org/demo-runs@main", RepositoryReference("org", "demo-runs", "main")),
         ("runs.jsonl", None),
-        ("sweep/runs.jsonl", None),
         ("./org/demo-runs", None),
         ("/org/demo-runs", None),
         ("a/b/c", None),
@@ -47,14 +46,8 @@ def test_every_kind_of_folder_gives_the_records(tmp_path, checkpoint):
     assert [r.run_id for r in load_records(tmp_path / "store")] == [pushed.run_id]  # the run.json of the branches
     push_index(store, "demo", [pushed, make_record(run_id="more", seed=1)])
     both = [pushed.run_id, "more"]
-    for source in (
-        tmp_path / "store",
-        str(tmp_path / "store"),
-        f"file:{tmp_path / 'store'}",
-        tmp_path / "store" / "datasets" / "demo-runs",
-        tmp_path / "store" / "datasets" / "demo-runs" / "main",
-        tmp_path / "store" / "datasets" / "demo-runs" / "main" / "runs.parquet",
-    ):
+    index = tmp_path / "store" / "datasets" / "demo-runs" / "main"
+    for source in (tmp_path / "store", f"file:{tmp_path / 'store'}", index.parent, index, index / "runs.parquet"):
         assert [record.run_id for record in load_records(source)] == both
     make_record(run_id="x").save(tmp_path / "sweep" / "one")
     make_record(run_id="y").save(tmp_path / "sweep" / "deep" / "two")
@@ -62,48 +55,39 @@ def test_every_kind_of_folder_gives_the_records(tmp_path, checkpoint):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FilesError, match="has no run records"):
         load_records(tmp_path / "empty")
-    with pytest.raises(FilesError, match="no such file or folder"):
-        load_records(tmp_path / "missing.jsonl")
 
 
-def test_records_of_the_hub(the_hub):
-    push_index(hub_store(the_hub), "demo", [make_record()])
-    assert load_records("org/demo-runs") == [make_record()]
-    commit = the_hub.state.repository("dataset", "org/demo-runs").branches["main"]
-    push_index(hub_store(the_hub), "demo", [make_record(run_id="later", seed=1)])
-    assert len(load_records("hf://datasets/org/demo-runs")) == 2
-    assert load_records(f"org/demo-runs@{commit}") == [make_record()]
-    with pytest.raises(NotFoundError, match="org/model-runs"):
-        load_records("org/model")
-    with pytest.raises(NotFoundError):
-        load_records("org/none-runs")
+def test_records_of_the_hub_with_an_index_and_without(the_hub, checkpoint):
+    store = hub_store(the_hub)
+    pushed = push_run(store, checkpoint(), make_record())
+    push_listing(store, "demo", [pushed])
+    assert load_records("org/demo-runs") == [pushed]
+    the_hub.state.repositories.pop(("dataset", "org/demo-runs"))
+    assert load_records("hf://org/demo-runs") == [pushed]
+    for missing in ("org/model", "hf://org/other-runs", "org/demo-runs@v1"):
+        with pytest.raises(NotFoundError, match=r"org/(model|other|demo)-runs"):
+            load_records(missing)
 
 
 def test_a_law_goes_to_a_repository_and_comes_back(store):
-    files = {"README.md": CARD, "scaling_law.json": b'{"law": "joint"}', "isoflop.png": b"\x89PNG\r\n"}
-    first = publish_files(store, "demo-law", files, message="A law")
-    assert first.written
-    again = publish_files(store, "demo-law", files, message="A law")
-    assert (again.written, again.commit) == (False, first.commit)
-    assert store.read("model", "demo-law", "scaling_law.json") == b'{"law": "joint"}'
-    changed = publish_files(store, "demo-law", {"scaling_law.json": b"{}"}, message="Another")
-    assert store.read("model", "demo-law", "scaling_law.json") == b"{}"
-    assert set(store.files("model", "demo-law")) == set(files)
-    if store.uri.startswith("hf://"):
-        assert store.read("model", "demo-law", "scaling_law.json", first.commit) == b'{"law": "joint"}'
-    assert changed.commit != first.commit
-
-
-def test_files_of_a_law_are_checked_before_they_are_sent(store):
-    for files, reason in (
+    for refused, reason in (
         ({"law.pkl": b"x"}, "not on the list"),
         ({"../scaling_law.json": b"{}"}, "not on the list"),
         ({"README.md": b"no metadata"}, "starts with metadata"),
         ({"scaling_law.json": b'"hf_' + b"q" * 34 + b'"'}, "access token"),
     ):
         with pytest.raises(FilesError, match=reason):
-            publish_files(store, "demo-law", files, message="A law")
+            publish_files(store, "demo-law", refused, message="A law")
     assert store.repos("model") == []
+    files = {"README.md": CARD, "scaling_law.json": b'{"law": "joint"}', "isoflop.png": b"\x89PNG\r\n"}
+    first = publish_files(store, "demo-law", files, message="A law")
+    again = publish_files(store, "demo-law", files, message="A law")
+    assert (first.written, again.written, again.commit) == (True, False, first.commit)
+    assert store.read("model", "demo-law", "scaling_law.json") == files["scaling_law.json"]
+    changed = publish_files(store, "demo-law", {"scaling_law.json": b"{}"}, message="Another")
+    assert store.read("model", "demo-law", "scaling_law.json") == b"{}"
+    assert set(store.files("model", "demo-law")) == set(files)
+    assert changed.commit != first.commit
 
 
 def test_a_file_of_a_folder(tmp_path):

@@ -10,115 +10,62 @@ from hypothesis import strategies as st
 from hub.plain.errors import FilesError, RecordError
 from hub.record.names import branch_name, formatted_tokens, repo_name
 from hub.store.files import is_allowed, release_of
+from tests.hub.conftest import sharded
 from tests.hub.samples import make_record
+
+BRANCH = "tokens001.5M-seed0"
 
 
 def test_a_release_is_what_is_on_the_list(checkpoint):
     release = release_of(checkpoint())
     assert sorted(release.files) == ["config.json", "model.safetensors", "modeling_switch_moe.py", "tokenizer.json"]
     assert release.skipped == ("checkpoints", "optimizer.pt", "training_args.bin")
+    off = (
+        "pytorch_model.bin",
+        "model.pkl",
+        ".env",
+        ".gitattributes",
+        "notes.txt",
+        "../config.json",
+        "sub/config.json",
+    )
+    off += ("x.PY", "config.json.bak", ".hidden.safetensors", "model.safetensors.tmp")
+    assert not any(map(is_allowed, off))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("training_args.bin", "optimizer.pt", "pytorch_model.bin", "model.pkl", ".env", ".gitattributes"),
-        *("notes.txt", "../config.json", "sub/config.json", "x.PY", "config.json.bak", ".hidden.safetensors"),
-        "model.safetensors.tmp",
-    ],
-)
-def test_names_off_the_list(name):
-    assert not is_allowed(name)
-
-
-def test_pickled_weights_are_named_as_the_reason(checkpoint):
-    folder = checkpoint()
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(FilesError, match=r"no weights.*optimizer.pt, training_args.bin is pickled"):
-        release_of(folder)
-
-
-def test_a_pickle_called_safetensors_is_refused(checkpoint):
+def test_what_cannot_be_released_is_named(tmp_path, checkpoint):
+    with pytest.raises(FilesError, match="there is no folder"):
+        release_of(tmp_path / "nothing")
     folder = checkpoint()
     for content in (b"\x80\x04K\x01.", b"", struct.pack("<Q", 10**15) + b"{}", struct.pack("<Q", 2) + b"[]"):
         (folder / "model.safetensors").write_bytes(content)
         with pytest.raises(FilesError, match="not a safetensors file"):
             release_of(folder)
-
-
-def test_shards_must_match_their_index(checkpoint):
-    folder = checkpoint()
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    with pytest.raises(FilesError, match="shards with their index"):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FilesError, match=r"no weights.*optimizer.pt, training_args.bin is pickled"):
         release_of(folder)
-    index = folder / "model.safetensors.index.json"
-    index.write_text(
-        json.dumps({"weight_map": {"weight": "model-00001-of-00002.safetensors", "b": "model-2.safetensors"}})
-    )
-    with pytest.raises(FilesError, match=r"names \['model-00001"):
-        release_of(folder)
-    index.write_text(json.dumps({"weight_map": {"weight": "model-00001-of-00002.safetensors"}}))
-    assert list(release_of(folder).weights_sha256) == ["model-00001-of-00002.safetensors"]
-
-
-def test_missing_parts_are_named(tmp_path, checkpoint):
-    with pytest.raises(FilesError, match="there is no folder"):
-        release_of(tmp_path / "nothing")
-    folder = checkpoint()
     (folder / "config.json").unlink()
     with pytest.raises(FilesError, match=r"no config\.json"):
         release_of(folder)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        (2_000_000_000, "002.0B"),
-        (1_999_978_496, "002.0B"),
-        (2_040_000_000, "002.04B"),
-        (128_000_000_000, "128.0B"),
-        (100_000_000, "000.1B"),
-        (99_900_000, "099.9M"),
-        (1_500_000, "001.5M"),
-        (1_536_000, "001.536M"),
-        (99_999, "100.0K"),
-        (12_288, "012.3K"),
-        (12_345, "012.35K"),
-        (512, "000.512K"),
-        (0, "000.0K"),
-    ],
-)
-def test_tokens_in_names(tokens, expected):
-    assert formatted_tokens(tokens) == expected
-
-
-@given(st.integers(1, 10**13), st.integers(1, 10**13))
-def test_two_runs_share_a_name_only_if_their_tokens_nearly_agree(one, other):
-    if formatted_tokens(one) == formatted_tokens(other):
-        assert abs(one - other) <= 2.1e-3 * max(one, other)
-
-
-@given(st.lists(st.integers(10**8, 999 * 10**9), min_size=2, max_size=6))
-def test_names_in_billions_sort_by_size(tokens):
-    names = [formatted_tokens(value) for value in tokens]
-    whole = [int(name[:3]) for name in sorted(names)]
-    assert whole == sorted(whole)
-    assert all(name.endswith("B") and name[3] == "." for name in names)
-
-
-def test_names_of_a_run():
-    assert repo_name(make_record()) == "demo-d64-E4"
-    assert branch_name(make_record(tokens=2_000_000_000, seed=3)) == "tokens002.0B-seed3"
-    assert branch_name(make_record(status="intermediate", steps=1000)) == "step0001000-tokens001.5M-seed0"
-    with pytest.raises(RecordError, match="seed is -1"):
-        branch_name(make_record(seed=-1))
+def test_shards_must_match_their_index(checkpoint):
+    folder = sharded(checkpoint())
+    assert list(release_of(folder).weights_sha256) == ["model-00001-of-00001.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"weight": "model-00001-of-00001.safetensors", "b": "model-2"}}))
+    with pytest.raises(FilesError, match=r"names \['model-00001"):
+        release_of(folder)
+    index.unlink()
+    with pytest.raises(FilesError, match="shards with their index"):
+        release_of(folder)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("config.json", "tokenizer.json", "modeling_switch_moe.py"),
-        *("curve.png", "curve.svg", "tokenizer.model", "model.safetensors", "notes.py"),
+        *("config.json", "tokenizer.json", "log.jsonl", "README.md", "modeling_switch_moe.py"),
+        *("curve.png", "curve.svg", "tokenizer.model", "model.safetensors"),
     ],
 )
 def test_a_token_is_found_in_every_kind_of_file(checkpoint, name):
@@ -135,3 +82,66 @@ def test_a_token_is_found_in_every_kind_of_file(checkpoint, name):
     with pytest.raises(FilesError, match=f"{name} holds what looks like an access token") as caught:
         release_of(folder)
     assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (2_000_000_000, "002.0B"),
+        (1_999_978_496, "002.0B"),
+        (2_040_000_000, "002.04B"),
+        (128_000_000_000, "128.0B"),
+        (99_900_000, "099.9M"),
+        (1_536_000, "001.536M"),
+        (12_288, "012.3K"),
+        (0, "000.0K"),
+    ],
+)
+def test_tokens_in_names(tokens, expected):
+    assert formatted_tokens(tokens) == expected
+
+
+@given(st.integers(1, 10**13), st.integers(1, 10**13))
+def test_two_runs_share_a_name_only_if_their_tokens_nearly_agree(one, other):
+    if formatted_tokens(one) == formatted_tokens(other):
+        assert abs(one - other) <= 2.1e-3 * max(one, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, BRANCH),
+        ({"tokens": 2_000_000_000, "seed": 3}, "tokens002.0B-seed3"),
+        ({"optimizer": {"weight_decay": 0.2, "gradient_clip_norm": 1.0}}, f"{BRANCH}-wd0.2-clip1"),
+        ({"optimizer": {"beta2": 0.95, "epsilon": 1e-6}}, f"{BRANCH}-beta0.9-0.95-eps1e-06"),
+        ({"schedule": {"decay_tokens": 150_000}}, f"{BRANCH}-decay0.1"),
+        ({"schedule": {"peak_learning_rate": 0.5}}, BRANCH),  # by a law
+        ({"schedule": {"learning_rate_law": "given"}}, f"{BRANCH}-lr0.002"),
+        ({"schedule": {"learning_rate_law": "a law, times 0.5"}}, BRANCH),  # its run was named before scales were
+        ({"schedule": {"learning_rate_law": "a law, times 0.5"}, "run_id": "s-lrscale0.5-a"}, f"{BRANCH}-lrscale0.5"),
+        ({"schedule": {"learning_rate_law": "given"}, "sweep": "demo-lr0.002"}, BRANCH),  # the sweep says it
+        ({"capacity_factor": 0, "balance_loss_coefficient": 0.1}, f"{BRANCH}-dropless-balance0.1"),
+        ({"status": "diverged", "tokens": 500_000}, "tokens000.5M-seed0-horizon001.5M"),
+        ({"status": "intermediate"}, f"step0000733-{BRANCH}"),
+    ],
+)
+def test_branch_names_say_what_departs_from_the_recipe(changes, name):
+    record = make_record()
+    parts = {
+        part: {**getattr(record, part).model_dump(), **changes.get(part, {})} for part in ("optimizer", "schedule")
+    }
+    assert branch_name(record.replaced(**{**changes, **parts})) == name
+    assert repo_name(record) == "demo-d64-E4"
+
+
+def test_branch_names_are_bounded():
+    optimizer = {**make_record().optimizer.model_dump(), "beta1": 0.123456, "beta2": 0.123457, "weight_decay": 1.2e-7}
+    schedule = {**make_record().schedule.model_dump(), "learning_rate_law": "given", "peak_learning_rate": 1.23457e-9}
+    base = {"status": "intermediate", "steps": 10**18, "tokens": 10**18 - 1, "seed": (1 << 63) - 1}
+    records = [make_record(optimizer={**optimizer, "epsilon": e}, schedule=schedule, **base) for e in (1e-7, 1e-6)]
+    names = {branch_name(record) for record in records}
+    assert len(names) == 2
+    assert all(len(name) <= 120 for name in names)
+    assert {make_record(branch=name).branch for name in names} == names
+    with pytest.raises(RecordError, match="seed is -1"):
+        branch_name(make_record(seed=-1))

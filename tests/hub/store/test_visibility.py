@@ -2,54 +2,65 @@
 
 import pytest
 
-from hub import push_index, push_run, push_runs
-from hub.plain.errors import FilesError
+from hub import load_index, push_index, push_run, push_runs
+from hub.plain.errors import FilesError, NotFoundError
 from hub.release.push import collect
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
 
-
-def written(server):
-    return {key: sorted(repo.commits) for key, repo in server.state.repositories.items()}
+NEXT = make_record(run_id="next", seed=1)
 
 
-@pytest.mark.parametrize("kind", ["dataset", "model"])
-def test_a_private_push_into_what_is_public_is_refused(loopback, checkpoint, record, kind):
-    name = "org/demo-runs" if kind == "dataset" else "org/demo-d64-E4"
+@pytest.fixture
+def unchanged(loopback):
+    """A function: forbids a call with this message, and that it writes anything."""
+
+    def check(message, call):
+        def commits():
+            return {key: sorted(repo.commits) for key, repo in loopback.state.repositories.items()}
+
+        before = commits()
+        with pytest.raises(FilesError, match=message):
+            call()
+        assert commits() == before
+
+    return check
+
+
+def test_private_repositories_are_not_shown(loopback, checkpoint, record):
+    store = hub_store(loopback, private=True)
+    push_index(store, "demo", [push_run(store, checkpoint(), record)])
+    assert [repo.private for repo in loopback.state.repositories.values()] == [True, True]
+    stranger = hub_store(loopback, token=False, attempts=1)
+    with pytest.raises(NotFoundError, match="not visible with this token"):
+        load_index(stranger, "demo")
+    assert (store.repos("model"), stranger.repos("model")) == (["demo-d64-E4"], [])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("dataset", "org/demo-runs"), ("model", "org/demo-d64-E4")])
+def test_a_private_push_into_what_is_public_is_refused(loopback, checkpoint, record, kind, name, unchanged):
     loopback.state.create(kind, name, private=False)
-    before = written(loopback)
-    with pytest.raises(FilesError, match=f"private: {name} is public; push without --private"):
-        push_runs(hub_store(loopback, private=True), [(checkpoint(), record)])
-    assert written(loopback) == before
+    private = hub_store(loopback, private=True)
+    message = f"private: {name} is public; push without --private"
+    unchanged(message, lambda: push_runs(private, [(checkpoint(), record)]))
 
 
-def test_an_index_that_is_public_takes_no_row_of_a_private_push(loopback, record):
-    """Also if it became public after it was looked at."""
+def test_an_index_that_became_public_takes_no_row_of_a_private_push(loopback, record, unchanged):
     store = hub_store(loopback, private=True)
     push_index(store, "demo", [record])
-    index = loopback.state.repository("dataset", "org/demo-runs")
-    assert index.private
-    index.private = False
-    before = written(loopback)
-    with pytest.raises(FilesError, match="org/demo-runs is public; nothing was written"):
-        push_index(store, "demo", [make_record(run_id="next", seed=1)])
-    with pytest.raises(FilesError, match="org/demo-runs is public"):
-        push_index(hub_store(loopback, private=True), "demo", [make_record(run_id="next", seed=1)])
-    assert written(loopback) == before
+    loopback.state.repository("dataset", "org/demo-runs").private = False
+    unchanged("org/demo-runs is public; nothing was written", lambda: push_index(store, "demo", [NEXT]))
+    another = hub_store(loopback, private=True)
+    unchanged("org/demo-runs is public", lambda: push_index(another, "demo", [NEXT]))
 
 
-def test_private_models_get_no_public_index(loopback, checkpoint, record):
+def test_private_models_get_no_public_index(loopback, checkpoint, record, unchanged):
     """As when a private push was interrupted, and the command is started again without --private."""
     folder = checkpoint()
     pushed = push_run(hub_store(loopback, private=True), folder, record)
-    before = written(loopback)
-    for push in (
-        lambda: push_runs(hub_store(loopback), [(folder, record)]),
-        lambda: push_index(hub_store(loopback), "demo", [pushed]),
-    ):
-        with pytest.raises(FilesError, match=r"org/demo-d64-E4 is private.* would be public; push with --private"):
-            push()
-    assert written(loopback) == before
+    message = r"org/demo-d64-E4 is private.* would be public; push with --private"
+    unchanged(message, lambda: push_runs(hub_store(loopback), [(folder, record)]))
+    unchanged(message, lambda: push_index(hub_store(loopback), "demo", [pushed]))
     push_index(hub_store(loopback, private=True), "demo", [pushed])
     push_index(hub_store(loopback), "demo", [pushed])  # into the private index, which is no harm
     assert all(repo.private for repo in loopback.state.repositories.values())
@@ -59,9 +70,3 @@ def test_a_public_collection_takes_nothing_private(loopback, record):
     collect(hub_store(loopback), "demo", [])
     with pytest.raises(FilesError, match="collection 'Runs of demo' is public"):
         collect(hub_store(loopback, private=True), "demo", [record])
-
-
-def test_visibility_is_asked_for_once(loopback, runs_of):
-    store = hub_store(loopback)
-    push_index(store, "demo", push_runs(store, runs_of(3)))
-    assert loopback.api_calls().count("list") == 2

@@ -3,14 +3,13 @@
 # ruff: noqa: F811 (fixtures are imported)
 import json
 import shutil
-import subprocess
-import sys
+from itertools import product
 
 import numpy as np
 import pytest
 from huggingface_hub import DatasetCard, ModelCard
 
-from hub import RunRecord, load_index, open_store, push_index, push_runs
+from hub import RunRecord, load_index, open_store
 from hub.plain.markdown import license_of
 from scaling_law import Architecture, JointLaw, load_runs
 from scaling_law.commands.release import FIGURE, law_of, law_section, release_law
@@ -19,20 +18,16 @@ from tests.hub.loopback import Fault
 from tests.hub.samples import make_record, write_safetensors
 
 
-def sweep_records(noise: float = 0.003) -> list[RunRecord]:
+def sweep_records() -> list[RunRecord]:
     """Losses of the published law with noise, on 48 runs of 12 trunks."""
     law, random = JointLaw.published(), np.random.default_rng(0)
     records = []
-    for d_model in (256, 512, 1024):
-        for experts in (1, 2, 4, 8):
-            arch = Architecture(d_model, experts)
-            for tokens in (500_000_000, 1_000_000_000, 4_000_000_000, 16_000_000_000):
-                loss = float(law.loss(arch.n_active, tokens, experts)) + random.normal(0, noise)
-                size = {"d_model": d_model, "n_blocks": arch.n_blocks, "n_heads": arch.n_heads, "vocab_size": 50257}
-                counts = {"experts": experts, "n_active": arch.n_active, "n_total": arch.n_total, "tokens": tokens}
-                trunk = f"demo-d{d_model}-E{experts}"
-                names = {"run_id": f"{trunk}-{tokens}", "parent_run_id": trunk}
-                records.append(make_record(**size, **counts, **names, eval_loss=loss))
+    for d_model, experts, millions in product((256, 512, 1024), (1, 2, 4, 8), (500, 1_000, 4_000, 16_000)):
+        arch, tokens, trunk = Architecture(d_model, experts), millions * 1_000_000, f"demo-d{d_model}-E{experts}"
+        size = arch.shape | {"n_active": arch.n_active, "n_total": arch.n_total, "vocab_size": 50257}
+        loss = float(law.loss(arch.n_active, tokens, experts)) + random.normal(0, 0.003)
+        names = {"run_id": f"{trunk}-{tokens}", "parent_run_id": trunk}
+        records.append(make_record(**size, **names, tokens=tokens, eval_loss=loss))
     return records
 
 
@@ -51,6 +46,18 @@ def runs(tmp_path):
 @pytest.fixture
 def release(shell):
     return lambda *words: shell("release", *words)
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A folder with the published law."""
+    JointLaw.published().save_pretrained(tmp_path / "law")
+    return tmp_path / "law"
+
+
+def keep(count, runs):
+    for folder in sorted(runs.iterdir())[count:]:
+        shutil.rmtree(folder)
 
 
 def test_a_sweep_and_its_law(release, runs, tmp_path):
@@ -87,21 +94,9 @@ def test_a_sweep_and_its_law(release, runs, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_given_law_is_taken_as_it_is(release, runs, tmp_path):
-    JointLaw.published().save_pretrained(tmp_path / "law")
-    assert release(runs, tmp_path / "store", "--law", tmp_path / "law").exit_code == 0
-    store = open_store(tmp_path / "store")
-    assert "Fitted elsewhere; compared with 48 runs" in store.read("dataset", "demo-runs", "README.md").decode()
-    written = json.loads(store.read("model", "demo-law", "scaling_law.json"))
-    assert written["coefficients"] == JointLaw.published().coefficients
-    row = load_index(store, "demo")[0]
-    predicted = JointLaw.published().loss(row.n_active, row.tokens, row.experts)
-    assert f"{float(predicted):.4f} (measured" in store.read("model", row.repo, "README.md", row.branch).decode()
-
-
 def test_too_few_runs_are_released_without_a_law(release, runs, tmp_path, caplog):
-    one = next(path for path in sorted(runs.iterdir()))
-    result = release(one, tmp_path / "store")
+    keep(1, runs)
+    result = release(runs, tmp_path / "store")
     assert result.exit_code == 0, result.output
     assert "released without a law" in caplog.text
     store = open_store(tmp_path / "store")
@@ -109,21 +104,26 @@ def test_too_few_runs_are_released_without_a_law(release, runs, tmp_path, caplog
     assert "demo-law" not in store.repos("model")
 
 
-def test_what_cannot_be_released_is_one_line(release, runs, tmp_path):
-    make_record(sweep="other").save(runs / "zz" / "model")
-    for words, reason in (
-        ((runs, tmp_path / "store"), "holds runs of several sweeps, demo, other"),
-        ((tmp_path / "nothing", tmp_path / "store"), "there is no folder"),
-        ((runs, "ftp://x"), "allowed are a folder"),
-        ((runs, tmp_path / "store", "--law", tmp_path / "none"), "neither a folder or Hub repo"),
-    ):
-        result = release(*words)
-        assert result.exit_code == 2, reason
-    command = [sys.executable, "-m", "scaling_law", "release", str(runs), str(tmp_path / "store")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert shown.returncode == 2
-    assert shown.stderr.startswith("error: ")
-    assert "several sweeps" in shown.stderr
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("nothing", "store"), "there is no folder"),
+        (("runs", "ftp://x"), "allowed are a folder"),
+        (("runs", "store", "--law", "none"), "neither a folder or Hub repo"),
+        (("runs", "store", "--license", "apache2"), "license 'apache2'"),
+        (("runs", "store", "--tag", "v1"), "allowed with a store on the Hub"),
+        (("runs", "store", "--collection"), "allowed with a store on the Hub"),
+        (("two", "store"), "holds runs of several sweeps, demo, other"),
+    ],
+)
+def test_what_cannot_be_released_is_one_line_and_writes_nothing(release, runs, tmp_path, monkeypatch, words, reason):
+    monkeypatch.chdir(tmp_path)
+    for sweep in ("demo", "other"):
+        make_record(sweep=sweep).save(tmp_path / "two" / sweep / "model")
+    result = release(*words)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+    assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "store").exists()
 
 
@@ -138,66 +138,37 @@ def test_a_malicious_status_of_a_law_is_no_markup():
 
 
 def test_the_law_needs_an_index(tmp_path):
-    store = open_store(tmp_path / "store")
-    found = law_of(sweep_records())
     with pytest.raises(LookupError, match="has no index"):
-        release_law(store, "demo", found)
-    records = sweep_records()[:1]
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_safetensors(folder / "model.safetensors", [1.0])
-    (folder / "config.json").write_text("{}")
-    push_index(store, "demo", push_runs(store, [(folder, records[0])]))
-    assert release_law(store, "demo", found)[0] == "demo-law"
+        release_law(open_store(tmp_path / "store"), "demo", law_of(sweep_records()))
 
 
-def test_one_command_releases_runs_law_tag_and_collection(release, runs, tmp_path, loopback, monkeypatch):
+def test_one_command_releases_runs_a_given_law_tag_and_collection(release, runs, published, loopback, monkeypatch):
     monkeypatch.setattr("hub.open_store", lambda uri, private: hub_store(loopback, private=private))
     options = ("--license", "cc-by-4.0", "--tag", "v1", "--collection", "--workers", "4")
-    for folder in sorted(runs.iterdir())[3:]:
-        shutil.rmtree(folder)
-    JointLaw.published().save_pretrained(tmp_path / "law")
-    result = release(runs, "hf://org", "--law", tmp_path / "law", *options)
+    keep(3, runs)
+    result = release(runs, "hf://org", "--law", published, *options)
     assert result.exit_code == 0, result.output
     index = loopback.state.repository("dataset", "org/demo-runs")
     assert index.tags == {"v1": index.branches["main"]}
     tagged = index.commits[index.tags["v1"]].tree
-    assert "## The law" in loopback.state.content(tagged["README.md"]).decode()
+    assert "Fitted elsewhere; compared with 3 runs" in loopback.state.content(tagged["README.md"]).decode()
+    law = loopback.state.repository("model", "org/demo-law").resolve("main").tree["scaling_law.json"]
+    assert json.loads(loopback.state.content(law))["coefficients"] == JointLaw.published().coefficients
     (collection,) = loopback.state.collections.values()
     models = {repo for kind, repo in loopback.state.repositories if kind == "model"}
     assert {item["id"] for item in collection["items"]} == {"org/demo-runs", *models}
-    assert "org/demo-law" in models
-    cards = [loopback.state.content(repo.resolve("main").tree["README.md"]).decode()
-             for repo in loopback.state.repositories.values()]  # fmt: skip
+    trees = [repo.resolve("main").tree for repo in loopback.state.repositories.values()]
+    cards = [loopback.state.content(tree["README.md"]).decode() for tree in trees]
     assert {license_of(card) for card in cards} == {"cc-by-4.0"}
     before = {key: set(repo.commits) for key, repo in loopback.state.repositories.items()}
-    assert release(runs, "hf://org", "--law", tmp_path / "law", *options).exit_code == 0
+    assert release(runs, "hf://org", "--law", published, *options).exit_code == 0
     assert {key: set(repo.commits) for key, repo in loopback.state.repositories.items()} == before
 
 
-def test_a_law_that_cannot_be_published_leaves_a_release_that_is_not_complete(
-    release, runs, tmp_path, loopback, monkeypatch
-):
+def test_a_law_that_cannot_be_published_leaves_an_incomplete_release(release, runs, published, loopback, monkeypatch):
     monkeypatch.setattr("hub.open_store", lambda uri, private: hub_store(loopback, private=private))
-    for folder in sorted(runs.iterdir())[1:]:
-        shutil.rmtree(folder)
-    JointLaw.published().save_pretrained(tmp_path / "law")
+    keep(1, runs)
     denied = Fault(lambda request: request.api == "commit" and "demo-law" in request.path, "status", 403, times=10**9)
     loopback.faults.append(denied)
-    result = release(runs, "hf://org", "--law", tmp_path / "law")
-    assert result.exit_code == 4
+    assert release(runs, "hf://org", "--law", published).exit_code == 4
     assert len(load_index(hub_store(loopback), "demo")) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("--license", "apache2"), "license 'apache2'"),
-        (("--tag", "v1"), "allowed with a store on the Hub"),
-        (("--collection",), "allowed with a store on the Hub"),
-    ],
-)
-def test_options_that_cannot_be_are_refused_before_anything_is_written(release, runs, tmp_path, words, reason):
-    result = release(runs, tmp_path / "store", *words)
-    assert result.exit_code == 2
-    assert not (tmp_path / "store").exists()

@@ -4,16 +4,13 @@
 import pytest
 from huggingface_hub import ModelCard
 
-from hub import push_index
 from hub.plain.errors import HubError
 from hub.release.sources import read_file
 from hub.store.transport import Transport
-from scaling_law import JointLaw, Runs, fit, load_runs
-from scaling_law.runs.table import RunsError
-from scaling_law.size.recipe import published_design
-from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
+from scaling_law import JointLaw, fit
+from tests.hub.conftest import loopback, online  # noqa: F401
 from tests.hub.loopback import TOKEN
-from tests.hub.samples import make_record
+from tests.scaling_law.synthetic import synthetic_runs
 
 
 @pytest.fixture
@@ -28,10 +25,7 @@ def server(loopback, monkeypatch):
 
 
 def test_a_law_survives_the_hub_with_its_draws_and_conditions(server, tmp_path):
-    law = JointLaw.published()
-    design = published_design()
-    loss = law.loss(design.n_active, design.tokens, design.experts)
-    fitted = fit(Runs.from_columns(design.n_active, design.tokens, design.experts, loss)).bootstrap(5).law
+    fitted = fit(synthetic_runs()).bootstrap(5).law
     before = len(server.requests)
     commit = fitted.push_to_hub("org/my-law", token=TOKEN)
     again = JointLaw.from_pretrained("org/my-law")
@@ -59,13 +53,3 @@ def test_what_is_not_there_or_has_no_owner_is_said(server):
         JointLaw.published().push_to_hub("my-law")
     with pytest.raises(HubError):
         JointLaw.published().push_to_hub("org/my-law", token="hf_" + "x" * 34)
-
-
-def test_runs_are_read_from_the_index_on_the_hub(server):
-    records = [make_record(run_id=f"run-{i}", seed=i, eval_loss=4.0 - i / 10) for i in range(3)]
-    push_index(hub_store(server), "demo", records)
-    runs = load_runs("org/demo-runs")
-    assert runs.loss.tolist() == [4.0, 3.9, 3.8]
-    assert runs.n_active.tolist() == [record.n_active for record in records]
-    with pytest.raises((RunsError, HubError), match="nothing-runs"):
-        load_runs("org/nothing-runs")

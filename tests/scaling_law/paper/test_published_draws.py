@@ -28,10 +28,6 @@ def test_the_command_makes_the_shipped_draws_again(published, tmp_path):
     again = published.replace(draws=np.load(target))
     # E_max may differ between machines, the losses may not
     np.testing.assert_allclose(again.loss_draws(*DESIGN), published.loss_draws(*DESIGN)[:4], rtol=0, atol=1e-6)
-    assert published.draws.shape == (1000, 11)
-
-
-def test_other_seeds_are_other_draws(published):
     other = published.replace(draws=make_draws(2, seed=1))
     assert np.abs(other.loss_draws(*DESIGN) - published.loss_draws(*DESIGN)[:2]).max() > 1e-4
 
@@ -68,11 +64,7 @@ def test_draws_travel_with_the_published_law(fresh, tmp_path):
     np.testing.assert_array_equal(loaded.draws, fresh.draws)
     assert loaded.conditions == fresh.conditions
     assert "not the authors'" in loaded.conditions.draws
-    view = fresh.to_chinchilla(8)
-    assert view.conditions is fresh.conditions
-    np.testing.assert_allclose(view.loss_draws(1e9, 1e10, 8), fresh.loss_draws(1e9, 1e10, 8))
-    row = fresh.optimal(1e21).best
-    assert row.loss_interval[0] < row.loss < row.loss_interval[1]
+    np.testing.assert_allclose(fresh.to_chinchilla(8).loss_draws(1e9, 1e10, 8), fresh.loss_draws(1e9, 1e10, 8))
 
 
 def test_draws_belong_to_their_coefficients(fresh):
@@ -82,13 +74,3 @@ def test_draws_belong_to_their_coefficients(fresh):
     assert JointLaw.published(rounded=True).draws is None
     with pytest.raises(ValueError, match=r"shape \(2, 3\); \[n, 11\] is needed"):
         _ = fresh.replace(draws=lambda: np.zeros((2, 3))).draws
-
-
-def test_refusals(tmp_path):
-    with pytest.raises(ValueError, match="n_draws=0 must be at least 1"):
-        make_draws(0)
-    command = [sys.executable, "-m", "scaling_law.paper.published_draws", str(tmp_path / "draws.txt")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "the suffix must be .npy" in done.stderr
-    assert not list(tmp_path.iterdir())

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.plain.tables import as_text
 from scaling_law import ExtrapolationError, JointLaw
 from scaling_law.planning.inverse import cheapest_budget, flop_savings, smallest_memory
 from scaling_law.planning.matched import matched_memory, tokens_to_reach
@@ -45,18 +44,8 @@ def test_smallest_memory_that_beats_a_dense_model(published):
         assert published.optimal(flops, [e], max_memory_bytes=memory)[e].loss == pytest.approx(loss, abs=1e-9)
         assert published.optimal(flops, [e], max_memory_bytes=0.98 * memory)[e].loss > loss
     assert np.isinf(smallest_memory(published, 1e18, 2.0, [1]).memory_bytes[0])
-    assert "N_act" in found._repr_html_()
-    assert found.to_dataframe().tokens_per_parameter.tolist() == (found.tokens / found.n_active).tolist()
     with pytest.raises(ValueError, match="max_memory_bytes"):
         smallest_memory(published, 1e20, 2.5, max_memory_bytes=1e9)
-
-
-def test_a_narrow_terminal_shows_the_answer_first(published):
-    lines = as_text(cheapest_budget(published, [2.3, 2.2], [1, 8]), width=60).splitlines()
-    assert [cell.strip() for cell in lines[1].split("┃")[1:-1]] == ["loss", "E", "FLOPs", "memory", "N_act", "tokens"]
-    second = next(line for line in lines if "N_total" in line)
-    assert [cell.strip() for cell in second.split("┃")[1:-1]] == ["loss", "E", "N_total", "D/N"]
-    assert not any(len(line) > 60 for line in lines)
 
 
 def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
@@ -66,8 +55,6 @@ def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     found = smallest_memory(published, 1e22, 2.3, [1, 32])
     assert found.trusted.tolist() == [True, False]
     assert any("D/N 45.5K" in warning for warning in found.warnings)
-    forced = smallest_memory(published, 1e22, 2.3, [8, 32], force=True)
-    assert not forced.trusted.any()
     with pytest.raises(ExtrapolationError, match="D 6"):
         cheapest_budget(published, [2.3, 1.42], [1])  # one of two losses
     assert cheapest_budget(published, [2.3, 1.42], [1], force=True).trusted.tolist() == [[True], [False]]
@@ -81,29 +68,18 @@ def test_tokens_to_reach_inverts_the_law(log_n, log_d, experts):
     law = JointLaw.published()
     loss = law.loss(10**log_n, 10**log_d, experts)
     assert tokens_to_reach(law, loss, 10**log_n, experts) == pytest.approx(10**log_d, rel=1e-6)
-
-
-def test_tokens_cannot_replace_all_parameters(published):
-    assert np.isinf(tokens_to_reach(published, 2.0, 1e8, 8))
+    assert np.isinf(tokens_to_reach(law, 2.0, 1e8, 8))  # tokens cannot replace all parameters
 
 
 def test_rule_of_thumb(published):
     """E ≤ 8: holds for 1e16 … 1e27 with at least 0.0075 nats; E = 16 fails from 3e25, E = 32 from 1e23."""
     flops = np.geomspace(1e16, 1e27, 111)
     found = matched_memory(published, flops, [2, 4, 8, 16, 32], force=True)
-    assert "gain" in found.to_dataframe().columns
-    assert "<pre" in found._repr_html_()
     holds = found.gain > 0
     assert holds[:, :3].all()
     assert found.gain[:, :3].min() == pytest.approx(0.0075, abs=1e-4)
     first = [flops[np.argmin(holds[:, i])] for i in (3, 4)]
-    assert first[0] == pytest.approx(3e25, rel=0.3)
-    assert first[1] == pytest.approx(1e23, rel=0.3)
+    assert first == pytest.approx([3e25, 1e23], rel=0.3)
     assert np.all((found.token_ratio <= [2, 4, 8, 16, 32]) == holds)
-
-
-def test_matched_models_beat_dense_ones(published):
-    """Appendix: matched in FLOPs and total parameters, E = 2, 4, 8 beat the compute-optimal dense model."""
-    flops = np.geomspace(1e19, 1e25, 13)
-    dense = published.compute_optimal(flops, 1.0).loss[:, None]
-    assert np.all(matched_memory(published, flops, [2, 4, 8]).loss < dense)
+    inside = (flops >= 1e19) & (flops <= 1e25)  # appendix: the same FLOPs and total parameters beat the dense model
+    assert np.all(found.loss[inside, :3] < found.dense_loss[inside])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hub.plain.tables import as_text
 from scaling_law import Architecture, ChinchillaLaw, ExtrapolationError, JointLaw
 from scaling_law.planning.inverse import cheapest_budget
-from scaling_law.planning.optimum import ComputeOptimum, Constraints, optimal_widths
+from scaling_law.planning.optimum import Constraints, optimal_widths
 from scaling_law.planning.plan import plan
 from scaling_law.size.architecture import active_parameters, kv_cache_elements, total_parameters
 
@@ -38,63 +38,49 @@ def test_closed_form_is_the_minimum_along_the_budget(published):
     np.testing.assert_allclose(6 * found.n_active * found.tokens, np.array([[1e20], [1e22]]) * np.ones(6), rtol=1e-12)
     for scale in (0.97, 1.03):
         assert np.all(published.loss(found.n_active * scale, found.tokens / scale, EXPERTS) > found.loss)
+    frame = found.to_dataframe()
+    assert frame.flops.tolist() == [1e20] * 6 + [1e22] * 6
+    assert frame.n_active.tolist() == found.n_active.ravel().tolist()
+    assert "N_act" in found._repr_html_()
 
 
-@pytest.mark.parametrize("integral", [False, True])
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {},
-        {"max_parameters": 3e9},
-        {"max_memory_bytes": 24e9, "kv_cache_tokens": 16384},
-        {"max_memory_bytes": 80e9, "kv_cache_tokens": 2e6, "kv_heads_ratio": 0.25, "bytes_per_kv": 1.0},
-        {"inference_tokens": 1e11},
-        {"max_memory_bytes": 80e9, "max_parameters": 2e10, "kv_cache_tokens": 1e5, "inference_tokens": 5e11},
-        {"max_memory_bytes": 8e9, "vocab_size": 128_000, "bytes_per_parameter": 1.0},
-    ],
+LIMITS = {
+    "max_parameters": st.floats(7, 12),
+    "max_memory_bytes": st.floats(7, 13),
+    "kv_cache_tokens": st.floats(0, 7),
+    "inference_tokens": st.floats(6, 13),
+}  # log10
+COSTS = {
+    "bytes_per_parameter": st.sampled_from([0.5, 1.0]),
+    "bytes_per_kv": st.just(1.0),
+    "kv_heads_ratio": st.floats(0.1, 1),
+    "vocab_size": st.sampled_from([1000, 128_000]),
+}
+
+
+@settings(max_examples=60)
+@given(
+    st.floats(18, 25),
+    st.fixed_dictionaries({}, optional=LIMITS),
+    st.fixed_dictionaries({}, optional=COSTS),
+    st.booleans(),
 )
-@pytest.mark.parametrize("flops", [1e19, 1e21, 5e22])
-def test_constrained_optimum_is_that_of_brute_force(published, flops, limits, integral):
-    constraints = Constraints(**limits)
-    found = optimal_widths(published, flops, EXPERTS, constraints, integral)
+def test_constrained_optimum_is_that_of_brute_force(log_flops, log_limits, costs, integral):
+    law, flops = JointLaw.published(), 10**log_flops
+    constraints = Constraints(**costs, **{name: 10**value for name, value in log_limits.items()})
+    found = optimal_widths(law, flops, EXPERTS, constraints, integral)
     widths = 64.0 * np.arange(1, 1001) if integral else np.geomspace(64, 64_000, 60_001)
     for i, experts in enumerate(EXPERTS):
-        loss, width = brute_force(published, flops, experts, constraints, widths)
+        loss, width = brute_force(law, flops, experts, constraints, widths)
         if not integral and np.isfinite(loss):  # a second, finer grid: at a limit the error is first order in the step
-            around = np.geomspace(width / 1.0003, width * 1.0003, 60_001)
-            loss, width = brute_force(published, flops, experts, constraints, around)
+            around = np.geomspace(max(width / 1.0003, 64), width * 1.0003, 60_001)
+            loss, width = brute_force(law, flops, experts, constraints, around)
         assert found.fits[i] == np.isfinite(loss)
         if integral:
             assert found.d_model[i] == width
         if np.isfinite(loss):
             assert found.loss[i] <= loss + 1e-12
             assert found.loss[i] == pytest.approx(loss, abs=1e-12 if integral else 1e-8)
-
-
-@settings(max_examples=60)
-@given(
-    st.floats(18, 25),
-    st.floats(7.2, 13),
-    st.floats(0, 7),
-    st.one_of(st.just(0.0), st.floats(1e6, 1e13)),
-    st.integers(1, 64),
-    st.booleans(),
-)
-def test_optimum_properties(log_flops, log_memory, log_cache, inference, experts, integral):
-    law, flops = JointLaw.published(), 10**log_flops
-    limits = {"max_memory_bytes": 10**log_memory, "kv_cache_tokens": 10**log_cache, "inference_tokens": inference}
-    found = optimal_widths(law, flops, [experts], Constraints(**limits), integral)
-    if not found.fits[0]:
-        return
-    d, n, tokens = found.d_model[0], found.n_active[0], found.tokens[0]
-    memory = 2 * total_parameters(d, experts) + 2 * kv_cache_elements(d, 10**log_cache)
-    assert memory <= 10**log_memory * (1 + 1e-9)
-    assert 6 * n * tokens + 2 * n * inference == pytest.approx(flops, rel=1e-9)
-    assert found.loss[0] == pytest.approx(law.loss(n, tokens, experts), rel=1e-12)
-    roomier = Constraints(**limits | {"max_memory_bytes": 10 ** (log_memory + 0.3)})
-    assert optimal_widths(law, flops, [experts], roomier).loss[0] <= found.loss[0] + 1e-12
-    if integral:
-        assert d % 64 == 0
 
 
 def test_caption_of_the_matched_models(published):
@@ -111,15 +97,13 @@ def test_table_of_the_best_models(published):
     table = published.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384)
     assert [row.experts for row in table] == EXPERTS
     assert table.best is table[16]
-    assert {row.limited_by for row in table.rows[2:]} == {"memory"}
-    assert table[1].limited_by == "compute"
+    assert [row.limited_by for row in table] == ["compute", "compute", *["memory"] * 4]
     for row in table.rows[2:]:
         assert row.memory_bytes == pytest.approx(80e9, rel=1e-9)
         assert row.weight_bytes == pytest.approx(2 * row.n_total)
-    assert "best" in str(table)
     frame = table.to_dataframe()
     assert frame.loc[frame.best, "experts"].tolist() == [16]
-    assert table.to_dict()["best"]["experts"] == 16
+    assert "N_act" in table._repr_html_()
 
 
 def test_integral_rows_are_architectures(published):
@@ -134,16 +118,11 @@ def test_integral_rows_are_architectures(published):
         published.optimal(1e21)[1].config_arguments()
 
 
-def test_guard_far_below_the_fitted_range(published):
+def test_a_law_without_ranges_says_so(published):
     """Under about 0.34B elements at 5e22 the bare law prefers sparse models with absurd D/N."""
     bare = published.replace(conditions=None).optimal(5e22, max_parameters=0.06e9)
     assert bare.best.experts > 1
     assert "no fitted ranges" in bare.warnings[0]
-    with pytest.raises(ExtrapolationError, match=r"D/N .* is outside the fitted 0.361…72.7 .*force=True"):
-        published.optimal(5e22, max_parameters=0.06e9)
-    forced = published.optimal(5e22, max_parameters=0.06e9, force=True)
-    assert not forced.best.trusted
-    assert any("do not act" in warning for warning in forced.warnings)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +132,15 @@ def test_guard_far_below_the_fitted_range(published):
         ({"flops": 1e12}, r"\(÷"),
         ({"flops": 1e22, "experts": [60_000]}, "E = 60000"),
         ({"flops": 6e15, "experts": [1], "vocab_size": 10_000_000}, "D/N"),  # the smallest width is too large a model
+        ({"flops": 5e22, "max_parameters": 0.06e9}, r"D/N .* is outside the fitted 0.361…72.7 .*force=True"),
     ],
 )
 def test_the_guard_looks_at_every_quantity_in_both_directions(published, question, beyond):
-    with pytest.raises(ExtrapolationError, match=beyond):
-        published.optimal(**question)
-    assert published.optimal(**question, force=True).best.warnings
-    if "vocab_size" not in question:
+    bare = [published.compute_optimal] if question.keys() <= {"flops", "experts"} else []
+    for ask in (published.optimal, *bare):
         with pytest.raises(ExtrapolationError, match=beyond):
-            published.compute_optimal(**question)
-        assert published.compute_optimal(**question, force=True).warnings
+            ask(**question)
+        assert any("do not act" in warning for warning in ask(**question, force=True).warnings)
 
 
 def test_rows_beyond_the_guard_are_not_compared_unless_forced(published):
@@ -180,8 +158,6 @@ def test_a_tie_is_called_one(published):
     question = {"flops": 1e22, "max_memory_bytes": 80e9, "kv_cache_tokens": 16_384}
     plain = published.replace(draws=None).optimal(**question)
     assert plain.comparison.tied == (16, 8, 32)
-    assert plain.comparison.error == 0.0062
-    assert plain.comparison.win_shares == {}
     text = "E = 8, 16 and 32 cannot be told apart (0.0038 nats between the best two; the law's error is 0.0062)"
     assert text in plain.warnings
     table = published.optimal(**question)
@@ -190,8 +166,6 @@ def test_a_tie_is_called_one(published):
     assert shares[16] > shares[8] > 0.05
     assert table.comparison.interval[0] < 0 < table.comparison.difference < table.comparison.interval[1]
     assert {8.0, 16.0} <= set(table.comparison.tied)
-    data = table.to_dict()
-    assert data["comparison"]["win_shares"]["16"] == data["rows"][4]["win_share"] == shares[16]
     assert table.to_dataframe().win_share.tolist() == list(shares.values())
     assert " tie " in str(table)
     clear = published.replace(draws=None).optimal(1e20, [1, 32])
@@ -228,15 +202,9 @@ def test_contradictory_constraints_say_what_is_needed(published):
         ({"flops": 1e20, "experts": []}, "experts"),
         ({"flops": 1e20, "max_parameters": 0}, "max_parameters"),
         ({"flops": 1e20, "kv_cache_tokens": -1}, "kv_cache_tokens"),
-        ({"flops": 1e20, "bytes_per_kv": 0}, "bytes_per_kv"),
         ({"flops": 1e20, "kv_heads_ratio": 2}, "kv_heads_ratio"),
         ({"flops": 1e20, "experts": [1.5], "integral": True}, "experts"),
-        ({"flops": [1e20, 1e21]}, r"flops=\[1e\+20, 1e\+21\]: optimal takes one budget"),
-        ({"flops": 1e20, "experts": "1,two"}, "experts='1,two': 'two' is not an integer"),
-        ({"flops": 1e20, "experts": [1, None, "x"]}, "experts="),
-        ({"flops": np.array([1e20, 1e21])}, r"flops=\[1e\+20, 1e\+21\]"),
-        ({"flops": "much"}, "flops='much' is not a quantity"),
-        ({"flops": 1e20, "max_memory_bytes": "80XB"}, "max_memory_bytes='80XB' is not a quantity"),
+        ({"flops": np.array([1e20, 1e21])}, r"flops=\[1e\+20, 1e\+21\]: optimal takes one budget"),
         ({"flops": 1e20, "max_memory_bytes": [80e9]}, "max_memory_bytes"),
         ({"flops": 1e20, "max_parameters": True}, "max_parameters=True"),
     ],
@@ -267,11 +235,8 @@ def test_arguments_have_names(published, method):
 def test_both_laws_answer_alike(published):
     """The Chinchilla view of one E gives the row of that E, and refuses others."""
     view = published.to_chinchilla(8)
-    signatures = [inspect.signature(kind.optimal) for kind in (JointLaw, ChinchillaLaw)]
-    assert signatures[0] == signatures[1]
+    assert inspect.signature(JointLaw.optimal) == inspect.signature(ChinchillaLaw.optimal)
     found = view.compute_optimal([1e20, 1e21])
-    assert isinstance(found, ComputeOptimum)
-    assert found.n_active.shape == (2,)
     np.testing.assert_allclose(found.n_active, published.compute_optimal([1e20, 1e21], 8).n_active)
     limits = {"max_memory_bytes": 24e9, "kv_cache_tokens": 16_384}
     mine, theirs = view.optimal(1e21, **limits).best, published.optimal(1e21, [8], **limits).best
@@ -283,36 +248,21 @@ def test_both_laws_answer_alike(published):
             ask(1e20, [4, 8])
 
 
-# A law as tiny sweeps give: with few runs and much scatter an exponent of E = 1, 2 is positive, and of half the draws.
-RISING = {"alpha": 0.12, "gamma": -0.09}
-
-
-def rising_law(published):
-    """Of 1/5 of the draws none has an optimum at any E; the others as the law, from E = 4 on."""
-    law = published.replace(**RISING)
-    draws = np.tile(list(law.coefficients.values()), (50, 1))
-    draws[:, 1] += np.where(np.arange(50) < 10, 0.6, 0.0)
-    draws[:, 0] *= np.linspace(0.9, 1.1, 50)
-    return law.replace(draws=draws)
-
-
-def test_experts_without_an_optimum_are_left_out_and_named(published):
-    table = rising_law(published).optimal(1e21, vocab_size=1000, force=True)
-    assert [row.experts for row in table] == [4, 8, 16, 32]
-    assert set(table.experts_without_optimum) == {1, 2}
-    assert any("E = 1 is left out: the loss does not fall with N_act (exponent +0.0" in w for w in table.warnings)
-    for row in table:
-        assert row.loss_interval[0] < row.loss < row.loss_interval[1]
-    assert table.to_dict()["experts_without_optimum"]["2"]
-    with pytest.raises(ValueError, match="no compute optimum for some of these experts: E = 1: the loss does not"):
-        rising_law(published).compute_optimal(1e21)
-
-
 def test_draws_without_an_optimum_leave_an_interval(published):
-    drawn = rising_law(published).optimum_draws(1e21, [1, 4, 8], vocab_size=1000)
+    """As tiny sweeps give: the exponent of N is positive for E = 1 and 2, and in 1/5 of the draws for any E."""
+    law = published.replace(alpha=0.12, gamma=-0.09)
+    draws = np.tile(list(law.coefficients.values()), (50, 1))
+    draws[:10, 1] += 0.6
+    draws[:, 0] *= np.linspace(0.9, 1.1, 50)
+    law = law.replace(draws=draws)
+    drawn = law.optimum_draws(1e21, [1, 4, 8], vocab_size=1000)
     assert np.isnan(drawn.n_active).mean(axis=0).tolist() == [1, 0.2, 0.2]
     low, high = np.nanquantile(drawn.n_active[:, 1:], [0.025, 0.975], axis=0)
     assert np.all(low < high)
+    for row in law.optimal(1e21, vocab_size=1000, force=True):
+        assert row.loss_interval[0] < row.loss < row.loss_interval[1]
+    with pytest.raises(ValueError, match="no compute optimum for some of these experts: E = 1: the loss does not"):
+        law.compute_optimal(1e21)
 
 
 def test_a_law_that_does_not_fall_has_no_optimum_and_says_why(published):
@@ -322,30 +272,19 @@ def test_a_law_that_does_not_fall_has_no_optimum_and_says_why(published):
             ask(1e20)
 
 
-@pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("integral", [False, True])
-def test_a_narrow_terminal_shows_the_answer_first_and_drops_nothing(published, width, integral):
+def test_a_narrow_terminal_shows_the_answer_first_and_drops_nothing(published, integral):
     table = published.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=integral)
-    lines = as_text(table, width).splitlines()
-    first = next(line for line in lines if "N_act" in line)
-    assert first.split("┃")[1].strip() == "E"
-    assert all(name in first for name in ("d_model", "tokens", "loss"))
+    lines = as_text(table, width=60).splitlines()
+    first = [cell.strip() for cell in next(line for line in lines if "N_act" in line).split("┃")]
+    assert first[1] == "E"
+    assert {"d_model", "N_act", "tokens", "loss"} <= set(first)
     best = next(line for line in lines if line.split("│")[-2:-1] == [" best "])
     assert all(text in best for text in (f"{table.best.d_model:.0f}", f"{table.best.loss:.4f}"))
     shown = {cell.strip() for line in lines if "┃" in line for cell in line.split("┃")}
     wide = {cell.strip() for cell in str(table).splitlines()[2].split("┃")}
     assert wide <= shown
-    assert not any(len(line) > width or "…\n" in line for line in lines)
-
-
-def test_results_are_frames_and_html(published):
-    found = published.compute_optimal([1e20, 1e21], [1, 8])
-    frame = found.to_dataframe()
-    assert frame.flops.tolist() == [1e20, 1e20, 1e21, 1e21]
-    assert frame.n_active.tolist() == found.n_active.ravel().tolist()
-    for result in (published.optimal(1e20, [1, 8]), found):
-        assert "<pre" in (html := result._repr_html_())
-        assert "N_act" in html
+    assert not any(len(line) > 60 or "…\n" in line for line in lines)
 
 
 def test_a_rate_outside_the_range_of_its_law_is_warned_of(published):

@@ -3,14 +3,10 @@
 Damage ends a run with exit status 3 and one line that says which file, and what to do.
 """
 
-import json
 import threading
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,22 +16,10 @@ from tests.training.token_caches import contents, flip_a_bit, prepare
 from training.data import builder
 from training.data import cache as tokens
 from training.data import text as text_module
-from training.data.builder import GrowingCache
-from training.data.cache import CorruptCacheError, TokenCache, encoder, open_cache
+from training.data.cache import CorruptCacheError, TokenCache, encoder
 from training.data.text import TextSource
-from training.data.tokenizer import END_OF_TEXT, description, load_tokenizer, train_tokenizer
-from training.run.inputs import held_out, held_out_tokens, text_sources, training_data
-from training.run.main import main
-
-
-@pytest.fixture(scope="module")
-def many_files(tmp_path_factory):
-    """Twelve files of 20 documents each."""
-    folder = tmp_path_factory.mktemp("many")
-    for i in range(12):
-        columns = {"text": make_documents(20, i), "id": [f"{i}-{j}" for j in range(20)], "score": [1.0] * 20}
-        pq.write_table(pa.table(columns), folder / f"train-{i:05d}-of-00012.parquet", row_group_size=7)
-    return folder
+from training.data.tokenizer import END_OF_TEXT, description, train_tokenizer
+from training.run.inputs import text_sources, training_data
 
 
 def test_the_cache_is_every_document_followed_by_end_of_text(corpus, tokenizer, tmp_path, monkeypatch):
@@ -59,10 +43,10 @@ def test_the_cache_is_every_document_followed_by_end_of_text(corpus, tokenizer, 
     ("file_seed", "held_out", "part_bytes"), [(None, True, 1 << 23), (3, False, 1 << 23), (1, True, 700)]
 )
 def test_a_cache_in_pieces_is_byte_for_byte_the_one_in_one_go(
-    many_files, tokenizer, tmp_path, small_shards, monkeypatch, file_seed, held_out, part_bytes
+    crawls, tokenizer, tmp_path, small_shards, monkeypatch, file_seed, held_out, part_bytes
 ):
     monkeypatch.setattr(text_module, "PART_BYTES", part_bytes)
-    source = TextSource(str(many_files), held_out_buckets=300, held_out=held_out, file_seed=file_seed)
+    source = TextSource(str(crawls), held_out_buckets=300, held_out=held_out, file_seed=file_seed)
     whole = prepare(source, tokenizer, tmp_path / "whole")
     assert len(whole.shards) > 5
     for until in (1, 1, 1500, 1500, 3000):  # extended, left as it is, extended
@@ -81,18 +65,6 @@ def test_a_cache_in_pieces_is_byte_for_byte_the_one_in_one_go(
     assert contents(extended.folder) == before
 
 
-def test_the_recipe_of_the_stored_order_is_that_of_earlier_versions(corpus, tokenizer, tmp_path):
-    """And so is its folder."""
-    stored, shuffled = (prepare(TextSource(str(corpus), file_seed=seed), tokenizer, tmp_path) for seed in (None, 0))
-    names = {"format", "shard_tokens", "source", "tokenizer", "eos_token_id", "dtype", "max_tokens"}
-    assert set(stored.recipe) == names
-    assert set(stored.recipe["source"]) == {
-        *("dataset", "config", "revision", "split", "text_column", "held_out_buckets", "held_out", "file_seed")
-    }
-    assert shuffled.folder != stored.folder
-    assert shuffled.recipe["order"] == text_module.ORDER_RECIPE
-
-
 def test_a_crash_at_any_write_leaves_a_cache_that_is_continued(corpus, tokenizer, tmp_path, small_shards):
     whole = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "whole")
     cut = prepare(TextSource(str(corpus)), tokenizer, tmp_path / "cut", until=2000)
@@ -105,52 +77,29 @@ def test_a_crash_at_any_write_leaves_a_cache_that_is_continued(corpus, tokenizer
     assert np.array_equal(resumed.read(0, len(whole)), whole.read(0, len(whole)))
 
 
-def test_max_tokens_ends_the_cache_with_the_document_that_reaches_it(corpus, tokenizer, tmp_path, small_shards):
-    cache = prepare(TextSource(str(corpus)), tokenizer, tmp_path, max_tokens=1000)
-    assert 1000 <= len(cache) < 1500
-    assert cache.complete
-    assert prepare(TextSource(str(corpus)), tokenizer, tmp_path, max_tokens=2000).folder != cache.folder
-
-
-def test_documents_longer_than_a_shard_and_a_single_one(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokens, "SHARD_TOKENS", 5)
-    long = make_documents(3, 0)
-    write_dataset(tmp_path / "long", {"train": long})
-    cache = prepare(TextSource(str(tmp_path / "long")), tokenizer, tmp_path)
-    assert [shard["documents"] for shard in cache.shards] == [1, 1, 1]
-    write_dataset(tmp_path / "one", {"train": long[:1]})
-    one = prepare(TextSource(str(tmp_path / "one")), tokenizer, tmp_path)
-    assert one.read(0, len(one)).tolist() == [*tokenizer(long[0])["input_ids"], tokenizer.eos_token_id]
-    assert one.complete
-
-
 def test_no_document_is_an_error(corpus, tokenizer, tmp_path):
-    everything, nothing = (TextSource(str(corpus), held_out_buckets=1000, held_out=held) for held in (True, False))
-    assert sum(shard["documents"] for shard in prepare(everything, tokenizer, tmp_path).shards) == 300
-    with pytest.raises(ValueError, match=r"data.dataset: split 'train' .* has no document to train on"):
-        prepare(nothing, tokenizer, tmp_path)
     write_dataset(tmp_path / "few", {"train": make_documents(1, 0)})
-    with pytest.raises(ValueError, match="has no document that is held out"):
-        prepare(TextSource(str(tmp_path / "few"), held_out_buckets=1, held_out=True), tokenizer, tmp_path)
+    for folder, buckets, held, missing in (
+        (corpus, 1000, False, "to train on"),
+        (tmp_path / "few", 1, True, "that is held out"),
+    ):
+        with pytest.raises(ValueError, match=rf"data.dataset: split 'train' .* has no document {missing}"):
+            prepare(TextSource(str(folder), held_out_buckets=buckets, held_out=held), tokenizer, tmp_path)
 
 
-def test_large_vocabularies_take_four_bytes(corpus, tokenizer, tmp_path, monkeypatch):
-    small = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
-    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 70_000)
-    large = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
-    assert (small.recipe["dtype"], large.recipe["dtype"]) == ("<u2", "<u4")
-    assert large.folder != small.folder
-    assert np.array_equal(large.read(0, len(large)), small.read(0, len(small)))
-
-
-def test_another_text_or_tokenizer_makes_another_cache(corpus, tokenizer, tmp_path):
+def test_another_text_or_tokenizer_makes_another_cache(corpus, tokenizer, tmp_path, monkeypatch):
     first = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
     changed = tmp_path / "corpus"
     write_dataset(changed, {"train": make_documents(299, 0)})
     assert prepare(TextSource(str(changed)), tokenizer, tmp_path).folder != first.folder
     other = train_tokenizer(make_documents(300, 0), 290, tmp_path / "other", progress=False)
     assert prepare(TextSource(str(corpus)), other, tmp_path).folder != first.folder
+    tokenizer(["a", "b b"], padding=False, truncation=True, max_length=4)  # changes the backend's state
     assert prepare(TextSource(str(corpus)), tokenizer, tmp_path).folder == first.folder
+    monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 70_000)
+    large = prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    assert (first.recipe["dtype"], large.recipe["dtype"]) == ("<u2", "<u4")
+    assert np.array_equal(large.read(0, len(large)), first.read(0, len(first)))
 
 
 # -- tokens
@@ -174,38 +123,7 @@ def test_any_text_gets_the_ids_that_the_tokenizer_gives(tokenizer, texts):
         assert np.frombuffer(data, "<u4").tolist() == [*expected, tokenizer.eos_token_id], text
 
 
-def test_the_tokenizer_survives_a_round_trip(tokenizer_folder):
-    loaded = load_tokenizer(str(tokenizer_folder))
-    text = "A router's loss: naïve café, 中文 — £5!\n\tdone"
-    assert loaded.decode(loaded(text)["input_ids"]) == text
-    before = description(loaded)
-    loaded(["a", "b b"], padding=False, truncation=True, max_length=4)  # changes the backend's state
-    assert description(loaded) == before
-    with pytest.raises(ValueError, match="at least 257"):
-        train_tokenizer(["text"], 100, "unused")
-
-
 # -- damage
-
-
-@pytest.mark.parametrize("which", [0, 1], ids=["training", "held out"])
-def test_a_flipped_bit_ends_the_run_before_it_begins(tiny, tokenizer, tmp_path, capsys, which):
-    arguments = tiny(data__cache_dir=str(tmp_path / "cache"))
-    sizes = (None, held_out_tokens(arguments))
-    sources = zip(text_sources(arguments), sizes, strict=True)
-    folders = [prepare(source, tokenizer, tmp_path / "cache", tokens).folder for source, tokens in sources]
-    for intact in (training_data(arguments, tokenizer), held_out(arguments, tokenizer)):
-        intact.tokens.close()
-    path = Path(arguments.run.output_dir).with_suffix(".yaml")
-    arguments.save(path)
-    flip_a_bit(folders[which] / "tokens-00000.bin")
-    assert main(["--config", str(path)]) == 3
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert line == (
-        f"error: {folders[which] / 'tokens-00000.bin'} has another sha256 than when it was written; "
-        f"delete the folder {folders[which]}, and the next start tokenises it again"
-    )
-    assert not Path(arguments.run.output_dir).exists()
 
 
 def test_a_shard_that_comes_later_is_compared_before_it_is_read(corpus, tokenizer, tmp_path, small_shards):
@@ -214,41 +132,25 @@ def test_a_shard_that_comes_later_is_compared_before_it_is_read(corpus, tokenize
     flip_a_bit(damaged)
     cache = TokenCache(whole.folder)
     cache.read(0, 2000)
-    sequences = np.arange(cache.n_sequences(32))
-    for read in (
-        lambda: cache.read(0, len(cache)),
-        lambda: cache.sequences(sequences, 32),
-        lambda: cache.check_shard(4),
-    ):
-        with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin has another sha256"):
-            read()
+    with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin has another sha256"):
+        cache.sequences(np.arange(cache.n_sequences(32)), 32)
     damaged.write_bytes(damaged.read_bytes()[:-2])
     with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin does not hold"):
         TokenCache(whole.folder)
 
 
 def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_path, monkeypatch, small_shards):
+    """In the last shard, by the thread that compares: a batch reads the first ones."""
     started, check = threading.Event(), TokenCache.check_shard
     monkeypatch.setattr(builder, "_CHECK_SECONDS", 0)
     monkeypatch.setattr(TokenCache, "check_shard", lambda cache, number: started.wait(10) and check(cache, number))
-    arguments = tiny(data__cache_dir=str(tmp_path / "cache"))
-    source = text_sources(arguments)[0]
-    cache = prepare(source, tokenizer, tmp_path / "cache")
-    flip_a_bit(cache.folder / cache.shards[-1]["file"])
-    one = GrowingCache(cache, source, None)
-    one.start()
-    started.set()
-    one._thread.join(10)
-    with pytest.raises(CorruptCacheError, match="another sha256"):
-        one.check()
-    others = GrowingCache(TokenCache(cache.folder), source, None, patience=5.0)
-    others.start()
-    assert not hasattr(others, "_thread")  # one process of a node compares
-    one.close()
+    arguments = tiny(data__cache_dir=str(tmp_path / "cache"), data__shuffle_window=16)
+    cache = prepare(text_sources(arguments)[0], tokenizer, tmp_path / "cache")
     flip_a_bit(cache.folder / cache.shards[-1]["file"])
     data = training_data(arguments, tokenizer)
-    data.tokens._damage = CorruptCacheError(cache.folder / "tokens-00000.bin", "has another sha256")
-    with pytest.raises(CorruptCacheError):
+    started.set()
+    data.tokens._thread.join(10)
+    with pytest.raises(CorruptCacheError, match="another sha256"):
         list(data.micro_batches(0, 2, 0, 1, None))
     data.tokens.close()
 
@@ -260,22 +162,14 @@ def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_pa
         ("recipe.json", b'{"dtype": "<u2"}', "is not the recipe that its folder is named after"),
         ("shards.jsonl", b"[1]\n", "has the line b'[1]', which was not written so"),
         ("shards.jsonl", b'{"file": "tokens-00000.bin"}\n', 'has the line b\'{"file": '),
+        ("tokenizer.json", b'{"padding": 0, "truncation": 0}', "is not the tokenizer that the tokens were made with"),
     ],
 )
-def test_other_files_of_a_cache_are_checked_too(corpus, tokenizer, tmp_path, name, content, message):
+def test_other_files_of_a_cache_are_checked_too(corpus, tokenizer, tmp_path, small_shards, name, content, message):
     source = TextSource(str(corpus))
-    folder = prepare(source, tokenizer, tmp_path).folder
+    folder = prepare(source, tokenizer, tmp_path, until=700).folder
     (folder / name).write_bytes(content)
     with pytest.raises(CorruptCacheError) as caught:
-        open_cache(source, tokenizer, tmp_path)
+        prepare(source, tokenizer, tmp_path)
     assert str(caught.value).startswith(f"{folder / name} {message}")
     assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_tokenizer_does_not_make_other_tokens(corpus, tokenizer, tmp_path, small_shards):
-    folder = prepare(TextSource(str(corpus)), tokenizer, tmp_path, until=700).folder
-    values = json.loads((folder / "tokenizer.json").read_text())
-    values["model"]["merges"] = values["model"]["merges"][:-1]
-    (folder / "tokenizer.json").write_text(json.dumps(values))
-    with pytest.raises(CorruptCacheError, match=r"tokenizer.json is not the tokenizer that the tokens were made with"):
-        prepare(TextSource(str(corpus)), tokenizer, tmp_path)

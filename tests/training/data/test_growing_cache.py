@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,19 +9,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from filelock import Timeout
 
 from tests.conftest import make_documents, write_dataset
+from tests.training.ranks import SERVER
 from tests.training.token_caches import contents, prepare
 from training.configuration.arguments import ConfigurationError
 from training.data import builder as token_builder
 from training.data.batches import SequenceOrder, TrainingData
 from training.data.builder import GrowingCache, TokenBuildError
-from training.data.cache import TokenCache, lock_of, open_cache
+from training.data.cache import TokenCache, open_cache
 from training.data.text import TextSource
 from training.run.inputs import held_out, training_data
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 LENGTH = 32
 
@@ -60,14 +57,6 @@ def wait_until(condition, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def is_locked(folder: Path) -> bool:
-    try:
-        lock_of(folder, 0).acquire().lock.release()
-    except Timeout:
-        return True
-    return False
-
-
 def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, expected):
     short = growing(until=1500)
     short.wait_for(1500)
@@ -82,14 +71,6 @@ def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, expe
     assert longer.cache.complete
     assert checksums(longer.cache) == expected
     assert longer.cache.fingerprint == short.cache.fingerprint
-
-
-def test_what_is_there_needs_no_builder(growing, monkeypatch):
-    growing().wait_for(None)
-    monkeypatch.setattr(GrowingCache, "_start_builder", None)
-    again = growing()
-    again.start()
-    again.wait_for(None)
 
 
 def test_a_killed_builder_is_started_again(growing, expected):
@@ -118,30 +99,24 @@ def test_a_builder_that_is_always_killed_is_an_error_at_last(growing, monkeypatc
         growing().wait_for(None)
 
 
-TRAINER = """
-import sys, time
-from training.data.builder import GrowingCache
-from training.data.cache import TokenCache
-from training.data.text import TextSource
-from pathlib import Path
-cache = GrowingCache(TokenCache(Path(sys.argv[1])), TextSource(sys.argv[2]), None)
-cache.start()
-print(cache._builder.pid, flush=True)
-time.sleep(1000)
-"""
+def build_and_wait(folder: Path, source: Path, connection) -> None:
+    cache = GrowingCache(TokenCache(folder), TextSource(str(source)), None)
+    cache.start()
+    connection.send(cache._builder.pid)
+    time.sleep(1000)
 
 
 def test_the_builder_ends_with_the_trainer_also_by_kill_9(growing, tmp_path):
-    fifo = tmp_path / "slow" / "train.jsonl"  # a source that never says anything: the builder waits in a read
-    fifo.parent.mkdir()
-    cache = growing().cache
+    fifo = tmp_path / "train.jsonl"  # a source that never says anything: the builder waits in a read
     os.mkfifo(fifo)
-    command = [sys.executable, "-c", TRAINER, str(cache.folder), str(fifo)]
-    trainer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True)
-    pid = int(trainer.stdout.readline())
-    wait_until(lambda: is_locked(cache.folder))
+    cache = growing().cache
+    ours, theirs = SERVER.Pipe()
+    trainer = SERVER.Process(target=build_and_wait, args=(cache.folder, fifo, theirs))
+    trainer.start()
+    pid = ours.recv()
+    wait_until((cache.folder / "tokens-00000.tmp").exists)
     trainer.kill()
-    trainer.wait()
+    trainer.join()
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     one = growing()
     one.wait_for(None)  # the lock went with it
@@ -175,14 +150,10 @@ def test_a_full_disk_is_one_error_here(growing):
 # -- the training's view
 
 
-def batches(data: TrainingData, steps, rank=0, world=1):
+def batches(data: TrainingData, steps):
     """Inputs and targets of the global batches (position, sequences), one array."""
-    parts = [part for step in steps for part in data.micro_batches(*step, rank, world, CPU)]
+    parts = [part for step in steps for part in data.micro_batches(*step, 0, 1, CPU)]
     return torch.stack([torch.cat(part) for part in parts]).numpy()
-
-
-def steps_of(sizes):
-    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 @pytest.fixture
@@ -195,7 +166,7 @@ def test_batches_are_what_the_order_says_from_any_position(complete):
     order = SequenceOrder(0, 16)
     data = TrainingData(complete(), order, LENGTH, 2)
     cache, n = data.tokens.cache, data.tokens.cache.n_sequences(LENGTH)
-    steps = steps_of([2] * 5 + [4] * 5 + [8] * 3)
+    steps = [(0, 2), (2, 2), (4, 4), (8, 4), (12, 8), (20, 8)]
     steps += [(4, 2), (6, 2), (30, 8), (n - 4, 8), (n + 4, 8)]  # back to a branch point, and over the end
     found = batches(data, steps)
     expected = []
@@ -207,18 +178,9 @@ def test_batches_are_what_the_order_says_from_any_position(complete):
     assert data.wait_seconds > 0
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_processes_share_the_micro_batches_of_one(complete, world):
-    steps = steps_of([8, 8, 16])
-    data = [TrainingData(complete(), SequenceOrder(1, 16), LENGTH, 2) for _ in range(world + 1)]
-    whole = batches(data[-1], steps)
-    for rank in range(world):
-        assert np.array_equal(batches(data[rank], steps, rank, world), whole[rank::world])
-
-
 def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, corpus, tokenizer, tmp_path):
     """And it begins long before the cache is whole."""
-    steps = steps_of([4] * 30)
+    steps = [(position, 4) for position in range(0, 120, 4)]
     whole = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2)
     expected = batches(whole, steps)
     source = TextSource(str(corpus))
@@ -267,15 +229,3 @@ def test_an_error_in_the_held_out_text_is_raised_while_training(tiny, tokenizer)
     pending.tokens._builder.wait(60)
     with pytest.raises(ConfigurationError, match="absent"):
         pending.tokens.check()
-
-
-def test_runs_of_any_length_share_one_cache_and_compare_their_held_out_loss(tiny, tokenizer):
-    short, long = (training_data(tiny(schedule__tokens=tokens), tokenizer) for tokens in ([1280], [2560]))
-    assert short.tokens.cache.dataset == long.tokens.cache.dataset
-    shuffled = training_data(tiny(data__order_seed=1), tokenizer)
-    assert shuffled.tokens.cache.folder != short.tokens.cache.folder
-    one, two = held_out(tiny(), tokenizer), held_out(tiny(data__order_seed=1), tokenizer)
-    assert np.array_equal(one.wait().sequences, two.wait().sequences)
-    assert one.wait().documents.size == 8 * 32
-    for data in (short, long, shuffled):
-        data.tokens.close()

@@ -1,18 +1,15 @@
 """`python -m training.prepare`: build, look, verify, and what it says when that cannot be done."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.training.token_caches import flip_a_bit
-from training.data.cache import TokenCache
 from training.data.tokenizer import load_tokenizer
 from training.prepare import app
 from training.run.inputs import training_data
+from training.run.main import main as train
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,13 +25,9 @@ def prepare(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def caches(tmp_path):
-    return {path.parent: TokenCache(path.parent) for path in (tmp_path / "cache").glob("*/recipe.json")}
-
-
 def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folder, monkeypatch):
     assert "less than the run reads" in prepare("--config", config, "--status").output
-    assert not any(len(cache) for cache in caches(tmp_path).values())
+    assert not list((tmp_path / "cache").glob("*/*.bin"))
     done = prepare("--config", config, "--verify")
     assert done.exit_code == 0, done.output
     assert "2 shards are as they were written" in done.output
@@ -47,30 +40,31 @@ def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folde
     training_data(tiny(data__cache_dir=str(tmp_path / "cache")), tokenizer).tokens.close()
 
 
-def test_damage_and_bad_flags_have_their_exit_status(config, tmp_path):
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_flipped_bit_is_found_here_and_before_a_run_begins(config, tmp_path, capsys, split):
     assert prepare("--config", config).exit_code == 0
-    shard = next((tmp_path / "cache").glob("corpus-train-*/tokens-00000.bin"))
+    (shard,) = (tmp_path / "cache").glob(f"corpus-{split}-*/tokens-00000.bin")
     flip_a_bit(shard)
+    message = (
+        f"error: {shard} has another sha256 than when it was written; "
+        f"delete the folder {shard.parent}, and the next start tokenises it again\n"
+    )
     damaged = prepare("--config", config, "--verify")
-    assert damaged.exit_code == 3
-    assert "tokens-00000.bin has another sha256 than when it was written; delete the folder" in damaged.output
-    for words, message in (
-        (["--data.colour", "red"], "data.colour: no such key"),
-        (["--data.text_column", "body"], "data.text_column: no column 'body'"),
-        (["--data.tokenizer", "./nowhere"], "nowhere"),
-    ):
-        failed = prepare("--config", config, *words)
-        assert failed.exit_code == 2
-        assert failed.stdout == ""
-        assert failed.stderr.count("error: ") == 1
-        assert message in failed.stderr
+    assert (damaged.exit_code, damaged.stderr) == (3, message)
+    assert train(["--config", str(config)]) == 3
+    assert capsys.readouterr().err.endswith(message)
+    assert not (tmp_path / "run").exists()
 
 
-def test_two_at_once_end_with_one_whole_cache(config, tmp_path):
-    command = [sys.executable, "-m", "training.prepare", "--config", str(config), "--verify"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
-    outputs = [one.communicate(timeout=120)[0] for one in both]
-    assert [one.returncode for one in both] == [0, 0]
-    assert outputs[0] == outputs[1]
-    assert all(cache.complete and len(cache.shards) == 1 for cache in caches(tmp_path).values())
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--data.colour=red", "data.colour: no such key"),
+        ("--data.text_column=body", "data.text_column: no column 'body'"),
+        ("--data.tokenizer=./nowhere", "nowhere"),
+    ],
+)
+def test_bad_flags_end_with_one_line(config, flag, message):
+    failed = prepare("--config", config, flag)
+    assert (failed.exit_code, failed.stdout, failed.stderr.count("error: ")) == (2, "", 1)
+    assert message in failed.stderr
