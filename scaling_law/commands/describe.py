@@ -10,7 +10,7 @@ from hub.plain.commands import CONTEXT, COUNT, Json, Revision
 from hub.plain.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity
-from scaling_law.formulas import ChinchillaForm
+from scaling_law.formulas import Law
 from scaling_law.planning import describe as describing
 
 
@@ -35,7 +35,7 @@ def describe(
 
         scaling-law describe models/my-model/config.json --tokens 2T --context 4k --json
     """
-    chosen = options.choose_law(law, ChinchillaForm)
+    chosen: Law = options.choose_law(law)
     found = describing.describe(
         model,
         tokens,

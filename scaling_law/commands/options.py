@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
-from scaling_law.formulas import JointLaw, Law, published
+from scaling_law.formulas import JointLaw, Law
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import LawT
-from scaling_law.formulas.shelf import SHELF
+from scaling_law.formulas.shelf import SHELF, published
 from scaling_law.law_files import load_law
 from scaling_law.runs.readers import READERS
 

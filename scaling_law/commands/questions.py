@@ -302,7 +302,7 @@ def next_runs(
 
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
     """
-    chosen = options.choose_law(law, JointLaw)
+    chosen: Law = options.choose_law(law)
     limits = {"max_memory_bytes": max_memory_bytes, "max_parameters": max_parameters}
     limits["kv_cache_tokens"] = kv_cache_tokens
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size

@@ -11,7 +11,7 @@ from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops, parse_context
-from scaling_law.formulas import ChinchillaForm, JointLaw
+from scaling_law.formulas import JointLaw, Law
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.planning.optimal_table import OptimalTable, optimal
 from scaling_law.planning.optimum import positive
@@ -108,7 +108,7 @@ def describe(
     source: str | Path | Any,
     tokens: float | str | None = None,
     *,
-    law: ChinchillaForm | None = None,
+    law: Law | None = None,
     context: float | str | None = None,
     bytes_per_parameter: float = 2.0,
     revision: str | None = None,
@@ -132,39 +132,51 @@ def describe(
         positions = float(positive("context", positions))
     provenance = law.conditions.provenance if law.conditions else "fitted law"
     size = float(positive("bytes_per_parameter", bytes_per_parameter))
-    warnings, predicted = ignored(model.architecture), None
+    warnings, predicted = ignored(model.architecture, law), None
     if tokens is not None:
-        d, a = float(positive("tokens", tokens)), model.architecture
-        predicted = _predict(law, a, d, size, force)
-        warnings += law.warnings(a.n_active, d, a.experts_equivalent)
+        d = float(positive("tokens", tokens))
+        at = _law_variables(law, model.architecture, d)
+        predicted = _predict(law, model.architecture, at, d, size, force)
+        warnings += law.warnings(**at)
         if predicted.optimum is not None:
             warnings += [f"the law's choice: {warning}" for warning in predicted.optimum.warnings]
     return Description(model, provenance, size, positions, predicted, tuple(warnings))
 
 
-def ignored(a: Architecture) -> list[str]:
-    """A sentence on what a law of top-1 models does not know of this architecture; [] for those it is exact for."""
-    finer = f"granularity {a.granularity:.3g}" if a.granularity > 1 else ""
-    shared = f"{a.shared_experts} shared expert{'s' * (a.shared_experts > 1)}" if a.shared_experts else ""
-    parts = [f"top-{a.experts_per_token} routing" if a.experts_per_token > 1 else "", finer, shared]
+def ignored(a: Architecture, law: Law) -> list[str]:
+    """A sentence on what the law does not know of this architecture; [] where there is nothing."""
+    known = {*law.variables}
+    fine = not known & {"granularity", "experts_per_token", "active_experts"}
+    finer = f"granularity {a.granularity:.3g}" if fine and a.granularity > 1 else ""
+    shared = f"{a.shared_experts} shared expert{'s' * (a.shared_experts > 1)}" if "shared_ratio" not in known else ""
+    top = f"top-{a.experts_per_token} routing" if fine and a.experts_per_token > 1 else ""
+    parts = [top, finer, shared if a.shared_experts else ""]
     parts.append(f"{a.dense_blocks} dense of {a.blocks} blocks" if a.dense_blocks else "")
     names = ", ".join(part for part in parts if part)
     return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"] if names else []
 
 
+def _law_variables(law: Law, a: Architecture, tokens: float) -> dict[str, float]:
+    """N_act, D, E and the law's other variables. ValueError for one that is none of an architecture."""
+    found = a.variables() | {"tokens": tokens}
+    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
+    if unknown := [name for name in names if name not in found]:
+        raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+    return {name: found[name] for name in names}
+
+
 def _predict(
-    law: ChinchillaForm, a: Architecture, tokens: float, bytes_per_parameter: float, force: bool
+    law: Law, a: Architecture, at: dict[str, float], tokens: float, bytes_per_parameter: float, force: bool
 ) -> Prediction:
-    n, e = a.n_active, a.experts_equivalent
     flops, refusal, optimum = a.training_flops(tokens), None, None
     limits: dict[str, Any] = {"max_memory_bytes": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
     try:
         optimum = optimal(law, flops, force=force, bytes_per_parameter=bytes_per_parameter, **limits)
     except ValueError as error:  # also where every answer is beyond the range guard
         refusal = str(error)
-    interval = None if law.draws is None else percentile_interval(law.loss_draws(n, tokens, e))
-    trusted = not law.beyond_guard(n, tokens, e)
-    return Prediction(tokens, flops, float(law.loss(n, tokens, e)), interval, trusted, optimum, refusal)
+    interval = None if law.draws is None else percentile_interval(law.loss_draws(**at))
+    trusted = not law.beyond_guard(**at)
+    return Prediction(tokens, flops, float(law.loss(**at)), interval, trusted, optimum, refusal)
 
 
 def _shape(a: Architecture) -> str:

@@ -9,7 +9,7 @@ Runs are chosen greedily by reduction per FLOP, then by reduction alone, and exc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from hub.plain.tables import ResultTable, Table, literal
 from hub.plain.units import format_count, format_flops
-from scaling_law.formulas import JointLaw
+from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.planning.optimum import Constraints, compute_optimal, optimal_widths, positive
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER
 
 FloatArray = NDArray[np.float64]
-Answer = Callable[[JointLaw], float]
+Answer = Callable[[Law], float]
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
@@ -35,16 +35,18 @@ def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
     return lambda law: float(np.log(compute_optimal(law, flops, experts).n_active))
 
 
-def predicted_loss(n_active: float, tokens: float, experts: float) -> Answer:
-    """The answer "loss of this model", nats per token."""
-    return lambda law: float(law.loss(n_active, tokens, experts))
+def predicted_loss(
+    n_active: float | None = None, tokens: float | None = None, experts: float | None = None, **variables: float
+) -> Answer:
+    """The answer "loss of this model", nats per token; `variables` are the law's others."""
+    return lambda law: float(law.loss(n_active, tokens, experts, **variables))
 
 
 def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
     """How much lower the best loss with `one` number of experts is than with `other`, under `Constraints`."""
     Constraints(**{name: value for name, value in limits.items() if value is not None})  # bad input ends here
 
-    def ask(law: JointLaw) -> float:
+    def ask(law: Law) -> float:
         loss = optimal_widths(law, flops, np.array([one, other], float), Constraints.of(law, **limits)).loss
         return float(loss[1] - loss[0])
 
@@ -69,6 +71,13 @@ class Candidates:
     @property
     def flops(self) -> FloatArray:
         return np.asarray(training_flops(self.n_active, self.tokens))
+
+    def variables(self, law: Law) -> dict[str, FloatArray]:
+        """The law's variables [n]. ValueError for one that is none of an architecture."""
+        rows = [a.variables() | {"tokens": tokens} for a, tokens in zip(self.architectures, self.tokens, strict=True)]
+        if unknown := [name for name in law.variables if name not in rows[0]]:
+            raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+        return {name: np.array([row[name] for row in rows]) for name in law.variables}
 
     def past_warmup(self, warmup_tokens: float) -> Candidates:
         """Those whose warm-up ends before their decay begins. ValueError if none does."""
@@ -150,7 +159,7 @@ class Design(ResultTable):
 
 
 def next_runs(
-    law: JointLaw,
+    law: Law,
     answer: Answer,
     flops: float,
     candidates: Candidates | None = None,
@@ -178,11 +187,11 @@ def next_runs(
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
     candidates = (candidates or candidate_grid(flops / 4, vocab_size=law.vocab_size)).past_warmup(warmup_tokens or 0.0)
-    columns = (candidates.n_active, candidates.tokens, candidates.experts)
+    columns = candidates.variables(law)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:
             raise ValueError("noise: the law does not know its RMSE; give the standard deviation of ln L")
-        noise = law.conditions.rmse / float(np.mean(law.loss(*columns)))
+        noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
     values, losses = _ensemble(law, answer, columns)
     everything = np.column_stack([losses, values])
     covariance = everything.T @ everything / len(everything)
@@ -191,7 +200,7 @@ def next_runs(
     return Design(candidates, tuple(chosen), before, after, float(candidates.flops[chosen].sum()), warmup_tokens)
 
 
-def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, FloatArray]:
+def _ensemble(law: Law, answer: Answer, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Centred answers [draws] and log losses [draws, candidates], over the draws that have an answer.
 
     Draws beyond five robust deviations are dropped: their long tails would dominate a covariance.
@@ -201,14 +210,15 @@ def _ensemble(law: JointLaw, answer: Answer, columns: Any) -> tuple[FloatArray, 
     values = np.full(len(law.draws), np.nan)
     for i, draw in enumerate(law.draws):
         with suppress(ValueError):  # a draw without an optimum
-            values[i] = answer(JointLaw(*draw, conditions=unguarded))
+            own = dict(zip(law.coefficient_names(), draw.tolist(), strict=True))
+            values[i] = answer(law.replace(**own, conditions=unguarded))
     known = np.isfinite(values)
     off = np.abs(values - np.median(values[known])) if known.any() else values
     spread = 1.4826 * np.median(off[known]) if known.any() else 0.0
     near = known & (off <= 5 * spread)
     if near.sum() < 20 or not spread > 0:
         raise ValueError(f"the answer is defined in {known.sum()} draws, {near.sum()} of them near: too few")
-    values, losses = values[near], np.log(law.loss_draws(*columns))[near]
+    values, losses = values[near], np.log(law.loss_draws(**columns))[near]
     return values - values.mean(), losses - losses.mean(axis=0)
 
 
