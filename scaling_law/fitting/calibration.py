@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import design_problems
-from scaling_law.fitting.fitting import FitResult, as_table, errors_of, finite, fit, rms
+from scaling_law.fitting.fitting import LEAVE_OUT, FitResult, as_table, errors_of, finite, fit, rms
 from scaling_law.fitting.problem import make_problem
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas import Law
@@ -83,7 +83,10 @@ class Calibration(ResultTable):
             found.append(f"These runs cannot determine {', '.join(names)} together{more}: {why}.")
         better = [c.name for c in self.candidates if not c.refitted and c.rmse < self.chosen.rmse]
         found += [f"Held-out runs are predicted better by the {name}." for name in better]
-        return (*found, *self.fit.status.messages)
+        return (
+            *found,
+            *(m.replace(LEAVE_OUT, "calibrate without those that are wrong") for m in self.fit.status.messages),
+        )
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row for each candidate."""
@@ -114,11 +117,14 @@ class Calibration(ResultTable):
         values = ", ".join(f"{name} = {self.law.coefficients[name]:.5g}" for name in self.chosen.refitted)
         known = self.law.conditions
         return Table(
-            ("", "refitted", "held-out RMSE", ""),
+            ("", "refitted", "held out", ""),
             [(r["candidate"], r["refitted"], f"{r['rmse']:.4f}", n) for r, n in zip(rows, notes, strict=True)],
-            title=f"Errors in nats on each of {self.n_groups} groups left out ({self.groups})",
+            title="Calibration: RMSE in nats",
             styles=["bold" if r["chosen"] else "" for r in rows],
-            notes=[known.provenance if known else self.law.name, f"{values}; RMSE {self.fit.rmse:.4f} nats"],
+            notes=[
+                f"held out: each of {self.n_groups} groups in turn, {self.groups}",
+                f"{known.provenance if known else self.law.name}: {values}; RMSE {self.fit.rmse:.4f}",
+            ],
             warnings=self.warnings,
         )
 

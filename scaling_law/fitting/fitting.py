@@ -29,6 +29,7 @@ FloatArray = NDArray[np.float64]
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
 HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}  # of the first stage
+LEAVE_OUT = 'outliers="set_aside" leaves them out'
 BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
 
 
@@ -79,7 +80,7 @@ class FitStatus:
             pairs = zip(self.suspicious[:10], self.deviations, strict=False)
             names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
             count = "1 run lies" if len(self.suspicious) == 1 else f"{len(self.suspicious)} runs lie"
-            fate = "set aside" if self.set_aside else 'still fitted; outliers="set_aside" leaves them out'
+            fate = "set aside" if self.set_aside else f"still fitted; {LEAVE_OUT}"
             more = ", …" if len(self.suspicious) > 10 else ""
             found.append(f"{count} far from the law of the others ({fate}): {names}{more}.")
         if self.bounds_hit:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hub.plain.tables import as_text
-from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, calibrate, fit
+from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, calibrate, fit, published
 from scaling_law.fitting.calibration import Candidate, candidate_sets, choose
 from tests.scaling_law.synthetic import synthetic_runs
 
@@ -121,7 +121,7 @@ def test_the_law_says_what_it_was_calibrated_on(calibrated, tmp_path):
 
 def test_results_show_every_candidate(calibrated):
     text = as_text(calibrated)
-    assert "Errors in nats on each of 5 groups left out" in text
+    assert "held out: each of 5 groups in turn, runs of equal n_active, experts" in text
     assert "chosen" in text
     assert len(calibrated.to_dataframe()) == len(calibrated.candidates) == 5
     assert calibrated.to_dict()["refitted"] == ["c"]
@@ -163,11 +163,38 @@ def test_untuned_runs_bound_a_calibration(other_corpus):
     assert calibrate(PUBLISHED, runs, candidates=[["c"]]).law.c > 1.01
 
 
+def test_a_law_of_the_shelf_keeps_its_limits(other_corpus):
+    """It has ranges, but no runs; another law's draws and E are not its own."""
+    law = published("chinchilla")
+    runs = dense_runs(law.replace(c=1.4))
+    known = calibrate(law, runs, candidates=[["c"]]).law.conditions
+    assert known.provenance.startswith("Hoffmann et al. 2022")
+    assert known.fitted_limits()["N_act"] == (70e6, 16e9)
+    assert known.fitted_limits()["D"] == (4e9, 5e11)
+    assert known.draws is None
+    every = calibrate(law, runs, candidates=[law.coefficient_names()]).law.conditions
+    assert every.fitted_limits()["N_act"] == (2e8, 1e9)
+    assert every.provenance.endswith("all coefficients refitted")
+
+
+def test_any_form_can_be_calibrated():
+    law = published("abnar")
+    n, d, density = (v.ravel() for v in np.meshgrid([1e9, 3e9, 9e9], [1e10, 4e10, 2e11], [0.1, 0.5]))
+    loss = law.replace(e=law.e + 0.2).loss(tokens=d, n_total=n, density=density)
+    loss = loss + np.random.default_rng(0).normal(0, 0.003, len(n))
+    runs = Runs.from_columns(n, d, 1 / density, loss, "run", columns={"n_total": n, "density": density})
+    found = calibrate(law, runs)
+    assert found.chosen.refitted == ("e",)
+    assert found.law.e == pytest.approx(law.e + 0.2, abs=0.003)
+    assert found.groups == "runs of equal n_total, density"
+    assert found.law.conditions.fitted_limits()["density"] == (0.05, 1.0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"groups": "experts"}, "groups='experts': 1 group of runs of equal experts; two are needed"),
-        ({"groups": "team"}, "no column team"),
+        ({"groups": "team"}, "no numeric column is named 'team'"),
         ({"candidates": [["kappa"]]}, "candidates: 'kappa' must be a set of coefficients of the joint law: a, alpha"),
         ({"candidates": ["c"]}, "candidates: 'c' must be a set"),
         ({"candidates": [[]]}, r"candidates: \[\] must be a set"),
@@ -179,3 +206,10 @@ def test_untuned_runs_bound_a_calibration(other_corpus):
 def test_bad_questions_are_named(calibrated, options, message):
     with pytest.raises(ValueError, match=message):
         calibrate(PUBLISHED, calibrated.fit.runs, **options)
+
+
+def test_what_predicts_no_loss_cannot_be_calibrated(calibrated):
+    with pytest.raises(ValueError, match="must be a law that predicts a loss"):
+        calibrate(published("ling"), calibrated.fit.runs)
+    with pytest.raises(ValueError, match="law='five_factor' is no sum of terms"):
+        calibrate(published("hunyuan"), calibrated.fit.runs)
