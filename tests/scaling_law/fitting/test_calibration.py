@@ -103,6 +103,22 @@ def test_draws_of_the_published_law_widen_the_intervals(calibrated, other_corpus
     assert drawn.converged.all()
 
 
+def test_intervals_hold_what_the_published_runs_left_open():
+    """Where the truth is one of the published law's draws on another corpus: 90 % intervals of a loss at E = 16."""
+    n, d = dense_runs(PUBLISHED).n_active, dense_runs(PUBLISHED).tokens
+    rng, at, hits = np.random.default_rng(0), (1e9, 2e10, 16), []
+    for seed in range(30):
+        truth = JointLaw(*PUBLISHED.draws[rng.integers(1000)])
+        truth = truth.replace(c=truth.c - 0.3)
+        runs = Runs.from_columns(n, d, 1, truth.loss(n, d, 1) + rng.normal(0, 0.005, len(n)))
+        for law in (PUBLISHED, PUBLISHED.replace(draws=None)):
+            drawn = calibrate(law, runs, candidates=[["c"]]).bootstrap(100, seed=seed)
+            low, high = drawn.prediction_interval(*at, level=0.9)
+            hits.append(low < truth.loss(*at) < high)
+    assert np.mean(hits[::2]) > 0.8
+    assert np.mean(hits[1::2]) < 0.6
+
+
 def test_the_law_says_what_it_was_calibrated_on(calibrated, tmp_path):
     calibrated.law.save_pretrained(tmp_path)
     law = JointLaw.from_pretrained(tmp_path)
