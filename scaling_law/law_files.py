@@ -106,8 +106,7 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
     kind = type(law).__name__
     parts = [
         f"# {kind}: `{law.formula}`",
-        "N is active parameters, D training tokens, Ê the transformed number of experts "
-        "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)); losses are in nats per token.",
+        _variables(law),
         loading_code(law, repo),
         "## Coefficients",
         Table(("Coefficient", "Value"), [(name, repr(value)) for name, value in law.coefficients.items()]).markdown(),
@@ -122,6 +121,16 @@ def law_card(law: Law, repo: str, pictures: tuple[str, ...] = (), *, license: st
     tags = ["tags:", "- scaling-laws", "- mixture-of-experts", "- joint-moe-scaling-laws"]
     metadata = ["---", *([f"license: {license}"] if license else []), *tags, "---"]
     return "\n\n".join(["\n".join(metadata), *parts]) + "\n"
+
+
+def _variables(law: Law) -> str:
+    """What the letters of the formula mean."""
+    if {*law.variables} <= {"n_active", "tokens", "experts"}:
+        return (
+            "N is active parameters, D training tokens, Ê the transformed number of experts "
+            "([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)); losses are in nats per token."
+        )
+    return f"Its variables are {', '.join(f'`{name}`' for name in law.variables)}; losses are in nats per token."
 
 
 def loading_code(law: Law, place: str) -> str:
@@ -154,11 +163,17 @@ def _conditions(conditions: Conditions) -> list[str]:
     for r in conditions.ranges:
         spans = [" to ".join(map(format_count, getattr(r, name))) for name in header.values()]
         rows.append(["all" if r.experts is None else f"{r.experts:g}", *spans])
-    parts.append(Table(("E", *header), rows).markdown())
-    parts.append("Predictions outside these ranges are extrapolations and come with a warning.")
+    if rows:
+        parts.append(Table(("E", *header), rows).markdown())
+    if conditions.variables:
+        ends = [(name, format_count(low), format_count(high)) for name, (low, high) in conditions.variables.items()]
+        parts.append(Table(("Variable", "Lowest", "Highest"), ends).markdown())
+    if rows or conditions.variables:
+        parts.append("Predictions outside these ranges are extrapolations and come with a warning.")
     if conditions.vocab_size is not None:
         parts.append(f"Sizes count the vocabulary of these runs, {conditions.vocab_size:,} tokens.")
-    return [*parts, f"```json\n{json.dumps(conditions.objective, indent=1)}\n```"]
+    fitted = [f"```json\n{json.dumps(conditions.objective, indent=1)}\n```"] if conditions.objective else []
+    return [*parts, *fitted]
 
 
 def law_pictures(law: Law) -> dict[str, bytes]:

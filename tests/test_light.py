@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from hub import load_index, open_store, pull_runs, push_index, push_run
-from scaling_law import JointLaw, fit, load_runs, memory_optimal
+from scaling_law import JointLaw, describe, fit, load_runs, memory_optimal
 from tests.hub.samples import make_record, write_safetensors
+from tests.scaling_law.configs import MIXTRAL
 
 pytestmark = pytest.mark.light
 RUNS = Path(__file__).parent.parent / "docs" / "results" / "runs.jsonl"
@@ -51,6 +52,13 @@ def test_the_published_law_answers_and_is_drawn(tmp_path):
     assert table.best.loss_interval is not None  # the draws lie in the package
     memory_optimal(JointLaw.published()).figure.savefig(tmp_path / "memory.png")
     assert (tmp_path / "memory.png").stat().st_size > 10_000
+
+
+def test_a_model_is_described_from_its_configuration(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    found = describe(tmp_path, tokens="1T")
+    assert found.architecture.experts_equivalent == 4
+    assert found.prediction.loss < 2.2
 
 
 def test_a_law_is_fitted_and_saved_and_csv_is_read(tmp_path):

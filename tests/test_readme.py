@@ -1,6 +1,5 @@
 """What the README shows must work as it stands: its Python blocks are run, and its commands exist."""
 
-import itertools
 import json
 import re
 import shlex
@@ -8,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from hub import RunRecord, open_store, push_index, push_run
-from scaling_law import Architecture, JointLaw, cheapest_budget
+from hub import RunRecord, load_records, open_store, push_index, push_run
+from scaling_law import JointLaw, cheapest_budget
 from tests.guides import ROOT, blocks, run_python, text_of
 from training.configuration.reading import parse_command_line
 from training.run.main import Run
@@ -23,35 +21,20 @@ README = text_of(PAGE)
 
 @pytest.fixture
 def demo_output(tiny, tmp_path, monkeypatch):
-    """A folder with a release where the README's blocks look for that of `make demo`: one real checkpoint, and records
-    whose losses are those of a law with a little noise."""
+    """A folder with a release where the README's blocks look for that of `make demo`: a model, and our own records."""
     arguments = tiny(schedule__tokens=[1280])
     assert Run(arguments).execute() == 0
     (folder,) = Path(arguments.run.output_dir).glob("*/model")
-    record = RunRecord.load(folder)
     store = open_store(tmp_path / "demo-output" / "hub")
-    push_run(store, folder, record.replaced(sweep="demo"), branch="tokens002.0M-seed0")
-    push_index(store, "demo", made_up_records(record))
+    push_run(store, folder, RunRecord.load(folder).replaced(sweep="demo"), branch="tokens002.0M-seed0")
+    records = load_records(ROOT / "docs" / "results" / "runs.jsonl")
+    push_index(store, "demo", [record.replaced(sweep="demo") for record in records])
     monkeypatch.chdir(tmp_path)
 
 
 def scaling_law(*words: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "scaling_law.commands.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def made_up_records(like: RunRecord) -> list[RunRecord]:
-    law, noise = JointLaw.published(), np.random.default_rng(0)
-    records = []
-    for d_model, experts, tokens in itertools.product((64, 128, 192), (1, 2, 4, 8), (250_000, 500_000, 1_000_000)):
-        arch = Architecture(d_model, experts, vocab_size=1024)
-        loss = float(law.loss(arch.n_active, tokens, experts)) + noise.normal(0, 0.005)
-        size = {"d_model": d_model, "n_blocks": arch.n_blocks, "n_heads": arch.n_heads, "experts": experts}
-        counts = {"n_active": arch.n_active, "n_total": arch.n_total, "vocab_size": 1024, "tokens": tokens}
-        trunk = f"demo-d{d_model}-E{experts}"
-        names = {"sweep": "demo", "run_id": f"{trunk}-{tokens}", "parent_run_id": trunk, "weights_sha256": None}
-        records.append(like.replaced(**size, **counts, **names, eval_loss=loss, branch_point_tokens=None))
-    return records
 
 
 def test_the_python_blocks_run_in_their_order(demo_output, capsys):

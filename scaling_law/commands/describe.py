@@ -15,7 +15,7 @@ from scaling_law.planning import describe as describing
 
 
 def describe(
-    model: Annotated[str, typer.Argument(help="org/model on the Hub, a folder, or a config.json.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="org/model on the Hub, a folder, or a config.json.")],
     tokens: Annotated[Any, quantity(COUNT, "Training tokens: 15T. [default: no loss is predicted]")] = None,
     context: Annotated[Any, quantity(CONTEXT, "Sequence length for exact FLOPs, with attention: 4k.")] = None,
     bytes_per_parameter: Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,

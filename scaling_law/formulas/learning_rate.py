@@ -113,15 +113,17 @@ class LearningRateLaw:
 
     def counted(self, architecture: Architecture) -> float:
         """N as this reading counts it."""
-        return float(self.counted_parameters(architecture.d_model, architecture.blocks, architecture.vocab_size))
+        if self.reading == "paper":
+            return float(architecture.n_active_non_embedding)
+        return float(architecture.n_active + PHANTOM_POSITIONS * architecture.d_model)
 
     def learning_rate(self, architecture: Architecture) -> float:
         """Peak LR. Never refused: `warnings` and `beyond_guard` say how far it extrapolates."""
-        return float(self.at(self.counted(architecture), architecture.experts))
+        return float(self.at(self.counted(architecture), architecture.experts_equivalent))
 
     def warnings(self, architecture: Architecture) -> list[str]:
         """How far an architecture lies outside what this law rests on; [] inside."""
-        return self.warnings_at(self.counted(architecture), architecture.experts)
+        return self.warnings_at(self.counted(architecture), architecture.experts_equivalent)
 
     def warnings_at(self, counted_parameters: float, experts: float) -> list[str]:
         """As `warnings`, for N as counted by this reading."""
@@ -132,7 +134,8 @@ class LearningRateLaw:
 
     def beyond_guard(self, architecture: Architecture) -> bool:
         """Whether N or E lies too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
-        return any(excess.beyond for excess in self._excesses(self.counted(architecture), architecture.experts))
+        n, experts = self.counted(architecture), architecture.experts_equivalent
+        return any(excess.beyond for excess in self._excesses(n, experts))
 
     def _excesses(self, counted_parameters: float, experts: float) -> list[Excess]:
         limits = {name: ends for name, ends in (("N", self.n_range), ("E", self.experts_range)) if ends}

@@ -160,7 +160,7 @@ def _opinion(own: PublishedLaw, flops: float, constraints: Constraints, best: Op
 
 def _best_design(law: Law, flops: float, constraints: Constraints, force: bool) -> tuple[OptimalRow, float | None]:
     """The best row over granularity and shared experts, where the law depends on them, and its granularity."""
-    fine = {"granularity", "experts_per_token"} & {*law.variables}
+    fine = {"granularity", "experts_per_token", "active_experts"} & {*law.variables}
     shared = SHARED if "shared_ratio" in law.variables else (0.0,)
     limits: dict[str, Any] = {name: getattr(constraints, name) for name in ("max_memory_bytes", "vocab_size")}
     rows, refused = [], []

@@ -58,7 +58,7 @@ class Family:
     defaults: Config = field(default_factory=dict)
 
 
-_MAYBE = ("num_key_value_heads", "q_lora_rank", "n_shared_experts")  # may be null, but must be there
+_MAYBE_NULL = ("head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank")  # null says something here
 _AS_HEADS: Config = {"num_key_value_heads": None}  # as many key-value heads as heads
 _BIAS: dict[str, Any] = {"query_bias": "attention_bias", "output_bias": "attention_bias"}
 _TIED: Config = {"tie_word_embeddings": True}
@@ -68,6 +68,7 @@ _GEMMA: dict[str, Any] = {"d_expert": "intermediate_size", "norms": 4, "defaults
 _OLMO = Family(d_expert="intermediate_size", qk_norm="all", defaults=_AS_HEADS, **_BIAS)
 _QWEN3_MOE = Family("num_experts", qk_norm="head", **_BIAS)
 _DEEPSEEK = Family("n_routed_experts", shared="n_shared_experts", latent=True, **_BIAS)
+_DEEPSEEK_SPARSE = Family("n_routed_experts", shared="n_shared_experts", latent=True, indexer=True, **_BIAS)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA,
@@ -95,8 +96,8 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
-    "deepseek_v32": Family("n_routed_experts", shared="n_shared_experts", latent=True, indexer=True, **_BIAS),
-    "glm_moe_dsa": Family("n_routed_experts", shared="n_shared_experts", latent=True, indexer=True, **_BIAS),
+    "deepseek_v32": _DEEPSEEK_SPARSE,
+    "glm_moe_dsa": _DEEPSEEK_SPARSE,
     "dots1": Family("n_routed_experts", shared="n_shared_experts", qk_norm="head", **_BIAS),
     "granitemoe": Family("num_local_experts", d_expert="intermediate_size", defaults=_AS_HEADS, **_BIAS),
     "glm4_moe": Family(
@@ -193,24 +194,19 @@ def _model(name: str, config: Config) -> Model:
     family = FAMILIES.get(str(kind))
     if family is None:
         raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}")
-    config = dict(family.defaults) | dict(config)
-    if "num_local_experts" in config:  # as transformers 5 writes the num_experts of Qwen3
-        config.setdefault("num_experts", config["num_local_experts"])
-    if missing := [
-        key for key in _needed(family) if config.get(key) is None and not (key in _MAYBE and key in config)
-    ]:
-        raise ValueError(f"{FILE_NAME} lacks {', '.join(missing)}, which model_type {kind!r} needs")
-    architecture = _architecture(family, config)
-    return Model(name, str(kind), architecture, _left_out(family, architecture, config), text is not None)
+    stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
+    known = _Fields({**family.defaults, **stated})
+    if "num_local_experts" in known:  # as transformers 5 writes the num_experts of Qwen3
+        known.setdefault("num_experts", known["num_local_experts"])
+    architecture = _architecture(family, known)
+    return Model(name, str(kind), architecture, _left_out(family, architecture, known), text is not None)
 
 
-def _needed(family: Family) -> list[str]:
-    """The fields without which the architecture is not known."""
-    needed = ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", family.d_expert]
-    own = (family.experts, family.experts_per_token, family.shared, family.d_shared) if family.experts else ()
-    needed += [key for key in own if isinstance(key, str)]
-    latent = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return needed + list(latent if family.latent else ("num_key_value_heads",))
+class _Fields(dict[str, Any]):
+    """A configuration in which a field that is needed and missing is named."""
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"{FILE_NAME} lacks {key}, which model_type {self['model_type']!r} needs")
 
 
 def _architecture(family: Family, config: Config) -> Architecture:
@@ -288,7 +284,10 @@ def _left_out(family: Family, a: Architecture, config: Config) -> dict[str, int]
 
 def _indexer(a: Architecture, config: Config) -> int:
     """DeepSeek sparse attention (DeepSeek-V3.2): queries from the latent, one key per token, a weight per head."""
+    kinds = config.get("indexer_types")
+    if kinds is None and (config.get("index_topk_pattern") or config.get("index_topk_freq", 1) != 1):
+        raise ValueError("index_topk_pattern and index_topk_freq are read with indexer_types only")
     heads, width = config["index_n_heads"], config["index_head_dim"]
     rank = a.latent_attention.query_rank if a.latent_attention else 0
-    blocks = sum(kind != "shared" for kind in config.get("indexer_types") or ["full"] * a.blocks)
+    blocks = sum(kind != "shared" for kind in kinds or ["full"] * a.blocks)
     return int(blocks * ((rank or 0) * heads * width + a.d_model * (width + heads) + 2 * width))

@@ -37,7 +37,6 @@ class Request:
     body: bytes
     origin: str  # "hub" or "storage"
     number: int = 0
-    at: float = 0.0  # on the server's clock
     api: str = ""
     status: int = 0
 
@@ -71,7 +70,6 @@ class LoopbackHub:
         self.users = users or {TOKEN: {"name": "tester", "orgs": ["org"], "write": True}}
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
-        self.clock: Callable[[], float] = time.monotonic
         self.crashes: list[str] = []  # errors of this server itself; tests require that there are none
         self._lock = threading.Lock()
         self._servers = {origin: _Server(self, origin) for origin in ("hub", "storage")}
@@ -101,7 +99,7 @@ class LoopbackHub:
     def note(self, request):
         """Keep the request; the fault that hits it, if any."""
         with self._lock:
-            request.number, request.at = len(self.requests), self.clock()
+            request.number = len(self.requests)
             self.requests.append(request)
             for fault in self.faults:
                 if fault.times > 0 and fault.when(request):

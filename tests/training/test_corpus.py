@@ -211,15 +211,12 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path, sources: list[Sourc
     assert [path.name for path in tmp_path.iterdir()] == ["installed"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_options_are_one_clear_error(tmp_path: Path, sources: list[Source]):
+    for options, message in (
         ({"max_bytes": 0}, "max_bytes: 0; give a positive"),
         ({"validation_fraction": 1.0}, r"validation_fraction: 1\.0; give a share"),
         ({"max_bytes": 10}, "within max_bytes=10; documents of at least 2 packages"),
-    ],
-)
-def test_bad_options_are_one_clear_error(tmp_path: Path, sources: list[Source], options, message):
-    with pytest.raises(ValueError, match=message):
-        corpus.build(tmp_path / "c", **{"sources": sources, **options})
-    assert not (tmp_path / "c").exists()
+    ):
+        with pytest.raises(ValueError, match=message):
+            corpus.build(tmp_path / "c", sources=sources, **options)
+        assert not (tmp_path / "c").exists()

@@ -18,27 +18,24 @@ def read_runs(folder: Path) -> dict[str, dict]:
 
     A run that was interrupted and continued has several `files`; their histories are joined in the order of time.
     """
-    from wandb.proto import wandb_internal_pb2
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    def values(items) -> dict:
+        return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
 
     runs: dict[str, dict] = {}
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        run, config, metrics, history = None, {}, {}, []
-        for data in _records(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "run":
-                run = record.run
-            elif record.WhichOneof("record_type") == "config":
-                config |= {item.key: json.loads(item.value_json) for item in record.config.update}
-            elif record.WhichOneof("record_type") == "metric":
-                metrics[record.metric.glob_name or record.metric.name] = record.metric.step_metric
-            elif record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                history.append({item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items})
-        found = runs.setdefault(run.run_id, {"name": run.display_name, "files": 0, "history": []})
-        found.update(group=run.run_group, project=run.project, axes=metrics, config=config)
+        records = [Record.FromString(data) for data in _records(path.read_bytes())]
+        (run,) = [record.run for record in records if record.HasField("run")]
+        found = runs.setdefault(run.run_id, {"files": 0, "history": [], "config": {}, "axes": {}})
+        found |= {"name": run.display_name, "group": run.run_group, "project": run.project}
         found["files"] += 1
-        found["history"] += history
+        for record in records:
+            found["config"] |= values(record.config.update)
+            if record.HasField("metric"):
+                found["axes"][record.metric.glob_name or record.metric.name] = record.metric.step_metric
+            if record.HasField("history"):
+                found["history"].append(values(record.history.item))
     return runs
 
 

@@ -29,13 +29,11 @@ def test_meanings(parse):
     assert {text: parse(text) for text in MEANINGS[parse]} == MEANINGS[parse]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GB", "80 bananas", "1e", "-5GB", "nan", "inf", "1e999", "80gbb", "0x10", "1,5GB", "__"]
-)
 @pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_context])
-def test_nonsense_is_refused(parse, text):
-    with pytest.raises(ValueError, match=r"(value|memory|kv_cache_tokens)="):
-        parse(text)
+def test_nonsense_is_refused(parse):
+    for text in ("", "GB", "80 bananas", "1e", "-5GB", "nan", "inf", "1e999", "80gbb", "0x10", "1,5GB", "__"):
+        with pytest.raises(ValueError, match=r"(value|memory|kv_cache_tokens)="):
+            parse(text)
 
 
 @given(st.text(max_size=12))

@@ -4,11 +4,8 @@ import pytest
 
 from hub import load_index, load_records, open_store, push_index, push_run, push_runs, repair_index
 from hub.plain.errors import NotFoundError
-from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME
 from hub.release.index import push_repo_cards
-from tests.hub.conftest import hub_store
-from tests.hub.loopback import Fault
 from tests.hub.samples import make_record
 
 
@@ -94,20 +91,6 @@ def test_a_lost_index_is_made_anew_and_nothing_is_made_of_nothing(store, checkpo
     pushed = push_run(store, checkpoint("a"), make_record())
     assert repair_index(store, "demo").changes == (f"added {pushed.run_id} (demo-d64-E4@{pushed.branch})",)
     assert load_index(store, "demo") == [pushed]
-
-
-def test_rows_of_another_writer_survive_a_repair(loopback, runs_of):
-    store = hub_store(loopback)
-    (run,) = released(store, runs_of(1))
-    rewrite(store, run.replaced(eval_loss=2.0).to_json().encode())
-    made: list[RunRecord] = []
-
-    def other():
-        made.extend(released(hub_store(loopback), runs_of(1, start=1)))
-
-    loopback.faults.append(Fault(lambda request: request.api == "commit", "before", action=other))
-    repair_index(store, "demo")
-    assert load_index(store, "demo") == [run, *made]
 
 
 def test_the_command(command, tmp_path, runs_of):

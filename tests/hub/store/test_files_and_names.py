@@ -107,14 +107,6 @@ def test_two_runs_share_a_name_only_if_their_tokens_nearly_agree(one, other):
         assert abs(one - other) <= 2.1e-3 * max(one, other)
 
 
-@given(st.lists(st.integers(10**8, 999 * 10**9), min_size=2, max_size=6))
-def test_names_in_billions_sort_by_size(tokens):
-    names = [formatted_tokens(value) for value in tokens]
-    whole = [int(name[:3]) for name in sorted(names)]
-    assert whole == sorted(whole)
-    assert all(name.endswith("B") and name[3] == "." for name in names)
-
-
 @pytest.mark.parametrize(
     ("changes", "name"),
     [

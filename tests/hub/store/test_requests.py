@@ -12,7 +12,6 @@ from tests.hub.conftest import hub_store
 from tests.hub.loopback import TOKEN, Fault
 from tests.hub.samples import make_record
 
-WRONG_TOKEN = "hf_" + "Wrong" * 6
 MANY = 10**6
 NEW = make_record(run_id="new", seed=9)
 CALLS = {
@@ -83,23 +82,13 @@ def test_a_hub_without_a_connection_is_given_up_within_seconds(online, monkeypat
 # -- tokens
 
 
-def test_a_wrong_token_fails_once(loopback, runs_of):
+def test_a_wrong_token_is_sent_once(loopback):
     push_index(hub_store(loopback), "demo", [make_record()])
-    before, store = len(loopback.requests), hub_store(loopback, token=WRONG_TOKEN)
+    before, store = len(loopback.requests), hub_store(loopback, token="hf_" + "Wrong" * 6)
     for _ in range(3):
         with pytest.raises(AccessError, match="does not accept the token"):
             load_index(store, "demo")
-    with pytest.raises(AccessError, match="token") as caught:
-        push_runs(hub_store(loopback, token=WRONG_TOKEN), runs_of(12), workers=4)
-    assert str(caught.value).count("token") <= 2
-    assert len(loopback.requests) - before == 2
-
-
-def test_an_account_without_the_right_to_write_is_not_tried_for_each_run(loopback, runs_of):
-    store = HubStore("other", endpoint=loopback.endpoint, token=TOKEN)
-    with pytest.raises(AccessError, match="rights to write to other"):
-        push_runs(store, runs_of(8), workers=2)
-    assert len(loopback.api_calls()) <= 4
+    assert len(loopback.requests) - before == 1
 
 
 def test_a_missing_token_is_reported_once(online, command, runs_of, tmp_path):

@@ -17,24 +17,17 @@ RELEASED = {"README.md", "config.json", "model.safetensors", "modeling_switch_mo
 BRANCH = "tokens001.5M-seed0"
 
 
-def test_a_pushed_run_holds_the_listed_files_only(store, checkpoint, record):
-    pushed = push_run(store, checkpoint(), record)
-    assert pushed.repo == store.repo_id("demo-d64-E4")
-    assert pushed.branch == BRANCH
-    assert pushed.commit
+def test_a_pushed_run_holds_the_listed_files_only_and_pushing_again_writes_nothing(store, checkpoint, record):
+    folder = checkpoint()
+    pushed = push_run(store, folder, record)
+    assert (pushed.repo, pushed.branch) == (store.repo_id("demo-d64-E4"), BRANCH)
     files = store.files("model", "demo-d64-E4", BRANCH)
     assert set(files) == RELEASED
     assert files["model.safetensors"].sha256 == pushed.weights_sha256["model.safetensors"]
     inside = RunRecord.from_json(store.read("model", "demo-d64-E4", "run.json", pushed.branch))
     assert inside == pushed.replaced(commit=None)
     assert store.branches("model", "demo-d64-E4")[pushed.branch] == pushed.commit
-
-
-def test_pushing_again_writes_nothing(store, checkpoint, record):
-    folder = checkpoint()
-    first = push_run(store, folder, record)
-    assert push_run(store, folder, record) == first
-    assert push_run(store, folder, record, siblings=[make_record(run_id="next", seed=1)]) == first
+    assert push_run(store, folder, record, siblings=[make_record(run_id="next", seed=1)]) == pushed
 
 
 def test_other_weights_than_recorded_or_on_the_same_branch_are_refused(store, checkpoint, record):

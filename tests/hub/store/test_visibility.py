@@ -2,8 +2,8 @@
 
 import pytest
 
-from hub import push_index, push_run, push_runs
-from hub.plain.errors import FilesError
+from hub import load_index, push_index, push_run, push_runs
+from hub.plain.errors import FilesError, NotFoundError
 from hub.release.push import collect
 from tests.hub.conftest import hub_store
 from tests.hub.samples import make_record
@@ -25,6 +25,16 @@ def unchanged(loopback):
         assert commits() == before
 
     return check
+
+
+def test_private_repositories_are_not_shown(loopback, checkpoint, record):
+    store = hub_store(loopback, private=True)
+    push_index(store, "demo", [push_run(store, checkpoint(), record)])
+    assert [repo.private for repo in loopback.state.repositories.values()] == [True, True]
+    stranger = hub_store(loopback, token=False, attempts=1)
+    with pytest.raises(NotFoundError, match="not visible with this token"):
+        load_index(stranger, "demo")
+    assert (store.repos("model"), stranger.repos("model")) == (["demo-d64-E4"], [])
 
 
 @pytest.mark.parametrize(("kind", "name"), [("dataset", "org/demo-runs"), ("model", "org/demo-d64-E4")])

@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 from scaling_law import JointLaw, Law, published
 from scaling_law.formulas import LAWS
 from scaling_law.formulas.shelf import SHELF, entry, laws
+from scaling_law.law_files import law_card
 
 GOPHER = 5.76e23  # FLOPs
 # Hoffmann et al. 2022, Tables 3 and A3: parameters, and FLOPs of approaches 1, 2 and 3. The FLOPs of 175B in approach
@@ -122,6 +123,15 @@ def test_a_law_of_sizes_and_tokens_has_optima(name, experts):
     for row in table:
         assert row.training_flops == pytest.approx(1e21)
         assert 1e8 < row.n_active < 1e11
+
+
+def test_the_card_of_a_law_names_its_variables_and_their_ranges():
+    card = law_card(published("krajewski"), "org/law")
+    assert "Its variables are `granularity`, `n_total_non_embedding`, `tokens`" in card
+    assert "| granularity | 1 | 16 |" in card
+    assert "Active parameters" not in card
+    unknown = law_card(published("hunyuan"), "org/law")
+    assert "ranges" not in unknown
 
 
 def test_kaplan():

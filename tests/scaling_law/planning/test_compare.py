@@ -50,6 +50,13 @@ def test_a_law_says_what_it_says_when_it_is_asked_alone(found):
     assert fine.loss == pytest.approx(losses[fine.granularity], rel=1e-12)
 
 
+def test_the_number_of_active_experts_is_chosen_where_a_law_depends_on_it(found):
+    """Zhao et al. 2025: 6.78 active experts are best, of which 31 % are shared."""
+    assert found["hunyuan"].granularity == 8
+    losses = [published("hunyuan").optimal(FLOPS, granularity=8, shared_ratio=s).best.loss for s in (0.2, 0.3, 0.4)]
+    assert found["hunyuan"].loss == losses[1] == min(losses)
+
+
 def test_what_a_law_cannot_say_is_said(found):
     assert found["clark_hash"].silent == "says nothing of tokens"
     assert found["besiroglu"].silent == "knows dense models only"

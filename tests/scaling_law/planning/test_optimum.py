@@ -73,7 +73,7 @@ def test_constrained_optimum_is_that_of_brute_force(log_flops, log_limits, costs
     for i, experts in enumerate(EXPERTS):
         loss, width = brute_force(law, flops, experts, constraints, widths)
         if not integral and np.isfinite(loss):  # a second, finer grid: at a limit the error is first order in the step
-            around = np.geomspace(width / 1.0003, width * 1.0003, 60_001)
+            around = np.geomspace(max(width / 1.0003, 64), width * 1.0003, 60_001)
             loss, width = brute_force(law, flops, experts, constraints, around)
         assert found.fits[i] == np.isfinite(loss)
         if integral:

@@ -40,6 +40,7 @@ SHAPES = [
     *(("deepseek_v2", SHARED | LATENT | own) for own in ({}, {"q_lora_rank": None, "topk_method": "greedy"})),
     *(("deepseek_v3", SHARED | LATENT | own) for own in ({}, {"q_lora_rank": None}, {"attention_bias": True})),
     *((kind, SHARED | LATENT | INDEXER) for kind in ("deepseek_v32", "glm_moe_dsa")),
+    ("glm_moe_dsa", SHARED | LATENT | INDEXER | {"indexer_types": ["full", "shared"] * 2}),
     *(("glm4_moe", SHARED | {"attention_bias": on, "use_qk_norm": on}) for on in (False, True)),
     *(("dots1", SHARED | {"attention_bias": bias}) for bias in (False, True)),
     *(

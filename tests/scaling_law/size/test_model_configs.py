@@ -34,6 +34,7 @@ def test_the_language_model_of_a_larger_one(tied):
         ({"num_experts_per_tok": 9}, "mixtral: experts_per_token=9 must be at most experts=8"),
         ({"hidden_size": "wide"}, "d_model='wide' must be an integer of at least 1"),
         ({"num_hidden_layers": None}, "config.json lacks num_hidden_layers, which model_type 'mixtral' needs"),
+        ({"model_type": "deepseek_v3"}, "config.json lacks n_shared_experts, which model_type 'deepseek_v3' needs"),
         (
             {"model_type": "qwen3_moe", "moe_intermediate_size": 8, "decoder_sparse_step": 1, "mlp_only_layers": 3},
             "qwen3_moe: ",

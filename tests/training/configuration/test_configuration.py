@@ -93,6 +93,10 @@ def test_configurations_that_runs_have_saved_are_read_and_written_as_they_were(n
         (["--data.held_out_per_mille", "0"], "data.held_out_per_mille: 0; it must lie between 0 and 1000"),
         (["--optimizer.learning_rate", "nan"], "optimizer.learning_rate: nan; it must be a finite number"),
         (["--optimizer.learning_rate_law", "x"], "optimizer.learning_rate_law: 'x'; it must be code or paper, or"),
+        (["--run.license", "apache2"], "run.license: 'apache2'; it must be a licence"),
+        (["--preset", "papr"], "preset: no preset is named 'papr'; did you mean paper"),
+        (["--preset", "paper/d1024-E64"], "did you mean paper/d1024-E1, "),  # all of that width
+        (["--preset", "paper/d1408-E8"], "paper/d1408-b21-h11-E8"),
         (["--config", "missing.yaml"], "--config: 'missing.yaml' cannot be read: No such file"),
         (["--config"], "--config: expected one argument"),
     ],

@@ -2,13 +2,11 @@
 
 import json
 
-import pytest
 import yaml
 from typer.testing import CliRunner
 
 from scaling_law.size.recipe import ROWS, published_design
 from training import presets as presets_command
-from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict, listing
 from training.run.step import architecture, model_config
 
@@ -50,20 +48,6 @@ def test_every_listed_configuration_has_a_name():
         assert architecture(arguments.model, 50257) == listed.architecture
         assert f"paper/{arguments.model.name}" == name
         assert tuple(arguments.schedule.tokens) == listed.tokens
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("paper/d1024-E64", "did you mean .*paper/d1024-E8"),
-        ("paper/d1408-E8", "did you mean .*paper/d1408-b21-h11-E8"),
-        ("papr", "did you mean paper"),
-        (7, "no preset is named '7'.*python -m training.presets"),
-    ],
-)
-def test_an_unknown_preset_is_refused_with_the_nearest(name, message):
-    with pytest.raises(ConfigurationError, match=message):
-        from_dict({"preset": name, **OUT})
 
 
 def test_the_list_and_a_whole_configuration_are_printed():

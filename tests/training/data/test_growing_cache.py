@@ -150,14 +150,10 @@ def test_a_full_disk_is_one_error_here(growing):
 # -- the training's view
 
 
-def batches(data: TrainingData, steps, rank=0, world=1):
+def batches(data: TrainingData, steps):
     """Inputs and targets of the global batches (position, sequences), one array."""
-    parts = [part for step in steps for part in data.micro_batches(*step, rank, world, CPU)]
+    parts = [part for step in steps for part in data.micro_batches(*step, 0, 1, CPU)]
     return torch.stack([torch.cat(part) for part in parts]).numpy()
-
-
-def steps_of(sizes):
-    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 @pytest.fixture
@@ -170,7 +166,7 @@ def test_batches_are_what_the_order_says_from_any_position(complete):
     order = SequenceOrder(0, 16)
     data = TrainingData(complete(), order, LENGTH, 2)
     cache, n = data.tokens.cache, data.tokens.cache.n_sequences(LENGTH)
-    steps = steps_of([2] * 5 + [4] * 5 + [8] * 3)
+    steps = [(0, 2), (2, 2), (4, 4), (8, 4), (12, 8), (20, 8)]
     steps += [(4, 2), (6, 2), (30, 8), (n - 4, 8), (n + 4, 8)]  # back to a branch point, and over the end
     found = batches(data, steps)
     expected = []
@@ -184,7 +180,7 @@ def test_batches_are_what_the_order_says_from_any_position(complete):
 
 def test_training_reads_the_same_from_a_cache_that_grows(complete, growing, corpus, tokenizer, tmp_path):
     """And it begins long before the cache is whole."""
-    steps = steps_of([4] * 30)
+    steps = [(position, 4) for position in range(0, 120, 4)]
     whole = TrainingData(complete(), SequenceOrder(0, 16), LENGTH, 2)
     expected = batches(whole, steps)
     source = TextSource(str(corpus))

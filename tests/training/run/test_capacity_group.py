@@ -1,5 +1,6 @@
 """The capacity group: what is dropped, and the balance loss, depend on it alone, not on how a batch is computed."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,8 @@ import yaml
 
 from tests.training.run.test_run import finish, folders
 from training.configuration.arguments import ConfigurationError
-from training.configuration.reading import parse_command_line
 from training.run.inputs import check_inputs, settled
-from training.run.main import Run, main
+from training.run.main import Run
 from training.run.step import train_step
 
 LARGE = {"schedule.batch_ramp": ["0:1024"], "schedule.tokens": ["1M"]}
@@ -39,11 +39,8 @@ def even(tiny):
 @pytest.mark.parametrize("capacity_factor", [1.0, 0])
 def test_the_cut_into_micro_batches_changes_nothing(tiny, capacity_factor):
     """With drops and the balance loss, with and without recomputation, in both stages of the batch ramp."""
-    common = {
-        "model.capacity_group_tokens": 32,
-        "model.capacity_factor": capacity_factor,
-        "schedule.batch_ramp": ["0:4", "128:8"],
-    }
+    common = {"model.capacity_group_tokens": 32, "model.capacity_factor": capacity_factor}
+    common["schedule.batch_ramp"] = ["0:4", "128:8"]
     expected, weights = steps(tiny(**common, **{"run.micro_batch_sequences": 1}))
     assert (min(map(min, (dropped for _, _, dropped in expected))) > 0) == (capacity_factor > 0)
     for micro, recompute in ((1, True), (2, False), (4, False), (4, True)):
@@ -55,13 +52,6 @@ def test_the_cut_into_micro_batches_changes_nothing(tiny, capacity_factor):
         torch.testing.assert_close(other, weights, rtol=0, atol=1e-5)
 
 
-def test_another_group_drops_other_tokens(tiny):
-    by_group = [
-        steps(tiny(model__capacity_group_tokens=group, run__micro_batch_sequences=2), 1)[0][0][2] for group in (32, 64)
-    ]
-    assert by_group[0] != by_group[1]
-
-
 def test_the_first_start_fixes_the_group(even):
     def group(**changes):
         return settled(even(**changes)).model.capacity_group_tokens
@@ -70,12 +60,30 @@ def test_the_first_start_fixes_the_group(even):
     assert group(run__micro_batch_sequences=512, **LARGE) == 16_384
     assert group(run__micro_batch_sequences=1024, **LARGE) == 16_384
     assert group(model__capacity_group_tokens=16) == 16
+    with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 16384; a micro-batch \(768 sequences"):
+        group(run__micro_batch_sequences=768, schedule__batch_ramp=["0:768"], schedule__tokens=["1M"])
     finish(even(schedule__tokens=[1280]))
-    folder = Path(even().run.output_dir)
-    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["capacity_group_tokens"] == 64
     assert group(run__micro_batch_sequences=4) == 64
+    with pytest.raises(ConfigurationError, match=r"64; a micro-batch .1 sequences .*sequences a multiple of 2,"):
+        group(run__micro_batch_sequences=1)
+    with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 32, but .*config.yaml has 64"):
+        check_inputs(even(model__capacity_group_tokens=32))
     (model,) = folders(even())
-    assert '"capacity_group_tokens": 64' in (model / "config.json").read_text()
+    assert json.loads((model / "config.json").read_text())["capacity_group_tokens"] == 64
+
+
+def test_a_run_of_before_0_1_goes_on_in_the_stored_order_with_its_micro_batch_as_the_group(even):
+    stored = even(data__order="stored")
+    path = Path(stored.run.output_dir) / "config.yaml"
+    values = stored.to_dict()
+    del values["model"]["capacity_group_tokens"], values["model"]["final_norm"]
+    del values["data"]["order"], values["data"]["order_seed"]
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump(values))
+    assert settled(even(data__order="stored", run__micro_batch_sequences=4)).model.capacity_group_tokens == 64
+    check_inputs(stored)
+    with pytest.raises(ConfigurationError, match=r"data.order: 'shuffled', but .*config.yaml has 'stored'$"):
+        check_inputs(even())
 
 
 def test_a_run_goes_on_with_another_micro_batch_and_trains_the_same(even, tmp_path):
@@ -89,44 +97,14 @@ def test_a_run_goes_on_with_another_micro_batch_and_trains_the_same(even, tmp_pa
         assert resumed[tokens].drop_rate == record.drop_rate > 0
 
 
-def test_a_run_of_before_there_were_groups_keeps_its_micro_batch_as_the_group(even):
-    arguments = even(schedule__tokens=[1280])
-    finish(arguments)
-    path = Path(arguments.run.output_dir) / "config.yaml"
-    before = yaml.safe_load(path.read_text())
-    for newer in ("capacity_group_tokens", "final_norm"):
-        del before["model"][newer]
-    path.write_text(yaml.safe_dump(before))
-    assert settled(even(run__micro_batch_sequences=4)).model.capacity_group_tokens == 64
-    check_inputs(even(run__micro_batch_sequences=4))
-    assert sorted(finish(even())) == [1280, 2560]
-
-
-def test_what_would_change_the_drops_is_refused_on_resume(even):
-    finish(even(schedule__tokens=[1280]))
-    with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 32, but .*config.yaml has 64"):
-        check_inputs(even(model__capacity_group_tokens=32))
-    with pytest.raises(ConfigurationError, match=r"64; a micro-batch .1 sequences .*sequences a multiple of 2,"):
-        check_inputs(even(run__micro_batch_sequences=1))
-    check_inputs(even(run__micro_batch_sequences=4))
-
-
 @pytest.mark.parametrize("group", [128, 48])  # larger than a micro-batch, and no part of it
-def test_a_group_that_a_micro_batch_does_not_hold_is_refused_with_the_ways_out(tiny, tmp_path, capsys, group):
-    config = tmp_path / "config.yaml"
-    tiny().save(config)
-    assert main(["--config", str(config), "--model.capacity_group_tokens", str(group)]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "capacity_group_tokens" in line]
+def test_a_group_that_a_micro_batch_does_not_hold_is_refused_with_the_ways_out(tiny, group):
+    with pytest.raises(ConfigurationError) as caught:
+        tiny(model__capacity_group_tokens=group)
+    line = str(caught.value)
     assert f"model.capacity_group_tokens: {group}; a micro-batch (2 sequences of 32 tokens)" in line
     assert "(64 or a divisor of it)" in line
     assert f"run.micro_batch_sequences a multiple of {4 if group == 128 else 3}" in line
     assert "train dropless and without balance loss (model.capacity_factor 0, model.balance_loss 0)" in line
-    assert not (tmp_path / "run").exists()
-    without = [*("--model.capacity_group_tokens", str(group), "--model.capacity_factor", "0")]
-    parse_command_line(["--config", str(config), *without, "--model.balance_loss", "0"])
-    parse_command_line(["--config", str(config), *without[:2], "--model.experts", "1"])
-
-
-def test_a_default_group_that_does_not_fit_is_refused_as_well(tiny):
-    with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 16384; a micro-batch \(768 sequences"):
-        settled(tiny(run__micro_batch_sequences=768, schedule__batch_ramp=["0:768"], schedule__tokens=["1M"]))
+    tiny(model__capacity_group_tokens=group, model__capacity_factor=0, model__balance_loss=0)
+    tiny(model__capacity_group_tokens=group, model__experts=1)

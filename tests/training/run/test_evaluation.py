@@ -22,21 +22,6 @@ def model():
     return SwitchMoeForCausalLM(model_config(arguments, 300, 0)).eval()
 
 
-def test_the_losses_of_tokens_add_up_to_the_loss(model):
-    ids = torch.randint(300, (3, 33), generator=torch.Generator().manual_seed(0))
-    inputs, targets = ids[:, :-1], ids[:, 1:].clone()
-    targets[0, :5] = -100
-    whole = model(input_ids=inputs, shift_labels=targets, output_logits=False)
-    each = model(input_ids=inputs, shift_labels=targets, output_logits=False, output_token_losses=True)
-    assert whole.token_losses is None
-    assert each.token_losses.shape == (3, 32)
-    assert (each.token_losses[0, :5] == 0).all()
-    assert each.lm_loss.item() == pytest.approx(whole.lm_loss.item(), rel=1e-6)
-    logits = model(input_ids=inputs).logits
-    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-    assert torch.allclose(each.token_losses, expected, atol=1e-5)
-
-
 def test_the_error_is_that_of_a_mean_over_documents():
     """Against the spread of the means of many samples of documents, whose tokens share a part of their loss."""
     rng = np.random.default_rng(0)
@@ -58,12 +43,7 @@ def test_the_error_is_that_of_a_mean_over_documents():
 def test_targets_know_their_documents(tokenizer, tmp_path):
     write_dataset(tmp_path / "text", {"train": [f"the model {'expert ' * n}" for n in (3, 40, 5, 60, 7, 90)]})
     cache = prepare(TextSource(str(tmp_path / "text")), tokenizer, tmp_path)
-    held_out = HeldOut.from_cache(cache, 16, 1000)
-    targets, documents = held_out.sequences[:, 1:].ravel(), held_out.documents.ravel()
-    assert held_out.n_documents == 6
-    for document in range(6):  # each ends with its end-of-text token, of which there is one
-        ends = np.flatnonzero(targets[documents == document] == tokenizer.eos_token_id)
-        assert len(ends) <= 1
+    assert HeldOut.from_cache(cache, 16, 1000).n_documents == 6
     whole = HeldOut.from_cache(cache, len(cache) - 1, 1)
     (row,) = whole.documents
     ends = np.flatnonzero(whole.sequences[0, 1:] == tokenizer.eos_token_id)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F811 (fixtures are imported)
 import logging
+from unittest.mock import Mock
 
 import pytest
 
@@ -26,15 +27,12 @@ def released(store, runs) -> Releaser:
     return releaser
 
 
-def test_all_runs_arrive_and_are_listed(store, runs_of, caplog):
+def test_all_runs_arrive_and_the_index_is_written_once(loopback, runs_of, caplog):
+    """Not once for each branch: a sweep in parallel would write hundreds of commits to one repository."""
+    store = hub_store(loopback)
     assert released(store, runs_of(4)).exit_status == 0
     assert [record.run_id for record in load_index(store, "demo")] == [f"run{number}" for number in range(4)]
     assert "4 runs are released in" in caplog.text
-
-
-def test_the_index_is_written_once(loopback, runs_of):
-    """Not once for each branch: a sweep in parallel would write hundreds of commits to one repository."""
-    released(hub_store(loopback), runs_of(4))
     index = loopback.state.repository("dataset", "org/demo-runs")
     assert [commit.title for commit in index.history("main")] == ["Add 4 runs to the index", "initial commit"]
 
@@ -69,31 +67,13 @@ def test_what_failed_while_the_hub_was_away_is_pushed_at_the_end(loopback, check
     assert [commit.title for commit in repo.history("main")] == ["List the revisions", "initial commit"]
 
 
-def test_a_token_in_an_error_is_not_repeated(store, runs_of, caplog):
-    """Neither in what is logged while the training goes on, nor at the end."""
-
-    def refuse(*_):
-        raise ValueError(f"bad header: Bearer {TOKEN}")
-
-    store.publish = refuse
+def test_errors_name_no_token_and_a_refused_one_is_reported_once_and_at_the_end(store, runs_of, caplog):
+    store.publish = Mock(side_effect=ValueError(f"bad header: Bearer {TOKEN}"))
     released(store, runs_of(1))
     assert "pushing run0 failed, training goes on: bad header: Bearer <token>" in caplog.text
     assert "1 of the pushes failed: run0: bad header: Bearer <token>" in caplog.text
     assert TOKEN not in caplog.text
-
-
-def test_a_refused_token_is_reported_once_and_at_the_end(store, runs_of, caplog):
-    def refuse(*_):
-        raise AccessError("the Hub does not accept the token")
-
-    store.publish = refuse
-    released(store, runs_of(3))
-    assert "3 of the pushes failed: run0, run1, run2: the Hub does not" in caplog.text
+    store.publish = Mock(side_effect=AccessError("the Hub does not accept the token"))
+    released(store, runs_of(3, start=1))
+    assert "3 of the pushes failed: run1, run2, run3: the Hub does not" in caplog.text
     assert caplog.text.count("the Hub does not accept the token") == 2
-
-
-def test_a_private_release_finds_out_before_it_sends(loopback, runs_of, caplog):
-    loopback.state.create("dataset", "org/demo-runs", private=False)
-    assert released(hub_store(loopback, private=True), runs_of(1)).exit_status == RELEASE_INCOMPLETE
-    assert "is public" in caplog.text
-    assert set(loopback.state.repositories) == {("dataset", "org/demo-runs")}

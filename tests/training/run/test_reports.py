@@ -14,34 +14,22 @@ from hub.record.run_record import RunRecord
 from tests.hub.loopback import TOKEN
 from tests.hub.samples import make_record
 from tests.training.run.test_run import assert_same_weights, finish, lines_of, weights
-from training.configuration.arguments import ConfigurationError
 from training.run import checkpoint
 from training.run.log import NAME, run_log, write_log
 from training.run.main import Run
-from training.run.step import train_step
 
 
 def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, tmp_path):
     plain = tiny(schedule__tokens=[2560], run__output_dir=str(tmp_path / "plain"))
     finish(plain)
-    arguments = tiny(
-        schedule__tokens=[2560], run__eval_tokens=[640, 2304], run__release_tokens=[640], run__trackers=["tensorboard"]
-    )
+    arguments = tiny(schedule__tokens=[2560], run__eval_tokens=[640, 2304], run__release_tokens=[640])
     finished = []
 
-    class Finisher:
-        closed = False
+    def finisher(folder, record):
+        assert RunRecord.load(folder) == record
+        finished.append((folder.parent.name, record.status))
 
-        def __call__(self, folder, record):
-            assert RunRecord.load(folder) == record
-            finished.append((folder.parent.name, record.status))
-
-        def close(self):
-            self.closed = True
-
-    finisher = Finisher()
     assert Run(arguments, [finisher]).execute() == 0
-    assert finisher.closed
     assert_same_weights(weights(plain, 2560), weights(arguments, 2560))
 
     evaluations = [line for line in lines_of(arguments) if "eval_loss" in line]
@@ -65,53 +53,31 @@ def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, t
     assert sorted(finished) == [(folder.parent.name, "intermediate"), (name, "final")]
 
 
-def test_lines_have_what_is_needed_to_watch_a_run(tiny):
-    arguments = tiny(schedule__tokens=[1280])
-    finish(arguments)
-    line = lines_of(arguments)[-1]
-    assert line["memory_bytes"] > 50e6
-    assert line["data_wait_seconds"] >= 0
-    assert 0 < line["router_entropy"] < 1.4
-    assert sum(line["tokens_per_expert"][0]) == 4 * 32
-
-
 def test_a_trace_of_the_steps_that_were_asked_for(tiny):
     arguments = tiny(schedule__tokens=[1280], run__profile_steps=[3, 5])
     finish(arguments)
     with gzip.open(Path(arguments.run.output_dir) / "profile" / "trace-0.json.gz") as file:
         events = json.load(file)["traceEvents"]
     assert sum(event.get("name") == "Optimizer.step#AdamW.step" for event in events) == 2
-    with pytest.raises(ConfigurationError, match=r"run.profile_steps: \['5', '3'\]; it must be two steps"):
-        tiny(run__profile_steps=[5, 3])
 
 
-def test_compiled_steps_are_eager_steps(tiny, monkeypatch):
-    """Captured as for the compiler, whose back end would take a minute."""
-    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
-    found = []
-    for on in (False, True):
-        run = Run(tiny(run__compile=on, model__capacity_group_tokens=32, run__output_dir=f"unused-{on}"))
-        run.session.model.train()
-        steps = [train_step(run.session, step, 1e-3) for step in range(2)]
-        found.append([[s.loss, s.gradient_norm, s.balance_loss.item(), *s.dropped_tokens.tolist()] for s in steps])
-    assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
-    assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
-    assert found[0][0][-1] > 0
-
-
-@pytest.mark.slow
-def test_a_compiled_run_has_the_losses_and_the_names_of_an_eager_one(tiny, tmp_path):
-    eager = tiny(schedule__tokens=[1280], optimizer__learning_rate=1e-3, run__output_dir=str(tmp_path / "eager"))
-    compiled = tiny(schedule__tokens=[1280], optimizer__learning_rate=1e-3, run__compile=True)
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_run_has_the_losses_and_the_names_of_an_eager_one(tiny, tmp_path, monkeypatch, backend):
+    """The real back end takes a minute; the steps are captured for the other one in the same way."""
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=backend))
+    gentle = {"schedule.tokens": [1280], "optimizer.learning_rate": 1e-3, "model.capacity_group_tokens": 32}
+    eager = tiny(**gentle, run__output_dir=str(tmp_path / "eager"))
+    compiled = tiny(**gentle, run__compile=True)
     finish(eager)
     finish(compiled)
     for one, other in zip(lines_of(eager), lines_of(compiled), strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=2e-5)
+        assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-4)
+        assert other["drop_rate"] == pytest.approx(one["drop_rate"], abs=0.01)
     assert weights(eager, 1280).keys() == weights(compiled, 1280).keys()
-    run = Run(eager)  # an eager process reads the compiled one's checkpoint
-    (step,) = checkpoint.steps(Path(compiled.run.output_dir) / "trunk")
-    trunk = Path(compiled.run.output_dir) / "trunk"
-    assert checkpoint.load(checkpoint.path_of(trunk, step), run.session).step == step
+    trunk = Path(compiled.run.output_dir) / "trunk"  # an eager process reads the compiled one's checkpoint
+    (step,) = checkpoint.steps(trunk)
+    assert checkpoint.load(checkpoint.path_of(trunk, step), Run(eager).session).step == step
 
 
 # -- the log that is released with a model: bounded, and without secrets
@@ -146,16 +112,13 @@ def test_the_trunk_up_to_the_branch_point_then_the_branch(tmp_path, record):
 def test_a_long_log_is_thinned_and_keeps_its_events(tmp_path, record):
     events = {"3377": {"loss_spike": True}, "7777": {"skipped_batch": [1, 2]}, "9001": {"eval_loss": 4.0}}
     trunk = write(tmp_path / "trunk", range(1, 10_001), **events)
-    whole = run_log(record, trunk, tmp_path / "none", max_bytes=10**9)
-    assert len(tokens_of(whole)) == 10_000
+    assert len(tokens_of(run_log(record, trunk, tmp_path / "none", max_bytes=10**9))) == 10_000
     thin = run_log(record, trunk, tmp_path / "none", max_bytes=20_000)
     assert len(thin) <= 20_000
     found = tokens_of(thin)
     assert {1, 10_000, 3377, 7777, 9001} <= set(found)
-    steps = {later - earlier for earlier, later in itertools.pairwise(found)}
     assert len(found) > 300
-    assert max(steps) < 50
-    assert found == sorted(set(found))
+    assert all(0 < later - earlier < 50 for earlier, later in itertools.pairwise(found))
     assert len(run_log(record, trunk, tmp_path / "none", max_bytes=10)) < 200  # first and last, whatever happens
 
 

@@ -2,15 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 from filelock import FileLock
 from typer.testing import CliRunner
 
+import training
 from hub import RunRecord
 from scaling_law import JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
@@ -20,15 +20,32 @@ from training.sweep import __main__ as sweep_module
 from training.sweep import run as sweep_run
 from training.sweep.file import Sweep
 from training.sweep.plan import plan_sweep
-from training.sweep.run import Attempt, measured_flops_per_second, run_sweep, state, status, trained_tokens
+from training.sweep.run import (
+    Attempt,
+    lock_of,
+    measured_flops_per_second,
+    run_sweep,
+    state,
+    status,
+    trained_tokens,
+)
+
+CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
 
 
 def paper_sweep(tmp_path, **values):
     return Sweep.from_dict({"from": "paper", **values}, tmp_path)
 
 
-def tiny_sweep(tiny, tmp_path, **values):
-    return Sweep.from_dict({"base": tiny().to_dict(), **values}, tmp_path)
+@pytest.fixture
+def sweep_of(tiny, tmp_path):
+    """A function: a sweep of the tiny run with changes, from the values of a sweep file."""
+
+    def build(changes=None, **values):
+        base = tiny(**(changes or {})).to_dict()
+        return Sweep.from_dict({"sweep": "tiny", "base": base, **values}, tmp_path / "sweep", tmp_path)
+
+    return build
 
 
 # -- where runs come from
@@ -46,49 +63,48 @@ def test_the_whole_listing_is_a_sweep(tmp_path):
 @pytest.mark.parametrize(
     ("where", "count", "tokens"),
     [
-        ("E in {1,8}, d<=1024", 9, None),
+        ("E in {1,8}, d<=1024", 9, {5 * 10**8, 10**9, 2 * 10**9}),
         ("experts = 32 and d_model < 600", 1, {5 * 10**8, 10**9, 2 * 10**9}),
-        ("N_act > 2.7B", 1, None),
         ("d == 1664, E in {1}, D >= 64B", 1, {64 * 10**9, 80 * 10**9}),
-        ("n_blocks = 21, n_total < 700M", 1, None),
     ],
 )
 def test_a_part_of_the_listing_is_chosen_by_conditions(tmp_path, where, count, tokens):
     sweep = paper_sweep(tmp_path, where=where)
     assert len(sweep.runs) == count
-    if tokens:
-        assert set(sweep.runs[0].arguments.schedule.tokens) == tokens
+    assert set(sweep.runs[0].arguments.schedule.tokens) == tokens
 
 
 @pytest.mark.parametrize(
-    ("where", "message"),
+    ("runs", "tokens"),
     [
-        ("E is 8", "'E is 8' is not a condition; write a field"),
-        ("experts in {8}, depth < 4", "'depth < 4': no field is named 'depth'"),
-        ("d < many", "'d < many': d_model='many' is not a quantity"),
-        ("d > 9000", "leaves none of the paper's listing"),
+        (
+            {
+                "grid": {"model.d_model": [64, 128], "model.experts": [1, 4]},
+                "overrides": [{"where": {"model.d_model": 128}, "set": {"schedule.tokens": [1280]}}],
+            },
+            {"d64-E1-seed0": 2560, "d64-E4-seed0": 2560, "d128-E1-seed0": 1280, "d128-E4-seed0": 1280},
+        ),
+        (
+            {
+                "runs": [{"model.d_model": 64, "schedule.tokens": [1280]}, {"model": {"d_model": 128, "experts": 1}}],
+                "grid": {"run.seed": [0, 1]},
+            },
+            {"d64-E4-seed0": 1280, "d64-E4-seed1": 1280, "d128-E1-seed0": 2560, "d128-E1-seed1": 2560},
+        ),
+        (
+            {
+                "base": {"preset": "selective-decay", "schedule": {"tokens": ["1B"]}},  # base wins over the preset
+                "grid": {"preset": ["paper/d512-E8", "paper/d1408-b21-h11-E8"]},
+            },
+            {"d512-E8-seed0": 10**9, "d1408-b21-h11-E8-seed0": 10**9},
+        ),
     ],
+    ids=["grid with overrides", "list times grid", "grid of presets"],
 )
-def test_conditions_that_cannot_be_met_are_refused(tmp_path, where, message):
-    with pytest.raises(ConfigurationError, match=message):
-        paper_sweep(tmp_path, where=where)
-
-
-def test_runs_are_listed_and_multiplied_by_a_grid(tiny, tmp_path):
-    runs = [{"model.d_model": 64, "schedule.tokens": [1280]}, {"model": {"d_model": 128, "experts": 1}}]
-    sweep = tiny_sweep(tiny, tmp_path, runs=runs, grid={"run.seed": [0, 1]})
-    assert [run.name for run in sweep.runs] == ["d64-E4-seed0", "d64-E4-seed1", "d128-E1-seed0", "d128-E1-seed1"]
-    assert sweep.runs[0].arguments.schedule.tokens == [1280]
-
-
-def test_presets_are_the_ground_that_a_sweep_builds_on(tmp_path):
-    values = {
-        "base": {"preset": "selective-decay", "schedule": {"tokens": ["1B"]}},
-        "grid": {"preset": ["paper/d512-E8", "paper/d1408-b21-h11-E8"], "run.seed": [0, 1]},
-    }
-    sweep = Sweep.from_dict(values, tmp_path)
-    assert [run.name for run in sweep.runs][1:3] == ["d512-E8-seed1", "d1408-b21-h11-E8-seed0"]
-    assert {tuple(run.arguments.schedule.tokens) for run in sweep.runs} == {(10**9,)}  # base wins over the preset
+def test_runs_come_from_a_grid_or_a_list(sweep_of, tmp_path, runs, tokens):
+    found = {run.name: run.arguments for run in sweep_of(**runs).runs}
+    assert {name: arguments.schedule.tokens[-1] for name, arguments in found.items()} == tokens
+    assert all(found[name].run.output_dir == str(tmp_path / "sweep" / name) for name in tokens)
 
 
 def test_plans_of_the_law_are_runs(tmp_path):
@@ -107,33 +123,12 @@ def test_plans_of_the_law_are_runs(tmp_path):
         assert run.folder.parent == tmp_path / "out"
 
 
-@pytest.fixture
-def values(tiny):
-    """A sweep of two sizes with two branches each."""
-    sections = tiny().to_dict()
-    return {
-        "sweep": "tiny",
-        "base": sections,
-        "grid": {"model.d_model": [64, 128], "model.experts": [1, 4]},
-        "overrides": [{"where": {"model.d_model": 128}, "set": {"schedule.tokens": [1280]}}],
-    }
-
-
-def test_a_grid_is_every_combination_with_its_overrides(values, tmp_path):
-    sweep = Sweep.from_dict(values, tmp_path)
-    assert [run.name for run in sweep.runs] == ["d64-E1-seed0", "d64-E4-seed0", "d128-E1-seed0", "d128-E4-seed0"]
-    assert [run.arguments.schedule.tokens for run in sweep.runs] == [[1280, 2560]] * 2 + [[1280]] * 2
-    assert sweep.runs[1].arguments.run.output_dir == str(tmp_path / "d64-E4-seed0")
-
-
-def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(values, tmp_path):
+def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(sweep_of):
     """So that its runs share a hub with those of other rates, of which every name would be the same."""
-    values["grid"] = {"model.experts": [1, 4], "optimizer.learning_rate": [0.01, "2e-2"]}
-    runs = Sweep.from_dict(values, tmp_path).runs
+    runs = sweep_of(grid={"model.experts": [1, 4], "optimizer.learning_rate": [0.01, "2e-2"]}).runs
     assert [run.name for run in runs] == [f"d64-E{e}-seed0-lr{rate}" for e in (1, 4) for rate in (0.01, 0.02)]
     assert [run.arguments.run.sweep for run in runs] == ["tiny-lr0.01", "tiny-lr0.02"] * 2
     assert [run.arguments.optimizer.learning_rate for run in runs] == [0.01, 0.02] * 2
-    assert len({run.folder for run in runs}) == 4
 
 
 @pytest.mark.parametrize(
@@ -142,7 +137,6 @@ def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(values, tmp_path):
         ({"gird": {}}, "sweep file: gird: no such key; did you mean grid"),
         ({"grid": {"model.d_model": []}}, "there are no runs"),
         ({"grid": {"model.d_model": 64}}, "grid.model.d_model: 64; it must be a valid list"),
-        ({"grid": {"model.experts": [0]}}, "model.experts: 0; it must be greater than 0"),
         ({"grid": {"model.expert": [1]}}, "did you mean model.experts"),
         ({"grid": {"preset": ["paper/d1-E1"]}}, "no preset is named 'paper/d1-E1'"),
         ({"grid": {"optimizer.weight_decay": [0.1, 0.2]}}, "two runs have the same name"),
@@ -155,12 +149,14 @@ def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(values, tmp_path):
         ({"from": "missing.json"}, "from: .*missing.json' cannot be read"),
         ({"from": "no-plan.json"}, "neither 'paper' nor a plan"),
         ({"where": "d < 3"}, "where goes with `from: paper`"),
+        ({"from": "paper", "where": "depth < 4"}, "'depth < 4': no field is named 'depth'"),
+        ({"from": "paper", "where": "d > 9000"}, "leaves none of the paper's listing"),
     ],
 )
-def test_a_sweep_that_cannot_be_run_is_refused(values, tmp_path, change, message):
+def test_a_sweep_that_cannot_be_run_is_refused(sweep_of, tmp_path, change, message):
     (tmp_path / "no-plan.json").write_text('{"format": "x"}')
     with pytest.raises(ConfigurationError, match=message):
-        Sweep.from_dict({**values, **change}, tmp_path, tmp_path)
+        sweep_of(**change)
 
 
 # -- what it costs
@@ -184,46 +180,21 @@ def test_costs_are_those_of_the_architecture(tmp_path):
     assert run.disk_bytes == (3 + 2) * 12 * arch.n_total + 3 * 4 * arch.n_total
 
 
-def test_expensive_runs_are_those_of_more_flops_not_of_more_width(tmp_path):
-    """Embeddings make a narrow model more expensive than its blocks alone."""
-    narrow, wide = paper_sweep(tmp_path, where="d in {512, 1024}, E = 1, tokens = 2B").runs
-    assert wide.cost / narrow.cost == pytest.approx(321.03 / 78.72, rel=1e-3)
-
-
-def test_runs_that_count_capacity_over_different_groups_are_pointed_out(tiny, tmp_path):
-    base = {**tiny(schedule__batch_ramp=["0:4"]).to_dict(), "run": {"precision": "fp32"}}
-
+def test_runs_that_count_capacity_over_different_groups_are_pointed_out(sweep_of):
     def notes(**more):
         runs = [{"run.seed": seed, "run.micro_batch_sequences": micro, **more} for seed, micro in ((0, 1), (1, 4))]
-        return "\n".join(plan_sweep(Sweep.from_dict({"base": base, "runs": runs}, tmp_path)).notes())
+        return "\n".join(plan_sweep(sweep_of({"schedule.batch_ramp": ["0:4"]}, runs=runs)).notes())
 
     assert "capacity groups: 32, 128 tokens; set model.capacity_group_tokens" in notes()
     assert "capacity groups" not in notes(**{"model.capacity_group_tokens": 32})
-    with pytest.raises(ConfigurationError, match=r"model.capacity_group_tokens: 128; a micro-batch"):
-        notes(**{"model.capacity_group_tokens": 128})
-
-
-def test_a_missing_tokenizer_is_reported(tiny, tmp_path):
-    (run,) = plan_sweep(tiny_sweep(tiny, tmp_path)).runs
-    assert (run.vocab_size, run.vocab_assumed) == (300, False)
-    missing = {"runs": [{"data.tokenizer": str(tmp_path / "missing")}]}
-    (run,) = plan_sweep(tiny_sweep(tiny, tmp_path, **missing)).runs
-    assert (run.vocab_size, run.vocab_assumed) == (50257, True)
-
-
-def test_one_branch_saves_nothing_and_time_is_unknown_without_a_speed(tiny, tmp_path):
-    plan = plan_sweep(tiny_sweep(tiny, tmp_path, grid={"schedule.tokens": [[1280]]}))
-    assert (plan.seconds, plan.flops_per_second, plan.speed_source) == (None, None, "unknown")
-    assert plan.saved == 0
-    assert plan.total("tokens") == plan.total("separate_tokens") == 1280
 
 
 # -- states
 
 
 @pytest.fixture
-def run(tiny, tmp_path):
-    (run,) = tiny_sweep(tiny, tmp_path / "runs").runs
+def run(sweep_of):
+    (run,) = sweep_of().runs
     return run
 
 
@@ -263,8 +234,8 @@ def test_progress_counts_the_trunk_once(run):
     assert now.seconds_left == 256 / 100
 
 
-def test_the_speed_of_running_runs_gives_the_time_of_the_rest(tiny, tmp_path):
-    sweep = tiny_sweep(tiny, tmp_path, grid={"model.d_model": [64, 128]})
+def test_the_speed_of_running_runs_gives_the_time_of_the_rest(sweep_of):
+    sweep = sweep_of(grid={"model.d_model": [64, 128]})
     write_log(sweep.runs[0], "trunk")
     speed = measured_flops_per_second(sweep)
     assert speed == pytest.approx(100 * sweep.runs[0].architecture.training_flops(1))
@@ -274,8 +245,9 @@ def test_the_speed_of_running_runs_gives_the_time_of_the_rest(tiny, tmp_path):
 
 
 def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
-    path = tmp_path / "sweep.yaml"
-    path.write_text(yaml.safe_dump({"base": tiny().to_dict(), "output_dir": str(tmp_path / "runs")}))
+    path, missing = tmp_path / "sweep.yaml", {"run.seed": 1, "data.tokenizer": str(tmp_path / "missing")}
+    values = {"base": tiny(schedule__tokens=[1280]).to_dict(), "output_dir": str(tmp_path / "runs")}
+    path.write_text(yaml.safe_dump(values | {"runs": [{}, missing]}))
 
     def shown(command, *words, file=path, exit_code=0):
         result = CliRunner().invoke(sweep_module.app, [command, str(file), *words])
@@ -283,9 +255,11 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
         return result.output
 
     planned = json.loads(shown("plan", "--json"))
-    assert planned["runs"][0]["name"] == "d64-E4-seed0"
-    assert "activations" in planned["memory_leaves_out"]
-    (now,) = json.loads(shown("status", "--json"))
+    sizes = [(run["name"], run["vocab_size"], run["vocab_assumed"]) for run in planned["runs"]]
+    assert sizes == [("d64-E4-seed0", 300, False), ("d64-E4-seed1", 50257, True)]
+    assert (planned["saved"], planned["seconds"], planned["speed_source"]) == (0, None, "unknown")  # one branch each
+    assert planned["tokens"] == planned["separate_tokens"] == 2 * 1280
+    now = json.loads(shown("status", "--json"))[0]
     assert (now["state"], now["tokens"], now["seconds_left"]) == ("waiting", 0, None)
     assert "waiting" in shown("status")
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
@@ -297,26 +271,61 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
 # -- running it
 
 
-def test_the_entry_point_of_an_installed_package_is_the_same(monkeypatch, tmp_path):
-    """Without train.py beside it, the run is launched as a module."""
+def test_runs_get_gpus_of_their_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    places = sweep_run.environments(3, processes=2)
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places] == ["0,1", "2,3", "0,1"]
+    for how in ({"processes": 8}, {"accelerate_config": CONFIGS / "one_node_ddp.yaml"}):
+        with pytest.raises(ConfigurationError, match="--processes-per-run: 8; it must be at most 5"):
+            sweep_run.environments(1, **how)
+
+
+def test_without_a_checkout_a_run_is_launched_as_a_module(monkeypatch, tmp_path):
     monkeypatch.setattr(sweep_run, "__file__", str(tmp_path / "training" / "sweep" / "run.py"))
-    *_, flag, module = sweep_run.launch_command(on_cpu=True)
-    assert flag == "-m"
-    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)
-    assert "--model.experts" in done.stdout
+    assert sweep_run.launch_command(on_cpu=True)[-2:] == ["-m", "training.run"]
+
+
+def test_a_file_that_accelerate_cannot_read_is_refused(tmp_path):
+    (tmp_path / "bad.yaml").write_text("distributed_type: MULTI_GPU\nnonsense: 1\n")
+    for name in ("bad.yaml", "missing.yaml"):
+        with pytest.raises(ConfigurationError, match=f"--accelerate-config: .*{name}"):
+            sweep_run.environments(1, accelerate_config=tmp_path / name)
+
+
+def test_processes_that_cannot_share_a_batch_are_refused_before_anything_is_started(sweep_of):
+    sweep = sweep_of()
+    with pytest.raises(ConfigurationError, match="micro-batches that 2 processes cannot share"):
+        run_sweep(sweep, 1, processes_per_run=2)
+    assert not sweep.runs[0].folder.exists()
 
 
 @pytest.mark.slow
-def test_a_sweep_is_executed_and_a_failed_run_does_not_stop_the_rest(values, tmp_path):
-    values["overrides"].append(
-        {"where": {"model.d_model": 128, "model.experts": 4}, "set": {"data.tokenizer": str(tmp_path / "missing")}}
-    )
-    sweep = Sweep.from_dict(values, tmp_path / "sweep")
-    outcome = run_sweep(sweep, workers=2)
-    assert sorted(outcome.finished) == ["d128-E1-seed0", "d64-E1-seed0", "d64-E4-seed0"]
-    status, log = outcome.failed["d128-E4-seed0"]
-    assert status != 0
-    assert "missing" in log.read_text()
-    records = [RunRecord.load(folder) for run in sweep.runs for folder in run.finished()]
-    assert len(records) == 5
-    assert [trained_tokens(run) for run in sweep.runs[:3]] == [run.target_tokens for run in sweep.runs[:3]]
+@pytest.mark.parametrize(
+    "how", [{"processes_per_run": 2}, {"accelerate_config": CONFIGS / "cpu_two_processes.yaml"}], ids=["flag", "file"]
+)
+def test_a_run_has_the_processes_that_were_asked_for(sweep_of, how):
+    sweep = sweep_of({"run.micro_batch_sequences": 1, "schedule.tokens": [1280]})
+    outcome = run_sweep(sweep, 1, **how)
+    assert outcome.finished == ["d64-E4-seed0"], (sweep.runs[0].folder / "output.log").read_text()
+    assert RunRecord.load(sweep.runs[0].finished()[0]).hardware.startswith("2 x ")
+
+
+def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(sweep_of, tmp_path):
+    missing = {"where": {"model.experts": 4}, "set": {"data.tokenizer": str(tmp_path / "missing")}}
+    sweep = sweep_of(grid={"model.experts": [1, 4]}, overrides=[missing])
+    outcome = run_sweep(sweep, workers=2, retries=1)
+    good, bad = sweep.runs
+    assert (outcome.finished, [*outcome.failed]) == ([good.name], [bad.name])
+    assert (state(good), len(good.records()), trained_tokens(good)) == ("finished", 2, good.target_tokens)
+    status, log = outcome.failed[bad.name]
+    assert status == 1
+    assert log.read_text().count("error: data.tokenizer: ") == 2
+    assert (state(bad), Attempt.load(bad.folder)) == ("failed", Attempt(1, stopped=False))
+
+
+def test_a_run_that_another_sweep_works_on_is_left_alone(sweep_of):
+    sweep = sweep_of()
+    sweep.runs[0].folder.mkdir(parents=True)
+    with lock_of(sweep.runs[0]):
+        assert run_sweep(sweep, 1).elsewhere == ["d64-E4-seed0"]
+    assert not (sweep.runs[0].folder / "output.log").exists()
