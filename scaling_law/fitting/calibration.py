@@ -1,18 +1,18 @@
 """Move a published law to another corpus and recipe with few runs: refit few of its coefficients, keep the rest.
 
-Candidates free coefficients by what they are to the law: the constant, then the scales, the slopes, and so on. Each is
-judged by the runs of models that it was not fitted on. The one that frees least wins unless its squared error exceeds
-the least by more than one standard error of that difference (the rule of Breiman et al. 1984, "Classification and
-Regression Trees", Section 3.4.3, paired by group): few runs hardly tell rivals apart, and what is not refitted carries
-over to models that they lack.
+Candidates refit coefficients by what they are to the law: the constant, then the scales, the slopes, and so on. Each
+is judged on models that it was not fitted to. The smallest set wins whose squared error exceeds the least by no more
+than one standard error of that difference (the one-standard-error rule of Breiman et al. 1984, "Classification and
+Regression Trees", paired by group): few runs hardly tell candidates apart, and what is not refitted carries over to
+models that they lack.
 
-The rest stay at the published values, and their draws, if any, widen the intervals. As a prior inside the objective,
-these draws would bend the law along its flat directions to absorb what differs between the corpora.
+The rest stay at the published values; their draws, if any, widen the intervals. As a prior inside the objective, the
+draws would bend the law along its flat directions to absorb what differs between the corpora.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import design_problems
 from scaling_law.fitting.fitting import LEAVE_OUT, FitResult, as_table, errors_of, finite, fit, rms
-from scaling_law.fitting.problem import make_problem
+from scaling_law.fitting.problem import Problem, make_problem
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions, joined_limits
@@ -30,7 +30,8 @@ from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, 
 from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]
-LEVELS = ((CONSTANT,), (SIZE,), (SLOPE, OUTER), (BY_DESIGN,), (INTERACTION,), (TRANSFORM,))  # freed one after another
+Names = tuple[str, ...]
+LEVELS = ((CONSTANT,), (SIZE,), (SLOPE, OUTER), (BY_DESIGN,), (INTERACTION,), (TRANSFORM,))  # refitted in this order
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Candidate:
     """
 
     name: str
-    refitted: tuple[str, ...]
+    refitted: Names
     errors: FloatArray
-    undetermined: tuple[str, ...] = ()
+    undetermined: Names = ()
 
     @property
     def rmse(self) -> float:
@@ -65,7 +66,7 @@ class Calibration(ResultTable):
     candidates: tuple[Candidate, ...]
     groups: str
     n_groups: int
-    left_out: Mapping[tuple[str, ...], str]
+    left_out: Mapping[Names, str]
 
     @property
     def law(self) -> Law:
@@ -76,17 +77,15 @@ class Calibration(ResultTable):
         return bootstrap(self.fit, n_resamples, seed, progress, held=self.published.draws)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Names:
         found = []
         for names, why in list(self.left_out.items())[:1]:
             more = f", nor {len(self.left_out) - 1} sets more" if len(self.left_out) > 1 else ""
             found.append(f"These runs cannot determine {', '.join(names)} together{more}: {why}.")
         better = [c.name for c in self.candidates if not c.refitted and c.rmse < self.chosen.rmse]
         found += [f"Held-out runs are predicted better by the {name}." for name in better]
-        return (
-            *found,
-            *(m.replace(LEAVE_OUT, "calibrate without those that are wrong") for m in self.fit.status.messages),
-        )
+        found += [m.replace(LEAVE_OUT, "calibrate without those that are wrong") for m in self.fit.status.messages]
+        return tuple(found)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row for each candidate."""
@@ -150,8 +149,8 @@ def calibrate(
     Args:
         groups: which runs are left out together: "auto" (those of one model, that is, of equal variables of the law
             but for tokens; of equal tokens if there is one model only), "trunk", or the name of a column.
-        candidates: the sets of coefficients to choose from, those that free least first. None: the constant, and then
-            also scales, slopes (and an outer exponent), exponents of the design, interactions, transforms.
+        candidates: the sets of coefficients to choose from, the smallest first. None: the constant, and then also
+            scales, slopes (and an outer exponent), exponents of the design, interactions, transforms.
         huber_delta, weights, one_sided, loss, trunks: as in `fit`.
 
     The law's conditions name the runs, the coefficients refitted and the law that the rest are from; its ranges are
@@ -162,20 +161,13 @@ def calibrate(
         raise ValueError(f"law={law!r} must be a law that predicts a loss")
     table = as_table(runs, loss, trunks)
     settings: dict[str, Any] = {"huber_delta": huber_delta, "weights": weights, "one_sided": one_sided}
-    measured = make_problem(table, law.name, huber_delta, weights, 0.0, {}, {}, "scaled", one_sided).measured
+    measured = _problem(table, law, {}, **settings).measured
     group, rule = group_of(table, law, groups)
     if (n_groups := len(np.unique(group[measured]))) < 2:
         raise ValueError(f"groups={groups!r}: {n_groups} group of {rule}; two are needed to leave one out")
     everything = law.coefficient_names()
     sets = [_ordered(law, names) for names in (candidate_sets(law.form) if candidates is None else candidates)]
-    results, left_out = dict[tuple[str, ...], FitResult](), dict[tuple[str, ...], str]()
-    for names in dict.fromkeys([*sets, everything]):
-        held = {name: value for name, value in law.coefficients.items() if name not in names}
-        problem = make_problem(table, law.name, huber_delta, weights, 0.0, held, {}, "scaled", one_sided)
-        if why := design_problems(problem):
-            left_out[names] = "; ".join(why)
-        else:
-            results[names] = fit(table, law.name, fixed=held, starts=[law] if held else "scaled", **settings)
+    results, left_out = _fits(table, law, dict.fromkeys([*sets, everything]), settings)
     if not results.keys() & {*sets}:
         raise ValueError(f"{table.source}: no candidate can be fitted: {'; '.join(left_out.values())}")
     found = {}
@@ -197,9 +189,9 @@ def calibrate(
     )
 
 
-def candidate_sets(form: Form) -> list[tuple[str, ...]]:
+def candidate_sets(form: Form) -> list[Names]:
     """Nested sets of coefficients, each with those of one more level of `LEVELS` that the form has."""
-    found: list[tuple[str, ...]] = [()]
+    found: list[Names] = [()]
     for level in LEVELS:
         if own := tuple(name for name in form.coefficients if form.roles[name] in level):
             found.append((*found[-1], *own))
@@ -230,7 +222,7 @@ def choose(candidates: Sequence[Candidate], group: NDArray[np.int64]) -> Candida
     return candidates[near.index(True)]
 
 
-def _ordered(law: Law, names: Collection[str]) -> tuple[str, ...]:
+def _ordered(law: Law, names: Collection[str]) -> Names:
     """The names in the law's order."""
     known = law.coefficient_names()
     wrong = [name for name in names if name not in known]
@@ -239,6 +231,26 @@ def _ordered(law: Law, names: Collection[str]) -> tuple[str, ...]:
         allowed = f"coefficients of the {law.name} law: {', '.join(known)}"
         raise ValueError(f"candidates: {given!r} must be a set of {allowed}")
     return tuple(name for name in known if name in names)
+
+
+def _fits(
+    runs: Runs, law: Law, sets: Iterable[Names], settings: Mapping[str, Any]
+) -> tuple[dict[Names, FitResult], dict[Names, str]]:
+    """The fits of the sets that the runs can determine, and why they cannot determine the others."""
+    found, left_out = dict[Names, FitResult](), dict[Names, str]()
+    for names in sets:
+        held = {name: value for name, value in law.coefficients.items() if name not in names}
+        if why := design_problems(_problem(runs, law, held, **settings)):
+            left_out[names] = "; ".join(why)
+        else:
+            found[names] = fit(runs, law.name, fixed=held, starts=[law] if held else "scaled", **settings)
+    return found, left_out
+
+
+def _problem(
+    runs: Runs, law: Law, held: Mapping[str, float], huber_delta: float, weights: Any, one_sided: Any
+) -> Problem:
+    return make_problem(runs, law.name, huber_delta, weights, 0.0, held, {}, "scaled", one_sided)
 
 
 def _held_out(result: FitResult, law: Law, group: NDArray[np.int64]) -> FloatArray:
