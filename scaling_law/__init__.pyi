@@ -1,5 +1,7 @@
 # What the package offers: read by type checkers, and by lazy_loader, which imports a name when it is used.
 from .figures.law_figures import memory_optimal as memory_optimal
+from .fitting.calibration import Calibration as Calibration
+from .fitting.calibration import calibrate as calibrate
 from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import fit_learning_rate as fit_learning_rate

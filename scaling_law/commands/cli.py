@@ -22,6 +22,7 @@ for _command in (
     shelf.laws,
     shelf.compare,
     fitting.fit,
+    fitting.calibrate,
     fitting.profile,
     fitting.split,
     fitting.fit_learning_rate,

@@ -1,4 +1,4 @@
-"""The commands of `scaling-law` that fit: a law, its profiles, held-out runs, learning rates; and reports on runs."""
+"""The commands of `scaling-law` that fit: laws, calibrations, profiles, held-out runs, learning rates; and reports."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import typer
 from hub.plain.commands import COUNT, EXPERTS, Json
 from hub.plain.tables import show
 from scaling_law.commands import options
-from scaling_law.commands.options import exit_untrusted, option, quantity
+from scaling_law.commands.options import choose_law, exit_untrusted, option, quantity
 from scaling_law.commands.questions import show_written
-from scaling_law.fitting import fitting, splits, uncertainty
+from scaling_law.fitting import calibration, fitting, splits, uncertainty
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.planning.matched import plan_matched
 from scaling_law.report.page import write_report
@@ -35,6 +35,7 @@ def fit(
     fix: options.Fix = [],  # noqa: B006
     bound: options.Bound = [],  # noqa: B006
     outliers: options.Outliers = "keep",
+    one_sided: options.OneSided = None,
     huber_delta: Annotated[float, option("Threshold of the Huber loss on ln L.")] = 0.01,
     weights: Annotated[Literal["equal", "inverse_loss"], option("inverse_loss: as the paper's, 1 / loss.")] = "equal",
     l2: Annotated[float, option("Weight decay on the summed objective (the paper states 1e-5).")] = 0.0,
@@ -62,8 +63,7 @@ def fit(
     """
     from rich.console import Group
 
-    if bootstrap < 0 or bootstrap == 1:
-        raise ValueError(f"--bootstrap {bootstrap} must be 0, or at least 2 resamples")
+    _refuse_resamples(bootstrap)
     table = _load(runs, loss, status, trunks, skip_invalid, where, columns, format)
     result = fitting.fit(
         table,
@@ -72,6 +72,7 @@ def fit(
         huber_delta=huber_delta,
         weights=None if weights == "equal" else weights,
         l2=l2,
+        one_sided=one_sided,
         starts=starts,
         release=release,
         progress=not as_json,
@@ -86,6 +87,48 @@ def fit(
     for reason in table.skipped if not as_json else ():
         typer.secho(f"skipped {reason}", err=True, fg="yellow")
     exit_untrusted(result.status.converged)
+
+
+def calibrate(
+    runs: options.Source,
+    law: options.LawName = "published",
+    groups: Annotated[str, option("Runs left out together: auto (of one model), trunk, or of a column.")] = "auto",
+    refit: Annotated[list[str], option("Choose among these only: --refit c --refit a,b,c.")] = [],  # noqa: B006
+    loss: options.LossColumn = None,
+    status: options.Status = "final",
+    where: options.Where = "",
+    columns: options.Columns = [],  # noqa: B006
+    format: options.Format = None,
+    trunks: options.Trunks = "auto",
+    one_sided: options.OneSided = None,
+    bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
+    output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
+    as_json: Json = False,
+) -> None:
+    """Move a law to another corpus with few runs: refit as few coefficients as predict models that were left out.
+
+    The exit status is 1 if the fit did not converge.
+
+    Examples:
+
+        scaling-law calibrate runs.jsonl --bootstrap 1000 -o our-law
+
+        scaling-law calibrate runs.csv --law chinchilla --one-sided untuned --json
+    """
+    from rich.console import Group
+
+    _refuse_resamples(bootstrap)
+    candidates = [[name.strip() for name in names.split(",")] for names in refit] or None
+    table = _load(runs, loss, status, trunks, where=where, columns=columns, format=format)
+    found = calibration.calibrate(choose_law(law), table, groups=groups, candidates=candidates, one_sided=one_sided)
+    draws = found.bootstrap(bootstrap, progress=not as_json) if bootstrap else None
+    made = draws.law if draws else found.law
+    if output is not None:
+        made.save_pretrained(output)
+    intervals = {name: draws.interval(name) for name in made.coefficients} if draws else None
+    value = found.to_dict() | {"intervals": intervals}
+    show(value, as_json, Group(found.summary(), *([draws.summary()] if draws else [])))
+    exit_untrusted(found.fit.status.converged)
 
 
 def profile(
@@ -225,6 +268,11 @@ def report(
         scaling-law report docs/results --into docs/report.md
     """
     show_written(write_report(folder, into, trunks=trunks, outliers=outliers), as_json)
+
+
+def _refuse_resamples(bootstrap: int) -> None:
+    if bootstrap < 0 or bootstrap == 1:
+        raise ValueError(f"--bootstrap {bootstrap} must be 0, or at least 2 resamples")
 
 
 def _settings(fix: Any, bound: Any, outliers: str, allow_unidentifiable: bool) -> dict[str, Any]:

@@ -45,6 +45,7 @@ Status = Annotated[str, option("Keep runs of this status; 'all' keeps every run.
 Where = Annotated[str, option('Keep runs that fulfil a filter: "E in {1, 8}, D <= 2B".')]
 Trunks = Annotated[str, option("auto (parent_run_id, else one size and E), run (each its own), or a column.")]
 Outliers = Annotated[Literal["keep", "set_aside"], option("set_aside: fit without runs far from the others' law.")]
+OneSided = Annotated[str | None, option("Column that is 1 for untuned runs, which bound the law from above; else 0.")]
 Allow = Annotated[bool, option("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")]
 
 

@@ -7,7 +7,6 @@ fit without it, so that high leverage neither hides a bad run nor condemns a dis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
-from scaling_law.formulas import LAWS
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
 from scaling_law.size.architecture import is_size
 
@@ -43,7 +41,7 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     influence = objective.influence(residual)
     scale, singular, rotation = _decomposed(jacobian[:, free] * np.sqrt(influence)[:, None])
     seen = singular > RANK_TOLERANCE * max(singular[0], 1e-300)
-    spare = int(np.sum(objective.weight > 0)) - len(names)
+    spare = int(np.sum(influence > 0)) - len(names)
     variance = float(influence @ residual**2 / spare) if spare > 0 else np.inf
     # rows: parameters in the law's own coordinates, columns: singular directions
     back = objective.to_natural[np.ix_(free, free)] @ (rotation.T / scale[:, None])
@@ -66,13 +64,14 @@ def _decomposed(jacobian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArra
     return scale, np.concatenate([singular, np.zeros(len(scale) - len(singular))]), rotation
 
 
-def design_problems(law: str, columns: Mapping[str, FloatArray], free: set[str]) -> list[str]:
-    """Why the design of the runs cannot determine all the free coefficients of `law`; empty if it can."""
-    found = []
+def design_problems(problem: Problem) -> list[str]:
+    """Why the design of the runs cannot determine all the coefficients that are not fixed; empty if it can."""
+    form, found = problem.objective.form, []
+    free = {name for name in problem.objective.names if name not in problem.settings.fixed}
+    columns = {name: column[~problem.objective.one_sided] for name, column in problem.columns.items()}
     count = len(columns["loss"])
     if count < len(free):
         found.append(f"{count} runs cannot determine {len(free)} coefficients ({', '.join(sorted(free))})")
-    form = LAWS[law].form
     constant = {name for name in form.variables if np.ptp(np.log(columns[name])) < 1e-6}
     still = {t.name: {*t.variables} for t in form.transforms if {*t.variables} <= constant}
     blind = {p.name for t in form.transforms if t.name in still for p in t.parameters}
@@ -123,17 +122,20 @@ class Outliers:
 
 
 def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
-    """The suspicious runs among those used, from the fit θ [p] to all of them."""
+    """The suspicious runs among those used, from the fit θ [p] to all of them.
+
+    A one-sided run is suspicious only if the law of the others lies above it.
+    """
     weight, loss = problem.objective.weight, problem.columns["loss"]
-    used = problem.used
+    used, one_sided = problem.used, problem.objective.one_sided
     residual = -problem.objective.residuals(theta[None])[0]
-    if np.all(np.abs(residual[used]) <= SMALLEST):
+    if np.all((np.abs(residual) <= SMALLEST)[used] | (one_sided & (residual > 0))[used]):
         return Outliers(np.zeros_like(used), residual, theta, False)
     problem = problem.with_constant_below(float(np.quantile(loss[used], MOST)))  # a bad run must not limit it
     kept, theta = _core(problem, theta, weight)
     for _ in range(20):
         deviation, limit = _judge(problem, theta, kept)
-        agree = used & (np.abs(deviation) <= limit)
+        agree = used & ((np.abs(deviation) <= limit) | (one_sided & (deviation > 0)))
         if np.array_equal(agree, kept):
             break
         kept, theta = agree, _refit(problem, theta[None], (weight * agree)[None])[0]
@@ -142,16 +144,17 @@ def find_outliers(problem: Problem, theta: FloatArray) -> Outliers:
 
 
 def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask, FloatArray]:
-    """The runs [n] of the best trimmed fit, and that fit.
+    """The runs [n] of the best trimmed fit, and that fit. One-sided runs are in each.
 
     Concentration starts from θ and from fits to random halves (fixed seed), some free of the bad runs that pulled θ.
     """
-    used, free = weight > 0, int(np.sum(problem.lower < problem.upper))
+    used, free = problem.measured, int(np.sum(problem.lower < problem.upper))
+    bounds = problem.used & ~used
     count = int(used.sum())
     size = min(count, max(int(np.ceil(CORE * count)), (count + free + 1) // 2))
     rng = np.random.default_rng(0)
     rows = np.flatnonzero(used)
-    halves = np.zeros((HALVES, len(used)))
+    halves = np.tile(bounds.astype(float), (HALVES, 1))
     for half in halves:
         half[rng.permutation(rows)[: max(count // 2, min(count, free + 1))]] = 1.0
     start = np.tile(theta, (HALVES, 1))
@@ -159,13 +162,13 @@ def _core(problem: Problem, theta: FloatArray, weight: FloatArray) -> tuple[Mask
     kept, _ = _nearest(problem, points, used, size)
     for steps in (2, 30):  # all for two steps; then the best few until nothing changes
         for _ in range(steps):
-            points = _refit(problem, points, weight * kept, 1e-5)
+            points = _refit(problem, points, weight * (kept | bounds), 1e-5)
             before, (kept, distance) = kept, _nearest(problem, points, used, size)
             if np.array_equal(before, kept):
                 break
         best = np.argsort(distance, kind="stable")[:4]
         points, kept, distance = points[best], kept[best], distance[best]
-    return kept[0], points[0]
+    return kept[0] | bounds, points[0]
 
 
 def _nearest(problem: Problem, points: FloatArray, used: Mask, size: int) -> tuple[NDArray[np.bool_], FloatArray]:
@@ -183,18 +186,19 @@ def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray,
 
     free = problem.free(theta)
     residual, jacobian = (part[0] for part in problem.objective.linearised(theta[None]))
+    active = kept & ~problem.objective.idle(residual)
     residual, jacobian = -residual, jacobian[:, free]
-    scale, singular, rotation = _decomposed(jacobian[kept])
+    scale, singular, rotation = _decomposed(jacobian[active])
     singular = np.maximum(singular, RANK_TOLERANCE * max(singular[0], 1e-300))
     leverage = np.sum((jacobian / scale @ rotation.T / singular) ** 2, axis=1)
-    alone = np.where(kept, np.maximum(1.0 - leverage, 1e-12), 1.0)  # a run of leverage 1 is its own prediction
-    spare = int(kept.sum()) - int(free.sum())
+    alone = np.where(active, np.maximum(1.0 - leverage, 1e-12), 1.0)  # a run of leverage 1 is its own prediction
+    spare = int(active.sum()) - int(free.sum())
     if spare < 1:
         return residual, np.full(len(residual), np.inf)
-    judged = kept & (leverage < 0.9)
+    judged = active & (leverage < 0.9)
     sigma = 1.4826 * float(np.median(np.abs(residual[judged]) / np.sqrt(alone[judged]))) if judged.any() else np.inf
     deviation = residual / alone
-    spread = sigma * np.where(kept, 1.0 / np.sqrt(alone), np.sqrt(1.0 + leverage))
+    spread = sigma * np.where(active, 1.0 / np.sqrt(alone), np.sqrt(1.0 + leverage))
     limit = np.maximum(-float(stdtrit(spare, TAIL / 2)) * spread, SMALLEST)
     return deviation, limit
 

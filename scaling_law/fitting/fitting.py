@@ -29,6 +29,7 @@ FloatArray = NDArray[np.float64]
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
 HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}  # of the first stage
+LEAVE_OUT = 'outliers="set_aside" leaves them out'
 BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
 
 
@@ -79,7 +80,7 @@ class FitStatus:
             pairs = zip(self.suspicious[:10], self.deviations, strict=False)
             names = ", ".join(f"{name} ({nats:+.3g} nats)" for name, nats in pairs)
             count = "1 run lies" if len(self.suspicious) == 1 else f"{len(self.suspicious)} runs lie"
-            fate = "set aside" if self.set_aside else 'still fitted; outliers="set_aside" leaves them out'
+            fate = "set aside" if self.set_aside else f"still fitted; {LEAVE_OUT}"
             more = ", …" if len(self.suspicious) > 10 else ""
             found.append(f"{count} far from the law of the others ({fate}): {names}{more}.")
         if self.bounds_hit:
@@ -106,8 +107,8 @@ class FitStatus:
     def to_dict(self) -> dict[str, Any]:
         """Infinite numbers become None."""
         return asdict(self) | {
-            "standard_errors": {name: _finite(error) for name, error in self.standard_errors.items()},
-            "condition_number": _finite(self.condition_number),
+            "standard_errors": {name: finite(error) for name, error in self.standard_errors.items()},
+            "condition_number": finite(self.condition_number),
             "verdict": self.verdict,
             "messages": list(self.messages),
         }
@@ -120,8 +121,8 @@ class FitStatus:
 class FitResult(ResultTable, Generic[LawT_co]):
     """A fitted law with what it was fitted on.
 
-    `objective` sums Huber losses on ln L over the runs `used`, `rmse` (nats per token) covers the same runs, and
-    `finalists` are all starts of the second stage.
+    `objective` sums Huber losses on ln L over the runs `used`, `rmse` (nats per token) covers those that are
+    `measured`, and `finalists` are all starts of the second stage.
     """
 
     law: LawT_co
@@ -137,6 +138,11 @@ class FitResult(ResultTable, Generic[LawT_co]):
     def used(self) -> NDArray[np.bool_]:
         """Runs [n] of positive weight that were not set aside."""
         return self.problem.used
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """The runs [n] used that are no upper bounds."""
+        return self.problem.measured
 
     @property
     def fitted(self) -> list[str]:
@@ -158,7 +164,7 @@ class FitResult(ResultTable, Generic[LawT_co]):
         return {e: float(errors.mean()) for e, errors in self._errors_by_experts().items()}
 
     def _errors_by_experts(self) -> dict[float, FloatArray]:
-        errors, experts = self.residuals[self.used], self.runs.experts[self.used]
+        errors, experts = self.residuals[self.measured], self.runs.experts[self.measured]
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
     def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
@@ -202,7 +208,9 @@ class FitResult(ResultTable, Generic[LawT_co]):
 
         status = self.status
         count = f"{int(self.used.sum())} runs of {status.n_trunks} trunks ({status.trunk_source})"
+        bounds = int((self.used & ~self.measured).sum())
         aside = f", {len(status.set_aside)} set aside" if status.set_aside else ""
+        aside += f", {bounds} as upper bounds" if bounds else ""
         vocabulary = f", vocabulary {self.runs.vocab_size:,}" if self.runs.vocab_size else ""
         head = Text(f"{self.law.formula}\n", style="bold")
         head.append(f"{count}{aside} from {self.runs.source}, {self.runs.loss_name}{vocabulary}; ", style="not bold")
@@ -237,7 +245,7 @@ def _other_variables(law: Law, runs: Runs) -> dict[str, FloatArray]:
     return {name: runs.column(name) for name in sorted(others)}
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
@@ -263,6 +271,7 @@ def fit(
     starts: Literal["scaled", "paper"] | Sequence[Law] = "scaled",
     release: int | None = None,
     outliers: Literal["keep", "set_aside"] = "keep",
+    one_sided: str | ArrayLike | None = None,
     loss: str | None = None,
     trunks: str = "auto",
     progress: bool = False,
@@ -284,6 +293,8 @@ def fit(
         release: how many starts enter the second stage (None: 256 of the paper's grid, 64 of the scaled one).
         outliers: "keep" fits runs far from the law of the others (`fitting.diagnostics`), "set_aside" leaves them out
             and records it in the law's conditions. Beyond 30 % of the runs, all are kept, with a warning.
+        one_sided: runs that bound the law from above, such as runs that were not tuned: booleans [n], or a column of 1
+            for them and 0 for the others. A prediction below such a loss costs nothing.
         loss, trunks: as in `load_runs`.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
 
@@ -293,8 +304,8 @@ def fit(
         raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
         raise ValueError(f"release={release!r} must be an integer of at least 1, or None")
-    table = _table(runs, loss, trunks)
-    problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts)
+    table = as_table(runs, loss, trunks)
+    problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
     warnings = _design_warnings(table, problem, allow_unidentifiable)
     theta = start_points(problem, starts)
     search: dict[str, Any] = {"n_starts": len(theta)}
@@ -331,7 +342,7 @@ def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutio
     return Solutions.sorted(*(problem.solve(batch, **HELD) for batch in shown(batches, "starts", progress)))
 
 
-def _table(runs: Any, loss: str | None, trunks: str) -> Runs:
+def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
     """`loss` and `trunks` belong to `load_runs`; a loaded table accepts only what agrees with it."""
     if not isinstance(trunks, str):
         raise ValueError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
@@ -346,9 +357,7 @@ def _table(runs: Any, loss: str | None, trunks: str) -> Runs:
 
 def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -> list[str]:
     """What this design cannot determine; ValueError unless that is allowed."""
-    settings = problem.settings
-    free = {name for name in problem.objective.names if name not in settings.fixed}
-    problems = design_problems(settings.law, problem.columns, free)
+    problems = design_problems(problem)
     if problems and not allow_unidentifiable:
         advice = "Fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
         raise ValueError(f"{runs.source}: {'; '.join(problems)}. {advice}")
@@ -367,7 +376,7 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
     condition_number, standard_errors, undetermined = examine(objective, theta, free)
     used = runs.subset(problem.used)
     law = objective.make_law(theta)
-    rmse = rms(errors_of(law, used))
+    rmse = rms(errors_of(law, runs.subset(problem.measured)))
     status = FitStatus(
         converged=bool(final.converged[chosen]),
         n_released=len(final.cost),
@@ -383,6 +392,8 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
         **search,
     )
     aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
+    bounds = int((problem.used & ~problem.measured).sum())
+    aside += f"; {bounds} of {len(runs)} runs as upper bounds" if bounds else ""
     chosen_by = f", where {runs.where}" if runs.where else ""
     conditions = Conditions(
         provenance=f"fitted on {runs.source}{chosen_by} ({runs.loss_name}){aside}",

@@ -8,6 +8,8 @@ Ludziejewski et al. 2025, Appendix "Fit Details", after Hoffmann et al. 2022; fo
 and so for every form of terms. Centring x, y and e takes the near-collinearity out of (ln a, α), (δ, γ), …. Parameters
 of a transform are the logarithms of their distances: u = ln(E_start − 1) and v = ln(E_max − E_start) keep
 1 < E_start < E_max; where E_max is fixed or bounded, v = ln(E_max − 1).
+
+A one-sided run is an upper bound: an untuned run's loss is at least that of the tuned one, so ρ = 0 where ln L̂ < ln L.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from scaling_law.formulas import LAWS, Law
 from scaling_law.formulas.terms import Factors, Form, Term, without
 
 FloatArray = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]
 Features = tuple[tuple[float, Factors], ...]
 
@@ -49,7 +52,8 @@ class Objective:
 
     `columns` are the law's variables, "loss" and "weight", each [n]; `l2` acts in uncentred coordinates, as in the
     paper. Terms with a coefficient of `limited` are not centred, and its transforms' parameters keep their distance
-    from a fixed floor. `fixed` coefficients are returned as given.
+    from a fixed floor. `fixed` coefficients are returned as given. `one_sided` [n] are the runs that bound the law
+    from above.
     """
 
     def __init__(
@@ -60,11 +64,13 @@ class Objective:
         l2: float,
         limited: Collection[str] = (),
         fixed: Mapping[str, float] | None = None,
+        one_sided: Mask | None = None,
     ) -> None:
         self.law, self.huber_delta, self.l2, self.fixed = law, huber_delta, l2, fixed or {}
         self.form: Form = LAWS[law].form
         self.names, self.positive, self.constants = self.form.coefficients, self.form.positive, self.form.constants
         self.target, self.weight = np.log(columns["loss"]), columns["weight"]
+        self.one_sided = np.zeros(len(self.target), bool) if one_sided is None else one_sided
         self.logs = {name: np.log(columns[name]) for name in self.form.variables}
         # A transform is computed once for each distinct value of its variables.
         self.grids = []
@@ -179,9 +185,14 @@ class Objective:
         residual, shares = self._prediction(theta, logs, designs)
         return residual, self._jacobian(theta, logs, designs, slopes, residual, shares)
 
+    def idle(self, residual: FloatArray) -> Mask:
+        """One-sided runs that the law lies below, which cost nothing; of the residuals' shape."""
+        return self.one_sided & (residual < 0)
+
     def influence(self, residual: FloatArray) -> FloatArray:
         """Weights of the least squares that stands for the Huber loss at these residuals."""
-        return np.asarray(self.weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
+        weight = np.where(self.idle(residual), 0.0, self.weight)
+        return np.asarray(weight * np.minimum(1.0, self.huber_delta / np.maximum(np.abs(residual), 1e-300)))
 
     def evaluate(
         self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False
@@ -195,6 +206,8 @@ class Objective:
         designs = self._designs(logs)
         residual, shares = self._prediction(theta, logs, designs)
         size = np.abs(residual)
+        if self.one_sided.any():
+            size[self.idle(residual)] = 0.0
         inner = np.minimum(size, self.huber_delta)
         cost = np.sum(weight * inner * (size - 0.5 * inner), axis=1)
         influence = weight * inner / np.maximum(size, 1e-300)

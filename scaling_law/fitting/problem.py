@@ -67,11 +67,13 @@ class FitSettings:
     bounds: Limits
     starts: str
     outliers: str = "keep"
+    one_sided: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"loss": "huber", "delta": self.huber_delta, "on": "ln L", "aggregation": "sum"}
         found |= {name: getattr(self, name) for name in ("weights", "l2", "fixed", "starts", "outliers")}
         found["bounds"] = {k: [end if np.isfinite(end) else None for end in v] for k, v in self.bounds.items()}
+        found |= {"one_sided": self.one_sided} if self.one_sided else {}
         return found
 
 
@@ -89,6 +91,11 @@ class Problem:
     def used(self) -> NDArray[np.bool_]:
         """Runs [n] of positive weight."""
         return self.objective.weight > 0
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Runs [n] of positive weight whose loss the law should meet, not only stay below."""
+        return self.used & ~self.objective.one_sided
 
     @property
     def floor(self) -> float:
@@ -115,10 +122,21 @@ class Problem:
         return replace(problem, objective=objective, settings=replace(self.settings, outliers="set_aside"))
 
     def solve(
-        self, theta: FloatArray, weight: FloatArray | None = None, *, hold_transform: bool = False, **options: Any
+        self,
+        theta: FloatArray,
+        weight: FloatArray | None = None,
+        *,
+        hold_transform: bool = False,
+        hold: NDArray[np.bool_] | None = None,
+        **options: Any,
     ) -> Solutions:
-        """From each θ [S, p], with weights [S, n]; `hold_transform` fixes the E_start and E_max that all θ share."""
+        """From each θ [S, p], with weights [S, n].
+
+        `hold_transform` fixes the E_start and E_max that all θ share, `hold` [p] parameters as each θ has them.
+        """
         lower, upper = self.lower.copy(), self.upper.copy()
+        if hold is not None:
+            lower, upper = (np.where(hold, theta, end) for end in (lower, upper))
         if hold_transform:
             last = slice(self.objective.first_transform, None)
             lower[last] = upper[last] = theta[0, last]
@@ -139,6 +157,7 @@ def make_problem(
     fixed: Mapping[str, float],
     bounds: Limits,
     starts: Any,
+    one_sided: Any = None,
 ) -> Problem:
     """Check the settings; ValueError names the one that is wrong."""
     if not isinstance(law, str) or law not in LAWS:
@@ -154,12 +173,13 @@ def make_problem(
         raise ValueError(f"starts={starts!r} must be 'scaled', 'paper' or a list of laws")
     name = starts if isinstance(starts, str) else f"{len(starts)} given laws"
     weight, weights_name = _weights(runs, weights)
+    bound = _one_sided(runs, one_sided)
     limits = _checked_limits(law, fixed, bounds)
     held = {name: low for name, (low, high) in limits.items() if low == high}
     ranges = {name: ends for name, ends in limits.items() if name not in held}
-    settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name)
+    settings = FitSettings(law, huber_delta, l2, weights_name, held, ranges, name, one_sided=int(bound.sum()))
     columns = {name: _column(runs, name) for name in (*LAWS[law].form.variables, "loss")} | {"weight": weight}
-    objective = Objective(law, columns, huber_delta, l2, limits.keys(), held)
+    objective = Objective(law, columns, huber_delta, l2, limits.keys(), held, bound)
     return Problem(objective, *_box(objective, limits, runs.loss), settings, columns)
 
 
@@ -196,6 +216,19 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
         given = f"={weights!r}" if isinstance(weights, str) else ""
         raise ValueError(f"weights{given} must be 'inverse_loss' or {len(runs)} finite numbers ≥ 0, not all zero")
     return array, "given"
+
+
+def _one_sided(runs: Runs, given: Any) -> NDArray[np.bool_]:
+    """The mask [n] of the runs that are upper bounds: given as such, or as the column that is 1 for them, else 0."""
+    if given is None:
+        return np.zeros(len(runs), bool)
+    label = f"={given!r}" if isinstance(given, str) else ""
+    mask = runs.column(given) if isinstance(given, str) else np.asarray(given)
+    if mask.shape != (len(runs),) or not np.isin(mask, (0, 1)).all():
+        raise ValueError(f"one_sided{label} must be {len(runs)} values true or false, or the name of such a column")
+    if mask.all():
+        raise ValueError(f"one_sided{label}: all {len(runs)} runs are upper bounds; the law needs some to meet")
+    return mask.astype(bool)
 
 
 def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dict[str, tuple[float, float]]:

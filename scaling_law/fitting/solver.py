@@ -58,20 +58,21 @@ def minimise(
     floor: float = 0.0,
     patience: int = 2,
 ) -> Solutions:
-    """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper ([p]; equal bounds fix a parameter).
+    """Minimise from each row of θ [S, p] inside lower ≤ θ ≤ upper ([p] or [S, p]; equal bounds fix a parameter).
 
     `evaluate(θ, rows)` takes θ [k, p] of the starts `rows`. A start has converged once its promised decrease stays
     below `tolerance`·(Q + floor) for `patience` steps with little damping, once Q is below `floor`, or once no step of
     any length decreases Q.
     """
     theta = np.clip(theta, lower, upper)
+    lower, upper = (np.broadcast_to(end, theta.shape) for end in (lower, upper))
     active = np.arange(len(theta))
     count = len(theta)
     result = Solutions(theta.copy(), np.full(count, np.inf), np.zeros(count, bool), np.zeros(count, int))
     damping, growth, calm = np.full(count, 1e-1), np.full(count, 2.0), np.zeros(count, int)
     now = _State(theta.copy(), *evaluate(theta, active), damping, growth, calm)
     for iteration in range(1, max_iterations + 1):
-        step = now.step(lower, upper)
+        step = now.step(lower[active], upper[active])
         bend = np.einsum("si,sij,sj->s", step, now.curvature, step)
         promised = np.maximum(-np.einsum("si,si->s", now.gradient, step) - 0.5 * bend, 0.0)  # by the quadratic model
         trial_theta = now.theta + step

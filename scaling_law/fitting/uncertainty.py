@@ -7,6 +7,7 @@ where the data set no limit, but treats runs of one trunk as independent.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table
+from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import floors_of, make_problem
 from scaling_law.fitting.solver import shown
 from scaling_law.formulas import Law
@@ -33,7 +35,8 @@ CHUNK = 128  # resamples per batch
 class Bootstrap(ResultTable):
     """The fitted law with the coefficients of refitted resamples as its draws.
 
-    `converged` [n_draws] marks refits that met the tolerance; `log_residuals` are those of the full fit.
+    `converged` [n_draws] marks refits that met the tolerance; `log_residuals` are those of the full fit, of
+    `n_fitted` coefficients.
     """
 
     law: Law
@@ -41,6 +44,7 @@ class Bootstrap(ResultTable):
     n_clusters: int
     log_residuals: FloatArray
     seed: int
+    n_fitted: int
     trunk_source: str = "given"
 
     @property
@@ -74,7 +78,7 @@ class Bootstrap(ResultTable):
         losses = self.law.loss_draws(n_active, tokens, experts)
         if kind == "prediction":
             n = len(self.log_residuals)
-            enlarge = np.sqrt(n / max(n - len(self.law.coefficients), 1))
+            enlarge = np.sqrt(n / max(n - self.n_fitted, 1))
             losses *= np.exp(np.random.default_rng(self.seed).choice(self.log_residuals * enlarge, size=losses.shape))
         return percentile_interval(losses, level)
 
@@ -92,25 +96,44 @@ class Bootstrap(ResultTable):
         return f"Bootstrap({len(self.draws)} draws of {self.n_clusters} trunks, {self.converged.mean():.0%} converged)"
 
 
-def bootstrap(result: FitResult, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
+def bootstrap(
+    result: FitResult,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    progress: bool = False,
+    held: FloatArray | None = None,
+) -> Bootstrap:
     """Resample the trunks of the runs fitted with replacement, and refit from the optimum; deterministic for a seed.
 
+    `held` are draws [n, n_coefficients] of another fit: each refit takes the fixed coefficients from one of them.
     ValueError for fewer than two trunks or two resamples.
     """
     problem, used = result.problem, result.used
     fitted = result.runs.subset(used)
     counts = np.zeros((n_resamples, len(used)))
     counts[:, used] = cluster_counts(fitted, n_resamples, seed)
+    start, hold = np.tile(result.theta, (n_resamples, 1)), problem.lower == problem.upper
+    objective = copy.copy(problem.objective)
+    if held is not None:
+        objective.fixed = {}
+        start = _with_drawn(result, objective, held[np.random.default_rng(seed).integers(len(held), size=n_resamples)])
     refits = []
     for first in shown(range(0, n_resamples, CHUNK), "bootstrap", progress):
-        weight = counts[first : first + CHUNK] * problem.objective.weight
-        start = np.tile(result.theta, (len(weight), 1))
-        refits.append(problem.solve(start, weight, max_iterations=200, tolerance=1e-9))
-    draws = problem.objective.coefficients(np.concatenate([part.theta for part in refits]))
+        part = slice(first, first + CHUNK)
+        weight = counts[part] * objective.weight
+        refits.append(problem.solve(start[part], weight, hold=hold, max_iterations=200, tolerance=1e-9))
+    draws = objective.coefficients(np.concatenate([part.theta for part in refits]))
     converged = np.concatenate([part.converged for part in refits])
-    log_residuals = problem.objective.residuals(result.theta[None])[0][used]
-    law = result.law.replace(draws=draws)
-    return Bootstrap(law, converged, fitted.n_trunks, log_residuals, seed, fitted.trunk_source)
+    log_residuals = objective.residuals(result.theta[None])[0][result.measured]
+    law, n_fitted = result.law.replace(draws=draws), len(result.fitted)
+    return Bootstrap(law, converged, fitted.n_trunks, log_residuals, seed, n_fitted, fitted.trunk_source)
+
+
+def _with_drawn(result: FitResult, objective: Objective, drawn: FloatArray) -> FloatArray:
+    """θ [S, p] of the fit with its fixed coefficients replaced by those of the draws [S, n_coefficients]."""
+    values: dict[str, Any] = dict(result.law.coefficients)
+    columns = dict(zip(values, drawn.T, strict=True))
+    return objective.from_coefficients(values | {name: columns[name] for name in result.problem.settings.fixed})
 
 
 def cluster_counts(runs: Runs, n_resamples: int, seed: int) -> FloatArray:
@@ -163,10 +186,11 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
     if coefficient not in result.fitted:
         raise ValueError(f"coefficient={coefficient!r} must be one of {result.fitted}")
     check_level(level)
-    spare = max(int(result.used.sum()) - len(result.fitted), 1)
     objective = result.problem.objective
     log_residuals = objective.residuals(result.theta[None])[0]
-    variance = float(objective.influence(log_residuals) @ log_residuals**2) / spare
+    influence = objective.influence(log_residuals)
+    spare = max(int(np.sum(influence > 0)) - len(result.fitted), 1)
+    variance = float(influence @ log_residuals**2) / spare
     limit = result.objective + 0.5 * variance * float(ndtri(0.5 + level / 2)) ** 2
     low, high = (_end(result, coefficient, side, limit) for side in (-1.0, 1.0))
     return ProfileInterval(coefficient, low, high, level, result.law.coefficients[coefficient])
@@ -183,8 +207,9 @@ def refit_with(
             start[p.above] = p.floor + 0.5 * (value - p.floor)
     fixed, weight = {**settings.fixed, coefficient: value}, result.problem.objective.weight[used]
     runs, options = result.runs.subset(used), (settings.law, settings.huber_delta, weight, settings.l2)
+    one_sided = result.problem.objective.one_sided[used]
     try:
-        problem = make_problem(runs, *options, fixed, settings.bounds, "scaled")
+        problem = make_problem(runs, *options, fixed, settings.bounds, "scaled", one_sided)
         theta = problem.objective.from_coefficients(start)
     except ValueError:
         return float("inf"), near

@@ -25,6 +25,7 @@ UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer
 ROUNDING = 1e-9  # a question at the guard itself is inside
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+SPANS = ("n_active", "tokens", "tokens_per_parameter", "training_flops")
 OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables")  # left out of a file: older versions read it
 
 
@@ -240,3 +241,29 @@ def fitted_ranges(n_active: ArrayLike, tokens: ArrayLike, experts: ArrayLike) ->
 
     whole = [of(None, np.ones(len(n), bool))] if len(n) else []
     return (*whole, *(of(float(value), e == value) for value in np.unique(e)))
+
+
+def joined_limits(first: Conditions, second: Conditions) -> dict[str, Any]:
+    """The `ranges` and `variables` of conditions that cover what either set of runs did, where both are known."""
+    if not (first.fitted_limits() and second.fitted_limits()):
+        known = second if second.fitted_limits() else first
+        return {"ranges": known.ranges, "variables": known.variables}
+    if not (first.ranges and second.ranges):  # of a law from the literature: limits, but no runs
+        return {"ranges": (), "variables": _joined(first.fitted_limits(), second.fitted_limits())}
+    ranges = {r.experts: r for r in first.ranges}
+    for own in second.ranges:
+        if other := ranges.get(own.experts):
+            hull = _joined(*({name: getattr(r, name) for name in SPANS} for r in (own, other)))
+            own = FittedRange(own.experts, own.runs + other.runs, **hull)
+        ranges[own.experts] = own
+    variables = _joined(first.variables or {}, second.variables or {}) or None
+    return {"ranges": tuple(sorted(ranges.values(), key=lambda r: r.experts or 0.0)), "variables": variables}
+
+
+def _joined(
+    first: Mapping[str, tuple[float, float]], second: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    """The hull of each span; one that only one of the two has as it is."""
+    both = {name: (first[name], second[name]) for name in first if name in second}
+    hull = {name: (min(a[0], b[0]), max(a[1], b[1])) for name, (a, b) in both.items()}
+    return {**first, **second, **hull}

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from hub.plain.commands import NOT_TRUSTED
-from scaling_law import JointLaw, fit, load_runs
+from scaling_law import JointLaw, calibrate, fit, load_runs
 from scaling_law.fitting.splits import compare, split
 from scaling_law.fitting.uncertainty import ProfileInterval, profile_interval
 from scaling_law.planning.design import next_runs, predicted_loss
@@ -94,6 +94,46 @@ def test_profile(shell, table):
     assert "Profile intervals, 0.9" in shell(*words, "--coefficients", "c").output
 
 
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Nine dense runs of another corpus, three of them untuned."""
+    n, d = (v.ravel() for v in np.meshgrid([2e8, 4e8, 8e8], [4e9, 2e10, 1e11], indexing="ij"))
+    untuned = d == 2e10
+    loss = JointLaw.published().replace(c=1.0).loss(n, d, 1) + 0.2 * untuned
+    frame = pandas.DataFrame({"params": n, "tokens": d, "loss": loss, "untuned": untuned.astype(int)})
+    path = tmp_path_factory.mktemp("lab") / "lab.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+COLUMNS = ("--column", "n_active=params", "--column", "experts=1", "--one-sided", "untuned")
+
+
+def test_calibrate(shell, lab, tmp_path):
+    words = ("calibrate", lab, *COLUMNS, "--bootstrap", 20, "-o", tmp_path / "ours")
+    found = json.loads(shell(*words, "--json").output)
+    runs = load_runs(lab, columns={"n_active": "params", "experts": 1.0})
+    expected = calibrate(JointLaw.published(), runs, one_sided="untuned")
+    assert found["refitted"] == ["c"]
+    assert found["fit"]["coefficients"] == expected.law.coefficients
+    assert found["held_out"] == expected.to_rows()
+    assert found["intervals"]["c"] == pytest.approx(list(expected.bootstrap(20).interval("c")))
+    law = JointLaw.from_pretrained(tmp_path / "ours")
+    assert law.c == pytest.approx(1.0, abs=1e-6)
+    assert len(law.draws) == 20
+    text = shell("calibrate", lab, *COLUMNS, "--refit", "a,b,c", "--groups", "tokens").output
+    assert "runs of equal tokens" in text
+    assert "a, b, c" in text
+
+
+def test_fit_takes_upper_bounds(shell, lab):
+    words = ("fit", lab, *COLUMNS, "--kind", "chinchilla")
+    found = json.loads(shell(*words, "--json").output)
+    assert found["settings"]["one_sided"] == 3
+    assert found["rmse"] < 1e-4
+    assert "3 as upper bounds" in shell(*words).output
+
+
 def test_split(shell, table):
     words = ("split", table, "--by", "flops", "--validation", 6, "--outliers", "set_aside")
     found = json.loads(shell(*words, "--json").output)
@@ -146,6 +186,9 @@ NEXT_RUNS = ("next-runs", "--flops", "1e19", "--ask", "loss:1B,2B,3")
         (("fit", "TABLE", "--trunks", "trunkk"), "trunks='trunkk' must be"),
         (("fit", "TABLE", "--huber-delta", "0"), "huber_delta=0"),
         (("fit", "TABLE", "--bootstrap", "1"), "--bootstrap 1"),
+        (("fit", "TABLE", "--one-sided", "experts"), "one_sided='experts' must be 36 values true or false"),
+        (("calibrate", "TABLE", "--refit", "c,kappa"), "candidates: 'kappa' must be a set of coefficients"),
+        (("calibrate", "TABLE", "--law", "ling"), "--law ling: it answers"),
         (("profile", "TABLE", "--coefficients", "kappa"), "coefficient='kappa'"),
         (("split", "TABLE", "--by", "size"), "'--by':"),
         (("next-runs", "--flops", "1e20", "--ask", "optimum:1e22"), "--ask 'optimum:1e22' must be optimum:FLOPS,E"),
