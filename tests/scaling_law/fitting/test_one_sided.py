@@ -83,6 +83,7 @@ def test_bounds_inform_where_no_run_was_tuned(published):
 
 def test_idle_bounds_are_no_outliers_but_a_run_below_the_law_is(half_tuned, bounded, untuned):
     assert bounded.status.suspicious == ()
+    assert bounded.status.warnings == ()
     i = int(np.flatnonzero(untuned)[5])
     loss = half_tuned.loss.copy()
     loss[i] = LAW.loss(half_tuned.n_active[i], half_tuned.tokens[i], half_tuned.experts[i]) - 0.4
