@@ -135,8 +135,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_any(self):
         parts = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            body = self._chunks()
         headers = {name.lower(): value for name, value in self.headers.items()}
         query = parse_qs(parts.query, keep_blank_values=True)
         request = Request(self.command, unquote(parts.path), query, headers, body, self.server.origin)
@@ -189,11 +187,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.wfile.flush()
         self.connection.shutdown(socket.SHUT_RDWR)
-
-    def _chunks(self):
-        body = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body

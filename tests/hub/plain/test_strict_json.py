@@ -41,6 +41,7 @@ def test_another_file_is_refused_by_name(tmp_path: Path, fields: object, reason:
         ('{"a": ' + "9" * 5000 + "}", "5000 digits"),
         ('{"a": 1, "a": 2}', "'a' occurs twice"),
         ("[" * 100_000, "nested deeper"),
+        ("[" * 30 + "]" * 30, "nested deeper"),
         ('{"a": 1,}', "not valid JSON"),
         ("", "not valid JSON"),
         (b"\xff\xfe", "not UTF-8"),

@@ -33,21 +33,15 @@ REPO, REVISION = "my-org/my-sweep-d512-E8", "tokens002.0B-seed0"  # as in the gu
 
 TEXTS = ["model expert token router.", "scale train dense budget."]  # short: lm-eval cuts at the trained length
 CHOICES = ["router loss data", "law scale train", "dense budget memory"]
-TASKS = {
-    "choice": {
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{text}}",
-        "doc_to_choice": CHOICES,
-        "doc_to_target": 0,
-        "metric_list": [{"metric": "acc"}],
-    },
-    "generation": {
-        "output_type": "generate_until",
-        "doc_to_text": "{{text}}",
-        "doc_to_target": "law",
-        "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5, "do_sample": False},
-        "metric_list": [{"metric": "exact_match"}],
-    },
+TASK = {
+    "task": "choice",
+    "test_split": "test",
+    "dataset_path": "json",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{text}}",
+    "doc_to_choice": CHOICES,
+    "doc_to_target": 0,
+    "metric_list": [{"metric": "acc"}],
 }
 
 
@@ -92,32 +86,25 @@ def test_lm_eval_measures_what_the_model_says(released, tmp_path):
     cwd = tmp_path / "lm-eval"
     (cwd / "tasks").mkdir(parents=True)
     (cwd / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    for name, task in TASKS.items():
-        data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(cwd / "texts.jsonl")}}}
-        task = {"task": name, "test_split": "test", **data, **task}
-        (cwd / "tasks" / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
+    task = TASK | {"dataset_kwargs": {"data_files": {"test": str(cwd / "texts.jsonl")}}}
+    (cwd / "tasks" / "choice.yaml").write_text(json.dumps(task))  # JSON is YAML
     line = COMMAND.replace(REPO, record.repo).replace(REVISION, record.branch)
     before, _, after = line.partition("--tasks ")
     rest = after[after.index("--") :]
-    local = f"--tasks {' '.join(TASKS)} --include_path tasks --output_path out --log_samples --device cpu"
+    local = "--tasks choice --include_path tasks --output_path out --log_samples --device cpu"
     use(hub, cwd, *shlex.split(f"{before}{local} {rest}"))
 
     (results,) = cwd.glob("out/**/results_*.json")
     scores = json.loads(results.read_text())["results"]
-    rows = {name: next(cwd.glob(f"out/**/samples_{name}_*")).read_text().splitlines() for name in TASKS}
-    samples = {name: [json.loads(row) for row in rows[name]] for name in TASKS}
+    (samples,) = cwd.glob("out/**/samples_choice_*")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     best = []
-    for sample in samples["choice"]:
+    for sample in map(json.loads, samples.read_text().splitlines()):
         expected = [log_likelihood(model, tokenizer, sample["doc"]["text"], f" {choice}") for choice in CHOICES]
         found = [float(response[0][0]) for response in sample["resps"]]
         assert found == pytest.approx(expected, rel=1e-4)
         best.append(expected.index(max(expected)) == 0)
     assert scores["choice"]["acc,none"] == sum(best) / len(best)
-    for sample in samples["generation"]:
-        ids = tokenizer(sample["doc"]["text"], return_tensors="pt")
-        written = model.generate(**ids, max_new_tokens=5, do_sample=False)[0, ids["input_ids"].shape[1] :]
-        assert sample["resps"][0][0] == tokenizer.decode(written, skip_special_tokens=True)
 
 
 AFTERWARDS = """

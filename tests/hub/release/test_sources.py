@@ -21,6 +21,7 @@ CARD = b"---\nlicense: apache-2.0\n---\n# A law\n"
         ("hf://org/demo-runs", RepositoryReference("org", "demo-runs")),
         ("hf://datasets/org/demo-runs@main", RepositoryReference("org", "demo-runs", "main")),
         ("runs.jsonl", None),
+        ("sweep/runs.jsonl", None),
         ("./org/demo-runs", None),
         ("/org/demo-runs", None),
         ("a/b/c", None),

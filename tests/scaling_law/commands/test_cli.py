@@ -67,7 +67,7 @@ def test_figures(shell, tmp_path):
 
 
 def test_plan(shell, tmp_path, monkeypatch):
-    words = ("plan", "--flops", "1e20", "--experts", "8", "-o", tmp_path / "new" / "run.yaml")
+    words = ("plan", "--flops", "1e20", "--experts", "8", "--branches", 2, "-o", tmp_path / "new" / "run.yaml")
     data = json.loads(shell(*words, "--json").output)
     assert data["architecture"]["experts"] == 8
     assert "accelerate launch train.py" in shell(*words).output

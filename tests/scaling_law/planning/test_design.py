@@ -87,6 +87,8 @@ def test_no_run_is_shorter_than_its_warmup(law):
     assert next_runs(known, LOSS, 1e19, noise=NOISE, warmup_tokens=0).chosen == short.chosen
 
 
-def test_an_answer_that_no_run_can_narrow_is_refused(law):
+def test_refusals(law):
     with pytest.raises(ValueError, match="too few"):
         next_runs(law, lambda law: 1.0, 1e20, noise=NOISE)
+    with pytest.raises(ValueError, match="warmup_tokens=-1"):
+        next_runs(law, LOSS, 1e19, warmup_tokens=-1)

@@ -75,6 +75,8 @@ def test_rule_of_thumb(published):
     """E ≤ 8: holds for 1e16 … 1e27 with at least 0.0075 nats; E = 16 fails from 3e25, E = 32 from 1e23."""
     flops = np.geomspace(1e16, 1e27, 111)
     found = matched_memory(published, flops, [2, 4, 8, 16, 32], force=True)
+    assert "gain" in found.to_dataframe().columns
+    assert "gain" in found._repr_html_()
     holds = found.gain > 0
     assert holds[:, :3].all()
     assert found.gain[:, :3].min() == pytest.approx(0.0075, abs=1e-4)

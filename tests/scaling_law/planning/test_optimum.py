@@ -204,6 +204,7 @@ def test_contradictory_constraints_say_what_is_needed(published):
         ({"flops": 1e20, "kv_cache_tokens": -1}, "kv_cache_tokens"),
         ({"flops": 1e20, "kv_heads_ratio": 2}, "kv_heads_ratio"),
         ({"flops": 1e20, "experts": [1.5], "integral": True}, "experts"),
+        ({"flops": 1e20, "experts": [1, None, "x"]}, "experts="),
         ({"flops": np.array([1e20, 1e21])}, r"flops=\[1e\+20, 1e\+21\]: optimal takes one budget"),
         ({"flops": 1e20, "max_memory_bytes": [80e9]}, "max_memory_bytes"),
         ({"flops": 1e20, "max_parameters": True}, "max_parameters=True"),

@@ -5,7 +5,6 @@ import yaml
 
 from scaling_law.planning.plan import plan
 from scaling_law.size.recipe import BatchRamp
-from training.configuration.reading import parse_command_line
 from training.configuration.schedule import Schedule, total_tokens
 
 
@@ -28,18 +27,11 @@ def test_plan_of_a_run(published):
     assert made.branches[-1] == made.tokens
     assert made.branches[0] == pytest.approx(made.tokens / 4, rel=1e-4)
     assert made.learning_rate == row.learning_rate
-
-
-def test_train_takes_the_yaml(published, tmp_path):
-    made = plan(published, 3e18, [8], branches=2)
-    assert yaml.safe_load(made.to_yaml("sweep")) == made.configuration("sweep")
-    (tmp_path / "run.yaml").write_text(made.to_yaml())
-    parsed = parse_command_line(["--config", str(tmp_path / "run.yaml")])
-    assert tuple(int(t) for t in parsed.schedule.tokens) == made.branches
-    a = made.architecture
-    assert (parsed.model.d_model, parsed.model.experts) == (a.d_model, 8)
-    assert (parsed.model.n_blocks, parsed.model.n_heads) == (a.blocks, a.heads)
-    assert parsed.optimizer.learning_rate == made.learning_rate
+    configuration = yaml.safe_load(made.to_yaml("sweep"))  # train.py takes it: tests/test_readme.py
+    assert configuration == made.configuration("sweep")
+    assert configuration["model"] == a.shape
+    assert configuration["schedule"]["tokens"] == list(made.branches)
+    assert configuration["optimizer"]["learning_rate"] == made.learning_rate
 
 
 def test_the_loss_is_that_of_the_tokens_that_are_trained(published):
