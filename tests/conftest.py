@@ -5,6 +5,7 @@ The fixtures import what they use, so that this file also loads where torch and 
 
 import os
 import random
+import socket
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -105,3 +106,9 @@ def tiny(corpus, tokenizer_folder, token_caches, tmp_path):
         return from_dict(values)
 
     return build
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

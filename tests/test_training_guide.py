@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from typer.testing import CliRunner
 
 from hub.record.run_record import RunRecord
+from tests.conftest import free_port
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training import presets as presets_command
 from training.configuration.arguments import SECTIONS
@@ -104,10 +104,7 @@ def test_the_command_for_several_nodes_trains(launched, monkeypatch):
     """Two launchers of one process each, on this machine."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     (command,) = [command for command in LAUNCHES if "multi_node_fsdp2.yaml" in command]
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    here = {"--main_process_ip": "127.0.0.1", "--main_process_port": port, "--num_processes": "2"}
+    here = {"--main_process_ip": "127.0.0.1", "--main_process_port": str(free_port()), "--num_processes": "2"}
     assert launched(command, {**here, "--machine_rank": "0"}, {**here, "--machine_rank": "1"}) == 2
 
 

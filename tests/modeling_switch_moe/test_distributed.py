@@ -1,18 +1,13 @@
 """Several processes: see `distributed_script.py`."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from transformers.distributed import DistributedConfig
 
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+from tests.conftest import free_port
 
 
 def test_two_processes_give_the_gradients_of_one(tmp_path):

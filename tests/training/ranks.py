@@ -16,7 +16,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from tests.test_training_guide import free_port
+from tests.conftest import free_port
 from training.run.main import main
 
 SERVER = multiprocessing.get_context("forkserver")

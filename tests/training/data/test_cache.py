@@ -94,6 +94,8 @@ def test_another_text_or_tokenizer_makes_another_cache(corpus, tokenizer, tmp_pa
     assert prepare(TextSource(str(changed)), tokenizer, tmp_path).folder != first.folder
     other = train_tokenizer(make_documents(300, 0), 290, tmp_path / "other", progress=False)
     assert prepare(TextSource(str(corpus)), other, tmp_path).folder != first.folder
+    with pytest.raises(ValueError, match="vocab_size: 100; a byte-level BPE needs at least 257"):
+        train_tokenizer(["text"], 100, tmp_path)
     tokenizer(["a", "b b"], padding=False, truncation=True, max_length=4)  # changes the backend's state
     assert prepare(TextSource(str(corpus)), tokenizer, tmp_path).folder == first.folder
     monkeypatch.setattr(type(tokenizer), "__len__", lambda self: 70_000)

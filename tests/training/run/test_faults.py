@@ -132,7 +132,7 @@ def test_a_launcher_that_is_gone_is_a_signal_and_a_shell_is_not(monkeypatch, com
     """What `accelerate launch` started would train on unseen after a signal that the launcher died of."""
     monkeypatch.setattr("psutil.Process.cmdline", lambda self: command.split())
     stop = StopSignal()
-    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "getppid", lambda: -1)
     assert (stop.requested(), stop.number) == (number is not None, number)
 
 
