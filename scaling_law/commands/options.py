@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
+from hub.plain.units import parse_count
 from scaling_law.formulas import JointLaw, Law
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import LawT
@@ -57,6 +58,13 @@ def _fixed(text: str) -> tuple[str, float]:
         raise typer.BadParameter(f"{text!r} is not of the form name=number") from None
 
 
+def _variable(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not of the form name=number")
+    return name.strip(), parse_count(value, name.strip())
+
+
 def _bound(text: str) -> tuple[str, tuple[float | None, ...]]:
     name, _, value = text.partition("=")
     ends = value.split(":")
@@ -70,7 +78,7 @@ def _bound(text: str) -> tuple[str, tuple[float | None, ...]]:
 VARIABLE = "A further variable of the law: --variable density=0.25 (repeatable)."
 FIX = "Fix a coefficient: --fix e_max=256 (repeatable)."
 BOUND = "Bound a coefficient: --bound c=1:1.8, or c=:1.8 (repeatable)."
-Variable = Annotated[list[Any], quantity(_fixed, VARIABLE, metavar="NAME=NUMBER")]
+Variable = Annotated[list[Any], quantity(_variable, VARIABLE, metavar="NAME=NUMBER")]
 Fix = Annotated[list[Any], quantity(_fixed, FIX, metavar="NAME=NUMBER")]
 Bound = Annotated[list[Any], quantity(_bound, BOUND, metavar="NAME=LOW:HIGH")]
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.formulas.conditions import GUARD, Conditions, range_warnings
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
-from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE, is_size
+from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -149,9 +149,12 @@ class Law:
         for name, values in arrays.items():
             least = 1.0 if name == "experts" else 0.0
             share = name in cls.form.reads and not is_size(name)  # its logarithm is not taken: it may be 0
-            if (wrong := values[~((values >= least) & ((values > 0) | share) & (values < np.inf))]).size:
+            most = 1.0 if name in PARTS else np.finfo(float).max
+            if (wrong := values[~((values >= least) & ((values > 0) | share) & (values <= most))]).size:
                 allowed = "at least 1" if least else "at least 0" if share else "positive"
-                raise ValueError(f"{name}={wrong.flat[0]:g} must be {allowed} and finite")
+                raise ValueError(
+                    f"{name}={wrong.flat[0]:g} must be {allowed} and {'at most 1' if most == 1 else 'finite'}"
+                )
         return arrays
 
     def default_experts(self) -> Any:

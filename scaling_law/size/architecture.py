@@ -103,6 +103,7 @@ def variables_of_width(
 
 # Of those, what E decides
 EXPERT_VARIABLES = {"experts", "density", "activation_ratio", "n_total", "n_total_non_embedding"}
+PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}  # of a whole
 
 
 def is_size(variable: str) -> bool:
