@@ -151,10 +151,9 @@ class Law:
             share = name in cls.form.reads and not is_size(name)  # its logarithm is not taken: it may be 0
             most = 1.0 if name in PARTS else np.finfo(float).max
             if (wrong := values[~((values >= least) & ((values > 0) | share) & (values <= most))]).size:
-                allowed = "at least 1" if least else "at least 0" if share else "positive"
-                raise ValueError(
-                    f"{name}={wrong.flat[0]:g} must be {allowed} and {'at most 1' if most == 1 else 'finite'}"
-                )
+                low = "at least 1" if least else "at least 0" if share else "positive"
+                high = "at most 1" if name in PARTS else "finite"
+                raise ValueError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
         return arrays
 
     def default_experts(self) -> Any:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, SaturationLaw, fit, published
 from scaling_law.formulas import LAWS, register
+from scaling_law.formulas.shelf import published
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.law_files import law_to_dict, load_law
 from scaling_law.paper.published import PRINTED, RECOVERED
@@ -283,3 +284,9 @@ def test_missing_and_mistaken_laws(published, tmp_path):
         ChinchillaLaw.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="e_start"):
         published.replace(e_start=0.9)
+
+
+@pytest.mark.parametrize(("density", "allowed"), [(2.0, "positive and at most 1"), (0.0, "positive and at most 1")])
+def test_a_part_of_a_whole_is_at_most_one(density, allowed):
+    with pytest.raises(ValueError, match=f"density={density:g} must be {allowed}"):
+        published("abnar").loss(n_total=1e9, tokens=1e10, density=density)
