@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, SaturationLaw, fit, published
 from scaling_law.formulas import LAWS, register
-from scaling_law.formulas.shelf import published
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.law_files import law_to_dict, load_law
 from scaling_law.paper.published import PRINTED, RECOVERED
