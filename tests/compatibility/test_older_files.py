@@ -8,6 +8,8 @@ fitted law with eight bootstrap draws, and sweep files. `expected.json` says wha
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +53,27 @@ def test_a_run_continues_from_its_checkpoint_and_cache(expected):
     assert {path: path.read_bytes() for path in Path("cache").glob("*/*.bin")} == cache
 
 
-@pytest.mark.parametrize("remote_code", [False, True])
-def test_a_model_gives_the_same_logits(expected, remote_code):
-    model = AutoModelForCausalLM.from_pretrained("model", trust_remote_code=remote_code).eval()
-    ids = torch.arange(24).reshape(2, 12) * 11 % 280
+def test_a_model_gives_the_same_logits(expected):
+    model = AutoModelForCausalLM.from_pretrained("model").eval()
     with torch.no_grad():
-        logits = model(ids).logits[:, -1, :4]
+        logits = model(torch.arange(24).reshape(2, 12) * 11 % 280).logits[:, -1, :4]
     torch.testing.assert_close(logits, torch.tensor(expected["logits"]), atol=1e-5, rtol=0)
+
+
+def test_the_code_released_with_a_model_gives_the_same_logits(expected):
+    """In a process of its own: the package, where it is imported, is used in place of the model's own code."""
+    code = """if True:
+        import json, sys, torch
+        sys.modules["modeling_switch_moe"] = None
+        from transformers import AutoModelForCausalLM
+        model = AutoModelForCausalLM.from_pretrained("model", trust_remote_code=True).eval()
+        with torch.no_grad():
+            logits = model(torch.arange(24).reshape(2, 12) * 11 % 280).logits[:, -1, :4]
+        print(json.dumps(logits.tolist()))
+    """
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    logits = json.loads(shown.splitlines()[-1])
+    assert np.array(logits) == pytest.approx(np.array(expected["logits"]), abs=1e-5)
 
 
 def test_records_and_an_index_load(expected):

@@ -90,6 +90,15 @@ def test_every_seventh_request_fails(loopback, runs, kind, status, workers):
     assert_complete(loopback, pushed, runs)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["status", "drop", "lose", "cut"])
+@pytest.mark.parametrize("number", range(0, 87, 3))
+def test_a_fault_at_each_request_with_four_workers(loopback, runs, kind, number):
+    loopback.faults.append(Fault(lambda request: request.number == number, kind, 503))
+    assert_complete(loopback, release(hub_store(loopback), runs, 4), runs)
+    assert loopback.faults[0].times == 0
+
+
 @pytest.mark.parametrize("number", [3, 13, 28, 42])
 def test_a_hub_that_goes_down_on_the_way_leaves_whole_runs_only(loopback, runs, number):
     loopback.faults.append(Fault(lambda request: request.number >= number, "status", 503, times=10**9))

@@ -90,6 +90,13 @@ def test_a_hub_that_stays_down_from_each_request_on(loopback, checkpoint, record
     assert_complete(loopback, release(loopback, folder, record), folder)
 
 
+def test_a_commit_that_lands_while_its_response_is_lost_is_not_sent_again(loopback, checkpoint, record):
+    loopback.faults.append(Fault(lambda request: request.api == "commit", "lose"))
+    folder = checkpoint()
+    assert_complete(loopback, release(loopback, folder, record), folder)
+    assert loopback.api_calls().count("commit") == 2  # the run's and the index's
+
+
 @pytest.mark.parametrize("kind", ["drop", "lose", "status"])
 def test_a_failure_while_a_conflict_is_looked_into_is_tried_again(loopback, checkpoint, record, kind):
     """The branch is made but its response lost, so the next attempt gets a 409: and then the listing fails, too."""

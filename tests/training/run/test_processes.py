@@ -119,6 +119,14 @@ def test_a_run_resumes_on_other_processes(gentle, first, then):
 
 
 @pytest.mark.slow
+def test_sharded_processes_train_dropless_what_one_trains(gentle):
+    one, two = (gentle(name, **{"model.capacity_factor": 0}) for name in ("one", "two"))
+    alone(one)
+    sharded(two)
+    assert_close(one, two)
+
+
+@pytest.mark.slow
 def test_losses_stay_fp32_in_bf16(gentle):
     one, two = (gentle(name, **{"run.precision": "bf16"}) for name in ("one", "two"))
     alone(one)
