@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaling_law import ExtrapolationError, Form, JointLaw, Law, Runs, Term, fit, register
-from scaling_law.formulas import LAWS
+from scaling_law import ExtrapolationError, Form, JointLaw, Law, Runs, Term, fit, published
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.planning.optimum import Constraints, optimal_widths, searched_widths
 from scaling_law.size.architecture import HEAD_DIM, active_parameters, total_parameters
@@ -17,44 +16,7 @@ from scaling_law.size.architecture import HEAD_DIM, active_parameters, total_par
 EXPERTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
 
 
-@dataclass(frozen=True, repr=False)
-class SparsityLaw(Law):
-    """L = a/N^α + b/D^β + s ρ^λ + d/(ρ^δ N^γ) + c, with N total and ρ = 1/E."""
-
-    name: ClassVar[str] = "sparsity_of_the_tests"
-    form: ClassVar[Form] = Form(
-        (
-            Term("a", {"n_total": "-alpha"}),
-            Term("b", {"tokens": "-beta"}),
-            Term("s", {"density": "lambda_"}),
-            Term("d", {"density": "-delta", "n_total": "-gamma"}),
-            Term("c"),
-        )
-    )
-    a: float = 16612.5
-    alpha: float = 0.5962
-    b: float = 5455.67
-    beta: float = 0.3954
-    s: float = 0.4598
-    lambda_: float = 0.1666
-    d: float = 17.26
-    delta: float = 0.1603
-    gamma: float = 0.1595
-    c: float = 0.94
-
-
-@dataclass(frozen=True, repr=False)
-class DenseLaw(Law):
-    """Of N without embeddings, with an outer exponent."""
-
-    name: ClassVar[str] = "dense_of_the_tests"
-    form: ClassVar[Form] = Form(
-        (Term("a", {"n_active_non_embedding": "-x"}), Term("b", {"tokens": -1.0})), outer="alpha_d"
-    )
-    a: float = (6.4e13) ** (0.076 / 0.103)
-    x: float = 0.076 / 0.103
-    b: float = 1.8e13
-    alpha_d: float = 0.103
+SPARSITY, DENSE = published("abnar"), published("kaplan")  # of N total and the density 1/E; of N without embeddings
 
 
 @settings(max_examples=60)
@@ -77,14 +39,14 @@ def test_the_search_finds_the_closed_form(log_flops, served, log_memory, integra
 @pytest.mark.parametrize("limits", [{}, {"max_parameters": 3e9}, {"inference_tokens": 1e11}])
 @pytest.mark.parametrize("flops", [1e20, 1e22])
 def test_the_optimum_of_a_law_of_sparsity_is_that_of_brute_force(flops, limits):
-    table = SparsityLaw().optimal(flops, EXPERTS, force=True, **limits)
+    table = SPARSITY.optimal(flops, EXPERTS, force=True, **limits)
     widths = np.geomspace(HEAD_DIM, 64_000, 200_001)
-    n = active_parameters(widths)
+    n = active_parameters(widths, vocab_size=SPARSITY.vocab_size)
     tokens = flops / (6 * n) - limits.get("inference_tokens", 0.0) / 3
     for row in table.rows:
-        total = total_parameters(widths, row.experts)
+        total = total_parameters(widths, row.experts, vocab_size=SPARSITY.vocab_size)
         allowed = (tokens > 0) & (total <= limits.get("max_parameters", np.inf))
-        losses = SparsityLaw().loss(n_total=total[allowed], tokens=tokens[allowed], density=1 / row.experts)
+        losses = SPARSITY.loss(n_total=total[allowed], tokens=tokens[allowed], density=1 / row.experts)
         at_a_limit = row.limited_by == "memory"  # where the error is first order in the step of the grid
         assert row.loss == pytest.approx(losses.min(), abs=1e-5 if at_a_limit else 1e-8)
         assert row.loss <= losses.min() + 1e-12
@@ -93,18 +55,18 @@ def test_the_optimum_of_a_law_of_sparsity_is_that_of_brute_force(flops, limits):
 
 
 def test_a_law_of_dense_models_answers_for_dense_models():
-    table = DenseLaw().optimal(1e21, force=True)
+    table = DENSE.optimal(1e21, force=True)
     assert [row.experts for row in table.rows] == [1]
     widths = np.geomspace(64, 64_000, 100_001)
     n, non_embedding = active_parameters(widths), active_parameters(widths, vocab_size=0)
-    losses = DenseLaw().loss(n_active_non_embedding=non_embedding, tokens=1e21 / (6 * n))
+    losses = DENSE.loss(n_active_non_embedding=non_embedding, tokens=1e21 / (6 * n))
     assert table.best.loss == pytest.approx(losses.min(), abs=1e-9)
-    with pytest.raises(ValueError, match="experts=8: the dense_of_the_tests law is one of dense models, E = 1"):
-        DenseLaw().optimal(1e21, 8)
+    with pytest.raises(ValueError, match="experts=8: the kaplan law is one of dense models, E = 1"):
+        DENSE.optimal(1e21, 8)
 
 
 def test_compute_optima_of_many_budgets():
-    found = SparsityLaw().compute_optimal([1e20, 1e21, 1e22], [1, 8], force=True)
+    found = SPARSITY.compute_optimal([1e20, 1e21, 1e22], [1, 8], force=True)
     assert found.loss.shape == (3, 2)
     np.testing.assert_allclose(
         6 * found.n_active * found.tokens, np.array([[1e20], [1e21], [1e22]]) * [1, 1], rtol=1e-12
@@ -118,12 +80,8 @@ def test_a_fit_knows_the_ranges_of_its_laws_own_variables():
     own = {"n_total": total_parameters(width, experts), "density": 1 / experts}
     n = active_parameters(width)
     tokens = n * 10 ** random.uniform(0.5, 2, 200)
-    losses = SparsityLaw().loss(tokens=tokens, **own) * np.exp(random.normal(0, 0.002, 200))
-    try:
-        result = fit(Runs.from_columns(n, tokens, experts, losses, "run", columns=own), law=register(SparsityLaw).name)
-        law = result.bootstrap(20).law
-    finally:
-        LAWS.pop(SparsityLaw.name, None)
+    losses = SPARSITY.loss(tokens=tokens, **own) * np.exp(random.normal(0, 0.002, 200))
+    law = fit(Runs.from_columns(n, tokens, experts, losses, "run", columns=own), law="sparsity").bootstrap(20).law
     assert law.conditions.variables == {k: (v.min(), v.max()) for k, v in own.items()}
     assert Conditions.from_dict(law.conditions.to_dict()) == law.conditions
     warnings = law.warnings(n_total=1e9, tokens=1e10, density=1 / 16)
