@@ -40,7 +40,7 @@ def test_the_search_finds_the_closed_form(log_flops, served, log_memory, integra
 @pytest.mark.parametrize("flops", [1e20, 1e22])
 def test_the_optimum_of_a_law_of_sparsity_is_that_of_brute_force(flops, limits):
     table = SPARSITY.optimal(flops, EXPERTS, force=True, **limits)
-    widths = np.geomspace(HEAD_DIM, 64_000, 200_001)
+    widths = np.geomspace(HEAD_DIM, 64_000, 500_001)
     n = active_parameters(widths, vocab_size=SPARSITY.vocab_size)
     tokens = flops / (6 * n) - limits.get("inference_tokens", 0.0) / 3
     for row in table.rows:
