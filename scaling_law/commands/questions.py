@@ -192,6 +192,8 @@ def learning_rate(
     n_blocks: Annotated[int | None, option("Number of blocks.")] = None,
     n_heads: Annotated[int | None, option("Number of heads.")] = None,
     vocab_size: options.VocabSize = None,
+    tokens: Annotated[Any, quantity(COUNT, "Tokens of the run, for laws that have them: 20B.")] = None,
+    batch_tokens: Annotated[Any, quantity(COUNT, "Tokens of a batch, for laws that have it: 0.5M.")] = None,
     law: Annotated[str, option(options.RATES)] = "code",
     as_json: Json = False,
 ) -> None:
@@ -205,12 +207,14 @@ def learning_rate(
 
         scaling-law learning-rate --d-model 512 --law paper --json
 
-        scaling-law learning-rate --d-model 192 --n-blocks 3 --law my-learning-rates.json
+        scaling-law learning-rate --d-model 192 --n-blocks 3 --law my-learning-rates.json --tokens 20B
     """
     chosen = LearningRateLaw.named(law)
     a = Architecture(d_model, experts, n_blocks, n_heads, chosen.vocab_size if vocab_size is None else vocab_size)
-    rate, trusted, warnings = chosen.learning_rate(a), not chosen.beyond_guard(a), chosen.warnings(a)
+    run = (a, tokens, batch_tokens)
+    rate, trusted, warnings = chosen.learning_rate(*run), not chosen.beyond_guard(*run), chosen.warnings(*run)
     value: dict[str, Any] = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}
+    value |= {"formula": chosen.formula, "tokens": tokens, "batch_tokens": batch_tokens, "regret": chosen.regret}
     value |= {"d_model": d_model, "experts": experts, "n_active": a.n_active, "n_total": a.n_total}
     text = f"{rate:.4g}  (reading {chosen.reading!r}: {chosen.source}; N_act {format_count(a.n_active)})"
     text = "\n".join([text, *(f"⚠ {warning}" for warning in warnings)])

@@ -1,6 +1,7 @@
-"""Peak learning rate as a function of model size and number of experts.
+"""Peak learning rate as a function of model size and number of experts, and of tokens and batch where a law has them.
 
     LR = exp(intercept + slope_n ln N + slope_e ln E)          Ludziejewski et al. 2025, Eq. "lr_scaling"
+         · D^slope_d B^slope_batch                             of a law fitted to runs of several D and batches
 
 Reading "paper": N is the active non-embedding parameters, as the text says. Reading "code", the default: the code of
 the paper's runs counted attention, active feed-forward, embedding, head and a 512 × d positional table that the models
@@ -25,18 +26,21 @@ from scaling_law.size.recipe import PAPER, ROWS
 
 Reading = Literal["code", "paper"]
 READINGS = ("code", "paper")
-FORMAT, VERSION = "learning_rate_law", 3
+FORMAT, VERSION = "learning_rate_law", 4
 SINCE = {"n_range": 2, "experts_range": 2, "vocab_size": 3}  # the version of a file from which on it has a field
+SINCE |= dict.fromkeys(("slope_d", "slope_batch", "tokens_range", "batch_range", "regret"), 4)
 UNGUARDED = "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
 
 @dataclass(frozen=True)
 class LearningRateLaw:
-    """Peak LR = exp(intercept + slope_n ln N + slope_e ln E), with N counted as `reading` says.
+    """Peak LR = exp(intercept + slope_n ln N + slope_e ln E) D^slope_d B^slope_batch, N counted as `reading` says.
 
-    `rmse` is that of ln LR. `n_range` (N so counted), `experts_range` and `vocab_size` are those of the models behind
-    it; if unknown, the ranges are None and the vocabulary GPT-2's.
+    D are the tokens of the run, B those of a batch; a slope of 0 leaves them out. `rmse` is that of ln LR. `n_range`
+    (N so counted), `experts_range`, `tokens_range` (D), `batch_range` (B) and `vocab_size` are those of the runs
+    behind it; if unknown, the ranges are None and the vocabulary GPT-2's. `regret` is the loss in nats that a rate of
+    this law is expected to cost beside the best of a grid (None: unknown).
     """
 
     intercept: float
@@ -48,16 +52,23 @@ class LearningRateLaw:
     n_range: tuple[float, float] | None = None
     experts_range: tuple[float, float] | None = None
     vocab_size: int = VOCAB_SIZE
+    slope_d: float = 0.0
+    slope_batch: float = 0.0
+    tokens_range: tuple[float, float] | None = None
+    batch_range: tuple[float, float] | None = None
+    regret: float | None = None
 
     def __post_init__(self) -> None:
         if self.reading not in READINGS:
             raise ValueError(f"reading={self.reading!r} must be 'code' or 'paper'")
-        for name in ("intercept", "slope_n", "slope_e"):
+        for name in ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch"):
             if not _is_finite(value := getattr(self, name)):
                 raise ValueError(f"{name}={value!r} must be a finite number")
         if type(self.vocab_size) is not int or self.vocab_size < 1:
             raise ValueError(f"vocab_size={self.vocab_size!r} must be an integer of at least 1")
-        for name in ("n_range", "experts_range"):
+        if self.regret is not None and not _is_finite(self.regret):
+            raise ValueError(f"regret={self.regret!r} must be a finite number of nats, or None")
+        for name in ("n_range", "experts_range", "tokens_range", "batch_range"):
             if (ends := getattr(self, name)) is None:
                 continue
             pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(_is_finite, ends))
@@ -107,9 +118,36 @@ class LearningRateLaw:
         vocabulary = self.vocab_size if vocab_size is None else vocab_size
         return active_parameters(d_model, n_blocks, vocabulary) + PHANTOM_POSITIONS * np.asarray(d_model, float)
 
-    def at(self, counted_parameters: ArrayLike, experts: ArrayLike) -> Any:
-        """Peak LR for N as this reading counts it (broadcasts)."""
-        return np.exp(self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts))
+    @property
+    def formula(self) -> str:
+        """The law with its coefficients, variables of slope 0 left out."""
+        slopes = {"ln N": self.slope_n, "ln E": self.slope_e}
+        slopes |= {"ln D": self.slope_d} if self.slope_d else {}
+        slopes |= {"ln B": self.slope_batch} if self.slope_batch else {}
+        return f"exp({' '.join([f'{self.intercept:.6g}', *(f'{slope:+.6g} {x}' for x, slope in slopes.items())])})"
+
+    def at(
+        self,
+        counted_parameters: ArrayLike,
+        experts: ArrayLike,
+        tokens: ArrayLike | None = None,
+        batch_tokens: ArrayLike | None = None,
+    ) -> Any:
+        """Peak LR for N as this reading counts it, D and the tokens of a batch (broadcasts).
+
+        ValueError names what this law has and was not given.
+        """
+        exponent = self.intercept + self.slope_n * np.log(counted_parameters) + self.slope_e * np.log(experts)
+        for name, slope, values in self._optional(tokens, batch_tokens):
+            if slope == 0:
+                continue
+            if values is None:
+                raise ValueError(f"{name}=None: this learning-rate law ({self.formula}) needs {_MEANING[name]}")
+            given = np.asarray(values, float)
+            if not np.all((given > 0) & np.isfinite(given)):
+                raise ValueError(f"{name}={given.tolist()!r} must be positive and finite")
+            exponent = exponent + slope * np.log(given)
+        return np.exp(exponent)
 
     def counted(self, architecture: Architecture) -> float:
         """N as this reading counts it."""
@@ -117,29 +155,54 @@ class LearningRateLaw:
             return float(architecture.n_active_non_embedding)
         return float(architecture.n_active + PHANTOM_POSITIONS * architecture.d_model)
 
-    def learning_rate(self, architecture: Architecture) -> float:
-        """Peak LR. Never refused: `warnings` and `beyond_guard` say how far it extrapolates."""
-        return float(self.at(self.counted(architecture), architecture.experts_equivalent))
+    def learning_rate(
+        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
+    ) -> float:
+        """Peak LR. Never refused: `warnings` and `beyond_guard` say how far it extrapolates; errors as `at`."""
+        return float(self.at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens))
 
-    def warnings(self, architecture: Architecture) -> list[str]:
-        """How far an architecture lies outside what this law rests on; [] inside."""
-        return self.warnings_at(self.counted(architecture), architecture.experts_equivalent)
+    def warnings(
+        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
+    ) -> list[str]:
+        """How far a run lies outside what this law rests on; [] inside. What is not given is not checked."""
+        return self.warnings_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
-    def warnings_at(self, counted_parameters: float, experts: float) -> list[str]:
+    def warnings_at(
+        self,
+        counted_parameters: float,
+        experts: float,
+        tokens: float | None = None,
+        batch_tokens: float | None = None,
+    ) -> list[str]:
         """As `warnings`, for N as counted by this reading."""
         if self.n_range is None and self.experts_range is None:
             return [UNGUARDED]
-        found = self._excesses(counted_parameters, experts)
+        found = self._excesses(counted_parameters, experts, tokens, batch_tokens)
         return [f"learning rate: {text}" for text in (*map(str, found), *advice(found))]
 
-    def beyond_guard(self, architecture: Architecture) -> bool:
-        """Whether N or E lies too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
-        n, experts = self.counted(architecture), architecture.experts_equivalent
-        return any(excess.beyond for excess in self._excesses(n, experts))
+    def beyond_guard(
+        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
+    ) -> bool:
+        """Whether N, E, D or B lie too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
+        found = self._excesses(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
+        return any(excess.beyond for excess in found)
 
-    def _excesses(self, counted_parameters: float, experts: float) -> list[Excess]:
-        limits = {name: ends for name, ends in (("N", self.n_range), ("E", self.experts_range)) if ends}
-        return list(excesses({"N": counted_parameters, "E": experts}, limits, experts, slack=1e-3))
+    def _excesses(
+        self, counted_parameters: float, experts: float, tokens: float | None, batch_tokens: float | None
+    ) -> list[Excess]:
+        ranges = {"N": self.n_range, "E": self.experts_range, "D": self.tokens_range, "batch": self.batch_range}
+        limits = {name: ends for name, ends in ranges.items() if ends}
+        asked = {"N": counted_parameters, "E": experts, "D": tokens, "batch": batch_tokens}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return list(excesses(given, limits, experts, slack=1e-3))
+
+    def _optional(
+        self, tokens: ArrayLike | None, batch_tokens: ArrayLike | None
+    ) -> tuple[tuple[str, float, ArrayLike | None], ...]:
+        return ("tokens", self.slope_d, tokens), ("batch_tokens", self.slope_batch, batch_tokens)
+
+
+_MEANING = {"tokens": "the tokens of the run (--tokens)", "batch_tokens": "the tokens of a batch (--batch-tokens)"}
 
 
 def _is_finite(value: Any) -> bool:

@@ -38,6 +38,7 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
+from scaling_law.size.recipe import PAPER, BatchRamp
 
 FloatArray = NDArray[np.float64]
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
@@ -268,6 +269,7 @@ def optimal(
     *,
     integral: bool = False,
     learning_rate_law: LearningRateLaw | None = None,
+    batch_ramp: BatchRamp | None = None,
     force: bool = False,
     **limits: Any,
 ) -> OptimalTable:
@@ -277,6 +279,7 @@ def optimal(
         flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
+        batch_ramp: its last batch goes into learning-rate laws that have a batch; None: the paper's.
         force: compare answers beyond the range guard, too.
         limits: the fields of `planning.optimum.Constraints`: max_memory_bytes="80GB" and so on.
 
@@ -301,8 +304,9 @@ def optimal(
         refuse_extrapolation(law.conditions, **at, force=force)
     draws = None if law.draws is None else law.loss_draws(**constraints.worth(at))
     rates = learning_rate_law or LearningRateLaw.published()
+    ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
     return OptimalTable(
-        _rows(law, found, e, at, constraints, rates, integral, draws),
+        _rows(law, found, e, at, constraints, rates, ramp, integral, draws),
         budget,
         constraints,
         integral,
@@ -323,6 +327,7 @@ def _rows(
     at: Mapping[str, FloatArray],
     constraints: Constraints,
     rates: LearningRateLaw,
+    ramp: BatchRamp,
     integral: bool,
     draws: FloatArray | None,
 ) -> tuple[OptimalRow, ...]:
@@ -333,6 +338,7 @@ def _rows(
     for e, d, n, tokens, loss, limit in zip(*(column[found.fits].tolist() for column in columns), strict=True):
         own = {name: values[len(rows)] for name, values in at.items()}
         counted = float(rates.counted_parameters(d, vocab_size=constraints.vocab_size))
+        tuned = (counted, e, tokens, ramp.last_batch_tokens(tokens))
         row = OptimalRow(
             experts=e,
             d_model=d,
@@ -346,9 +352,9 @@ def _rows(
             inference_flops=float(inference_flops(n, constraints.inference_tokens)),
             loss=loss,
             loss_interval=None if draws is None else percentile_interval(draws[:, len(rows)]),
-            learning_rate=float(rates.at(counted, e)),
+            learning_rate=float(rates.at(*tuned)),
             limited_by=limit,
-            warnings=tuple(dict.fromkeys([*law.warnings(**own), *rates.warnings_at(counted, e)])),
+            warnings=tuple(dict.fromkeys([*law.warnings(**own), *rates.warnings_at(*tuned)])),
             trusted=not law.beyond_guard(**own),
             architecture=Architecture(round(d), int(e), vocab_size=constraints.vocab_size) if integral else None,
             epochs=tokens / constraints.unique_tokens if constraints.unique_tokens else None,

@@ -40,6 +40,8 @@ class Plan(Summarised):
     decay_tokens: int
     learning_rate: float
     learning_rate_law: str
+    learning_rate_batch: int | None
+    learning_rate_regret: float | None
     loss: float
     loss_interval: tuple[float, float] | None
     training_flops: float
@@ -102,13 +104,21 @@ class Plan(Summarised):
             "branches": ", ".join(format_count(tokens) for tokens in self.branches),
             "batch": f"{ramp} tokens on, of {self.sequence_length} tokens each",
             "warm-up, decay": f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens",
-            "peak learning rate": f"{self.learning_rate:.3g} ({self.learning_rate_law})",
+            "peak learning rate": f"{self.learning_rate:.3g} ({self._where_the_rate_is_from})",
             "training": training,
             "time": f"{hours} GPU-hours at {format_flops(self.gpu_flops)} FLOP/s and {self.mfu:.0%} MFU",
             "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value),
             "predicted loss": f"{self.loss:.4f}{interval} nats per token",
         }
         return Table((), list(lines.items()), title="Plan", warnings=self.warnings)
+
+    @property
+    def _where_the_rate_is_from(self) -> str:
+        batch, regret = self.learning_rate_batch, self.learning_rate_regret
+        said = [self.learning_rate_law]
+        said.append("a law without the batch" if batch is None else f"for batches of {batch:,} tokens")
+        said += [] if regret is None else [f"expected to cost {regret:.4f} nats"]
+        return "; ".join(said)
 
 
 @name_limits
@@ -138,11 +148,12 @@ def plan(
     if not 0 < gpu_flops < float("inf"):
         raise ValueError(f"gpu_flops={gpu_flops!r} must be positive and finite")
     rates = learning_rate_law or LearningRateLaw.published()
-    table = optimal(law, flops, experts, integral=True, learning_rate_law=rates, force=force, **limits)
+    ramp = BatchRamp(batch_ramp, sequence_length)
+    chosen: dict[str, Any] = {"learning_rate_law": rates, "batch_ramp": ramp}
+    table = optimal(law, flops, experts, integral=True, **chosen, force=force, **limits)
     row = table.best
     architecture = row.architecture
     assert architecture is not None  # integral rows have one
-    ramp = BatchRamp(batch_ramp, sequence_length)
     steps = max(1, ramp.steps(row.tokens))
     tokens = ramp.tokens(steps)
     shorter = [ramp.tokens(max(1, ramp.steps(tokens / 2**k))) for k in range(branches - 1, 0, -1)]
@@ -166,6 +177,8 @@ def plan(
         decay_tokens=_decay_tokens(ramp, tokens),
         learning_rate=row.learning_rate,
         learning_rate_law=rates.source,
+        learning_rate_batch=ramp.last_batch_tokens(tokens) if rates.slope_batch else None,
+        learning_rate_regret=rates.regret,
         loss=float(law.loss(*at)),
         loss_interval=percentile_interval(law.loss_draws(*at)) if law.draws is not None else None,
         training_flops=architecture.training_flops(tokens),

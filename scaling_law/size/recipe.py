@@ -76,6 +76,10 @@ class BatchRamp:
         first_step, seen = self._starts[stage]
         return first_step + (sequences - seen) // self.stages[stage].sequences
 
+    def last_batch_tokens(self, tokens: float) -> int:
+        """Tokens of the last batch of a run of `tokens` tokens: of the ramp's batches the one that it ends with."""
+        return self.sequences(max(0, self.steps(tokens) - 1)) * self.sequence_length
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -339,6 +339,11 @@ class TrainingArguments(_Section):
     def batch_ramp(self) -> BatchRamp:
         return BatchRamp(self.schedule.stages(), self.data.sequence_length)
 
+    def longest_run(self) -> tuple[int, int]:
+        """Tokens of the longest run of the trunk, and of the batch that it ends with."""
+        tokens = max(self.schedule.tokens)
+        return tokens, self.batch_ramp().last_batch_tokens(tokens)
+
     def schedule_at(self, peak: float) -> Schedule:
         """The schedule of this run for a peak learning rate."""
         return Schedule(self.batch_ramp(), self.schedule.warmup_tokens, self.schedule.decay_fraction, peak)

@@ -99,7 +99,7 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
         ("FLOPs in all", f"{format_flops(arch.training_flops(total))} ({total:,} tokens)"),
     ]
 
-    peak, law = peak_learning_rate(a.optimizer, arch)
+    peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
     stages = [
         f"{s.sequences} sequences ({s.sequences * ramp.sequence_length:,} tokens) from {s.from_tokens:,} tokens"
         for s in ramp.stages

@@ -72,16 +72,19 @@ def build_model(config: SwitchMoeConfig, seed: int) -> SwitchMoeForCausalLM:
     return SwitchMoeForCausalLM(config)
 
 
-def peak_learning_rate(arguments: OptimizerArguments, arch: Architecture) -> tuple[float, str]:
-    """The peak learning rate and where it comes from."""
+def peak_learning_rate(
+    arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
+) -> tuple[float, str]:
+    """The peak learning rate and where it comes from; `tokens` and `batch_tokens` are for laws that have them."""
     if arguments.learning_rate is not None:
         return arguments.learning_rate, "given"
     law = LearningRateLaw.named(arguments.learning_rate_law)
-    rate = law.learning_rate(arch) * arguments.learning_rate_scale
+    rate = law.learning_rate(arch, tokens, batch_tokens) * arguments.learning_rate_scale
     scaled = "" if arguments.learning_rate_scale == 1 else f", times {arguments.learning_rate_scale:g}"
     if arguments.learning_rate_law in READINGS:
         return rate, f"Ludziejewski et al. 2025, reading '{law.reading}'{scaled}"
-    return rate, f"exp({law.intercept:.6g} {law.slope_n:+.6g} ln N {law.slope_e:+.6g} ln E), {law.source}{scaled}"
+    batch = f" at batches of {batch_tokens:,} tokens" if law.slope_batch else ""
+    return rate, f"{law.formula}{batch}, {law.source}{scaled}"
 
 
 def build_optimizer(model: torch.nn.Module, arguments: OptimizerArguments, device: torch.device):
@@ -131,7 +134,7 @@ class Session:
 def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingData) -> Session:
     """Model and optimizer, prepared for this process, with all that a step needs besides."""
     arch = architecture(a.model, len(tokenizer))
-    peak, law = peak_learning_rate(a.optimizer, arch)
+    peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
     model = build_model(model_config(a, len(tokenizer), tokenizer.eos_token_id), a.run.seed)
     if a.run.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

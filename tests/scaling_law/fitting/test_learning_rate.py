@@ -64,7 +64,7 @@ def test_a_saved_law_is_the_same_law(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 4}, "version is 4, .* reads up to 3"),
+        ({"version": 5}, "version is 5, .* reads up to 4"),
         ({"version": 1}, "the fields must be exactly"),
         ({"n_range": [2.0, 1.0]}, r"n_range=\[2.0, 1.0\] must be two positive numbers"),
         ({"format": "scaling_law"}, "allowed is .learning_rate_law"),
@@ -93,13 +93,29 @@ def test_older_files_without_ranges_and_vocabulary_are_read(tmp_path):
         (tmp_path / "law.json").write_text(json.dumps(kept | {"version": version}))
         return LearningRateLaw.load(tmp_path / "law.json")
 
-    assert load(2, "vocab_size") == law
-    unranged = load(1, "n_range", "experts_range", "vocab_size")
+    since_4 = ("slope_d", "slope_batch", "tokens_range", "batch_range", "regret")
+    assert load(3, *since_4) == law
+    assert load(2, "vocab_size", *since_4) == law
+    unranged = load(1, "n_range", "experts_range", "vocab_size", *since_4)
     assert (unranged.n_range, unranged.intercept) == (None, law.intercept)
     assert unranged.warnings(Architecture(512)) == [
         "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
     ]
     assert not unranged.beyond_guard(Architecture(512))
+
+
+VERSION_3 = """{
+ "format": "learning_rate_law", "version": 3, "intercept": 3.5, "slope_n": -0.72, "slope_e": 0.25, "reading": "code",
+ "source": "least squares on 12 models", "rmse": 0.2, "n_range": [88576.0, 427520.0], "experts_range": [1.0, 8.0],
+ "vocab_size": 1024
+}"""
+
+
+def test_a_file_of_version_3_has_neither_tokens_nor_batch(tmp_path):
+    (tmp_path / "law.json").write_text(VERSION_3)
+    law = LearningRateLaw.load(tmp_path / "law.json")
+    assert (law.slope_d, law.slope_batch, law.tokens_range, law.batch_range, law.regret) == (0, 0, None, None, None)
+    assert law.learning_rate(Architecture(64, 8, 2, 2)) == law.learning_rate(Architecture(64, 8, 2, 2), 1e9, 1e5)
 
 
 def test_rates_outside_the_range_are_warned_of():
@@ -218,3 +234,70 @@ def test_the_shell_fits_writes_and_uses_the_law(tmp_path):
     wrong = shell.invoke(app, ["learning-rate", "--d-model", "64", "--law", str(path)])
     assert wrong.exit_code == 2
     assert "not valid JSON" in wrong.output
+
+
+FULL = LearningRateLaw(
+    *(4.0, -0.7, -0.45, "paper", "least squares on loss", None, (1e8, 1e9), (1.0, 16.0), 1024),
+    slope_d=0.14,
+    slope_batch=0.4,
+    tokens_range=(1e9, 1e11),
+    batch_range=(65_536, 1_048_576),
+    regret=0.004,
+)
+
+
+def test_a_law_takes_tokens_and_batch_where_it_has_them():
+    a = Architecture(1024, 8)
+    rate = FULL.learning_rate(a, 2e9, 131_072)
+    assert rate == pytest.approx(math.exp(4) * a.n_active_non_embedding**-0.7 * 8**-0.45 * 2e9**0.14 * 131_072**0.4)
+    assert FULL.at([1e8, 2e8], 8, 2e9, [1e5, 2e5]).shape == (2,)
+    assert FULL.formula == "exp(4 -0.7 ln N -0.45 ln E +0.14 ln D +0.4 ln B)"
+    assert LAW.formula == "exp(6 -0.8 ln N -0.2 ln E)"
+    assert LAW.learning_rate(a, 2e9, 131_072) == LAW.learning_rate(a)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"tokens=None: .* needs the tokens of the run \(--tokens\)"),
+        ({"batch_tokens": 1e5}, "tokens=None"),
+        ({"tokens": 2e9}, r"batch_tokens=None: .* needs the tokens of a batch \(--batch-tokens\)"),
+        ({"tokens": 0, "batch_tokens": 1e5}, "tokens=0.0 must be positive and finite"),
+    ],
+)
+def test_what_a_law_has_must_be_given(given, message):
+    with pytest.raises(ValueError, match=message) as error:
+        FULL.learning_rate(Architecture(1024, 8), **given)
+    assert "\n" not in str(error.value)
+
+
+def test_tokens_and_batches_outside_the_range_are_warned_of():
+    a = Architecture(1024, 8)
+    assert FULL.warnings(a, 2e9, 131_072) == []
+    assert FULL.warnings(a, 2e11, 32_768) == [
+        "learning rate: D 200B is outside the fitted 1B…100B (×2)",
+        "learning rate: batch 32.8K is outside the fitted 65.5K…1.05M (÷2)",
+    ]
+    assert not FULL.beyond_guard(a, 2e11, 32_768)
+    assert FULL.beyond_guard(a, 2e9, 8_192)
+    assert FULL.beyond_guard(a, 2e14, 131_072)
+
+
+def test_a_law_with_tokens_and_batch_is_read_back(tmp_path):
+    assert LearningRateLaw.load(FULL.save(tmp_path / "law.json")) == FULL
+    with pytest.raises(ValueError, match="batch_range"):
+        LearningRateLaw(1.0, 1.0, 1.0, batch_range=(2.0, 1.0))
+    with pytest.raises(ValueError, match="slope_batch=nan"):
+        LearningRateLaw(1.0, 1.0, 1.0, slope_batch=math.nan)
+
+
+def test_the_shell_asks_for_what_the_law_has(tmp_path):
+    law = str(FULL.save(tmp_path / "law.json"))
+    asked = ["learning-rate", "--d-model", "1024", "--experts", "8", "--law", law, "--tokens", "2B"]
+    shell = CliRunner()
+    answer = shell.invoke(app, [*asked, "--batch-tokens", "131072", "--json"])
+    expected = FULL.learning_rate(Architecture(1024, 8, vocab_size=1024), 2e9, 131_072)
+    assert json.loads(answer.output)["learning_rate"] == pytest.approx(expected)
+    refused = shell.invoke(app, asked)
+    assert refused.exit_code == 2
+    assert "batch_tokens=None" in refused.output

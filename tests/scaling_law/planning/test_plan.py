@@ -3,8 +3,9 @@
 import pytest
 import yaml
 
+from scaling_law import LearningRateLaw
 from scaling_law.planning.plan import plan
-from scaling_law.size.recipe import BatchRamp
+from scaling_law.size.recipe import BatchRamp, RampStage
 from training.configuration.schedule import Schedule, total_tokens
 
 
@@ -47,3 +48,20 @@ def test_small_budgets_warm_up_less(published):
     made = plan(published, 1e15, [1], branches=20)
     assert made.warmup_tokens == int(0.1 * made.tokens)
     assert all(t * 0.8 > made.warmup_tokens for t in made.branches)
+
+
+def test_the_rate_is_that_of_the_tokens_and_the_batch_of_the_plan(published):
+    law = LearningRateLaw(4.0, -0.7, -0.45, "code", "a grid", slope_d=0.1, slope_batch=0.4, regret=0.0035)
+    made = plan(published, 1e20, [4], batch_ramp=[RampStage(0, 64), RampStage(10**8, 256)], learning_rate_law=law)
+    batch = 256 * made.sequence_length
+    assert made.learning_rate == pytest.approx(law.learning_rate(made.architecture, made.tokens, batch), rel=1e-4)
+    assert made.learning_rate_batch == batch
+    shown = dict(made.summary().rows)["peak learning rate"]
+    assert shown.endswith("(a grid; for batches of 131,072 tokens; expected to cost 0.0035 nats)")
+
+
+def test_the_papers_rate_knows_no_batch(published):
+    made = plan(published, 1e20, [4])
+    shown = dict(made.summary().rows)["peak learning rate"]
+    assert shown.endswith("(Ludziejewski et al. 2025, code of the runs; a law without the batch)")
+    assert (made.learning_rate_batch, made.learning_rate_regret) == (None, None)

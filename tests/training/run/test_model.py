@@ -35,6 +35,23 @@ def test_the_peak_rate_is_the_papers_law_unless_given(tmp_path):
         assert said in law
 
 
+def test_a_law_with_tokens_and_batch_is_asked_at_the_end_of_the_longest_run(tmp_path, tiny):
+    law = LearningRateLaw(2.0, -0.5, 0.25, source="a grid", slope_d=0.1, slope_batch=0.4)
+    path = str(law.save(tmp_path / "rates.json"))
+    arguments = tiny(
+        optimizer__learning_rate=None,
+        optimizer__learning_rate_law=path,
+        schedule__tokens=[2560, 5120],
+        schedule__batch_ramp=["0:2", "2560:4"],
+    )
+    tokens, batch = arguments.longest_run()
+    assert (tokens, batch) == (5120, 4 * arguments.data.sequence_length)
+    arch = architecture(arguments.model, vocab_size=300)
+    rate, said = peak_learning_rate(arguments.optimizer, arch, tokens, batch)
+    assert rate == law.learning_rate(arch, tokens, batch)
+    assert said == f"exp(2 -0.5 ln N +0.25 ln E +0.1 ln D +0.4 ln B) at batches of {batch} tokens, a grid"
+
+
 @pytest.mark.parametrize("decay_all", [True, False])
 def test_groups_hold_every_parameter_once(tiny, decay_all):
     arguments = tiny(optimizer__decay_all=decay_all)
