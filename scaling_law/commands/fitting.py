@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import typer
 
 from hub.plain.commands import COUNT, EXPERTS, Json
@@ -16,11 +17,13 @@ from scaling_law.commands.options import choose_law, exit_untrusted, option, qua
 from scaling_law.commands.questions import show_written
 from scaling_law.fitting import calibration, fitting, splits, uncertainty
 from scaling_law.fitting.learning_rate import LearningRateGrid
+from scaling_law.fitting.rate_surface import fit_learning_rate_grid
 from scaling_law.planning.matched import plan_matched
 from scaling_law.report.page import write_report
 from scaling_law.runs.table import Runs, load_runs
 
 Extreme = Literal["loss", "n_active", "flops", "tokens"]
+WITH = "Fit the whole grid, not the best rates alone, with tokens, batch, tokens,batch, or none of both: none."
 
 
 def fit(
@@ -205,28 +208,50 @@ def split(
 
 
 def fit_learning_rate(
-    runs: options.Source,
-    experts: Annotated[Any, quantity(EXPERTS, "Fit to models of these E only: 1,8; the others check it.")] = None,
-    loss: Annotated[str, option("The column to judge by.")] = "eval_loss",
+    runs: Annotated[list[str], typer.Argument(help="Tables of runs, as of `scaling-law fit`; with --with several.")],
+    experts: Annotated[
+        Any, quantity(EXPERTS, "Fit to models of these E only: 1,8; without --with the others check it.")
+    ] = None,
+    loss: Annotated[
+        str | None, option("The column to judge by. [default: eval_loss, or the only one of a loss]")
+    ] = None,
     reading: Annotated[Literal["code", "paper"], option("N as in the paper's runs, or as in its text.")] = "code",
+    extras: Annotated[str | None, option(WITH, "--with")] = None,
+    where: options.Where = "",
+    columns: options.Columns = [],  # noqa: B006
+    format: options.Format = None,
+    within: Annotated[float, option("With --with: leave out runs this far above their model's best, nats.")] = 0.03,
     output: Annotated[Path | None, option("File for the law (JSON).", "--output", "-o")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit the peak learning rate to a grid: LR = exp(intercept + slope_n ln N + slope_e ln E).
+    """Fit the peak learning rate to a grid: LR = exp(intercept + slope_n ln N + slope_e ln E), --with D and batch.
 
     Examples:
 
         scaling-law fit-learning-rate lr-runs.jsonl --experts 1,8 -o my-learning-rates.json
 
         accelerate launch train.py --optimizer.learning_rate_law my-learning-rates.json
+
+        scaling-law fit-learning-rate dense_lr_bs_loss.csv moe_lr_bs_loss.csv --format step_law --with tokens,batch
     """
-    grid = LearningRateGrid.load(runs, loss)
-    law = grid.fit(experts, reading)
+    if extras is None:
+        if len(runs) > 1 or where or columns or format:
+            raise ValueError("several tables, --where, --column and --format are of fits --with tokens,batch")
+        grid = LearningRateGrid.load(runs[0], loss or "eval_loss")
+        law = grid.fit(experts, reading)
+        value: Any = {"law": asdict(law), "models": grid.to_dicts(law)} if as_json else None
+        shown = grid.table(law)
+    else:
+        tables = [_load(source, loss, where=where, columns=columns, format=format) for source in runs]
+        tables = [table if experts is None else table.subset(np.isin(table.experts, experts)) for table in tables]
+        chosen: Any = () if extras == "none" else [extra.strip() for extra in extras.split(",")]
+        fitted = fit_learning_rate_grid(tables, chosen, reading=reading, within=within)
+        law, value, shown = fitted.law, fitted.to_dict() if as_json else None, fitted.table()
     if output is not None:
         law.save(output)
-    show({"law": asdict(law), "models": grid.to_dicts(law)} if as_json else None, as_json, grid.table(law))
+    show(value, as_json, shown)
     if not as_json:
-        typer.echo(repr(law))
+        typer.echo(law.formula if extras else repr(law))
 
 
 def match(

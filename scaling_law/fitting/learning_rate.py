@@ -22,6 +22,12 @@ from scaling_law.runs.rows import RunsError, read_rows
 from scaling_law.runs.tuning import tune
 from scaling_law.size.architecture import Architecture
 
+_SLOPES = {  # column of a fit: the law's coefficient and range, and what the column holds
+    "counted_parameters": ("slope_n", "n_range", "model sizes"),
+    "experts": ("slope_e", "experts_range", "numbers of experts"),
+    "tokens": ("slope_d", "tokens_range", "numbers of tokens"),
+    "batch_tokens": ("slope_batch", "batch_range", "batches"),
+}
 _COLUMNS = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "tokens")  # of a model of a grid
 
 
@@ -30,27 +36,38 @@ def fit_learning_rate(
     experts: ArrayLike,
     learning_rates: ArrayLike,
     *,
+    tokens: ArrayLike | None = None,
+    batch_tokens: ArrayLike | None = None,
     with_experts: bool = True,
     reading: Reading = "code",
 ) -> LearningRateLaw:
-    """Least squares of ln LR on ln N and (`with_experts`) ln E over the best rate of each model, as in the paper.
+    """Least squares of ln LR on the logarithms of what is given, over the best rate of each model, as in the paper.
 
-    N is as `reading` counts it. ValueError for non-positive entries and columns that do not determine the law.
+    N is as `reading` counts it; `with_experts=False` leaves E out, `tokens` (D) and `batch_tokens` put theirs in.
+    ValueError for non-positive entries and columns that do not determine the law.
     """
-    n, e, rates = (np.asarray(column, float) for column in (counted_parameters, experts, learning_rates))
-    for name, values in (("counted_parameters", n), ("experts", e), ("learning_rates", rates)):
+    given = {"counted_parameters": counted_parameters, "experts": experts, "learning_rates": learning_rates}
+    given |= {} if tokens is None else {"tokens": tokens}
+    given |= {} if batch_tokens is None else {"batch_tokens": batch_tokens}
+    columns = {name: np.asarray(values, float) for name, values in given.items()}
+    rates = columns["learning_rates"]
+    for name, values in columns.items():
         if values.shape != (rates.size,) or not np.all((values > 0) & np.isfinite(values)):
             raise ValueError(f"{name} must be a column of {rates.size} positive finite numbers")
-    design = np.stack([np.ones_like(n), np.log(n), *([np.log(e)] if with_experts else [])], axis=1)
-    if len(n) < design.shape[1] or np.linalg.matrix_rank(design - [0, *design[:, 1:].mean(0)]) < design.shape[1]:
-        what = "model sizes and numbers of experts" if with_experts else "model sizes"
-        raise ValueError(f"{len(n)} rows with too few different {what} to determine the learning-rate law")
+    used = [name for name in _SLOPES if name in columns and (with_experts or name != "experts")]
+    design = np.stack([np.ones_like(rates), *(np.log(columns[name]) for name in used)], axis=1)
+    if len(rates) < design.shape[1] or np.linalg.matrix_rank(design - [0, *design[:, 1:].mean(0)]) < design.shape[1]:
+        what = " and ".join(_SLOPES[name][2] for name in used)
+        raise ValueError(f"{len(rates)} rows with too few different {what} to determine the learning-rate law")
     solution = np.linalg.lstsq(design, np.log(rates), rcond=None)[0]
     rmse = math.sqrt(float(np.mean((design @ solution - np.log(rates)) ** 2)))
-    intercept, slope_n, slope_e = (*solution.tolist(), 0.0)[:3]
-    n_range, experts_range = ((float(values.min()), float(values.max())) for values in (n, e))
-    source = f"least squares on {len(n)} models"
-    return LearningRateLaw(intercept, slope_n, slope_e, reading, source, rmse, n_range, experts_range)
+    intercept, *slopes = solution.tolist()
+    found: dict[str, Any] = {"slope_e": 0.0} | {
+        _SLOPES[name][0]: slope for name, slope in zip(used, slopes, strict=True)
+    }
+    found |= {_SLOPES[name][1]: (float(v.min()), float(v.max())) for name, v in columns.items() if name in _SLOPES}
+    source = f"least squares on {len(rates)} models"
+    return LearningRateLaw(intercept, **found, reading=reading, source=source, rmse=rmse)
 
 
 def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
@@ -156,7 +173,8 @@ class LearningRateGrid:
 
     def errors(self, law: LearningRateLaw, experts: Collection[float] | None = None) -> np.ndarray:
         """ln of the law's rate over the best rate, for each grid of these E (None: all)."""
-        return np.array([math.log(law.learning_rate(model.architecture) / model.best) for model in self.of(experts)])
+        rates = [law.learning_rate(model.architecture, model.tokens) for model in self.of(experts)]
+        return np.log(rates) - np.log([model.best for model in self.of(experts)])
 
     def to_dicts(self, law: LearningRateLaw) -> list[dict[str, Any]]:
         rows = []
@@ -165,14 +183,14 @@ class LearningRateGrid:
             row = {"d_model": a.d_model, "n_blocks": a.blocks, "experts": a.experts, "n_active": a.n_active}
             row |= {name: getattr(model, name) for name in ("tokens", "learning_rates", "losses")}
             rows.append(row | {"best_learning_rate": model.best, "at_edge": model.at_edge})
-            rows[-1]["law_learning_rate"] = law.learning_rate(a)
+            rows[-1]["law_learning_rate"] = law.learning_rate(a, model.tokens)
         return rows
 
     def table(self, law: LearningRateLaw) -> Table:
         """Each model's best rate, the law's, and the loss that the law's rate costs."""
         rows = []
         for model in self.models:
-            rate = law.learning_rate(model.architecture)
+            rate = law.learning_rate(model.architecture, model.tokens)
             cost = model.loss_at(rate) - min(model.losses)
             shown = "outside the grid" if math.isnan(cost) else f"{cost:+.4f}"
             best = f"{model.best:.3g}{' (end of the grid)' if model.at_edge else ''}"

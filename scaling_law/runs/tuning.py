@@ -71,7 +71,7 @@ def best_of(
     if method not in ("least", "quadratic"):
         raise ValueError(f"method={method!r} must be 'least' or 'quadratic'")
     settings = np.stack([_setting(runs, name) for name in names], axis=1)
-    groups = _models(runs, [name for name in by if name in runs.columns and name not in names])
+    groups = models_of(runs, names, by)
     found = [tune(settings[group], runs.loss[group]) for group in groups]
     best = np.array([group[one.at] for group, one in zip(groups, found, strict=True)])
     kept = runs.take(best)
@@ -107,8 +107,9 @@ def _setting(runs: Runs, name: str) -> FloatArray:
     return values
 
 
-def _models(runs: Runs, by: Sequence[str]) -> list[NDArray[np.intp]]:
-    """The rows of each model and number of tokens, in the order in which they appear."""
+def models_of(runs: Runs, over: Sequence[str], by: Sequence[str] = (*SHAPE, *SPARSITY)) -> list[NDArray[np.intp]]:
+    """The rows of each model and number of tokens, in the order in which they appear; see `best_of`."""
+    by = [name for name in by if name in runs.columns and name not in over]
     tokens = _steps(np.log(runs.tokens))
     keys = np.stack([runs.n_active, runs.experts, tokens, *(np.nan_to_num(runs[name], nan=-1) for name in by)], axis=1)
     _, first, label = np.unique(keys, axis=0, return_index=True, return_inverse=True)

@@ -1,0 +1,343 @@
+"""The learning-rate law from a whole grid of learning rates and batches: all runs near the best, not the best alone.
+
+The loss of one model at one number of tokens is a paraboloid in x = ln LR and b = ln B (B: tokens of a batch)
+
+    L = L_model + ½ (u − u*)ᵀ H (u − u*),     u = (x, b),     u* linear in ln N, ln E, ln D
+
+with one curvature H for all models and the law as its centre. Multiplied out, L is linear in H, in H u* and in one
+constant for each model, so that least squares finds them in one step, and the sums of each model give the fit without
+it and the fits of the bootstrap. At a given batch the best rate is x* − (H_xb / H_xx) (b − b*), linear in b too.
+Only runs within `within` nats of their model's best count, since far from it the loss is no parabola; Huber's weights
+bound those that remain. Without a batch that varies, u = x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hub.plain.tables import Table
+from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.learning_rate import PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
+from scaling_law.runs.rows import FloatArray, RunsError
+from scaling_law.runs.table import Runs
+from scaling_law.runs.tuning import SAME, models_of
+
+Extra = Literal["tokens", "batch"]
+EXTRAS: tuple[Extra, ...] = ("tokens", "batch")
+_RATE_COLUMNS = ("learning_rate", "schedule_peak_learning_rate")  # as mapped, and of run records
+_STEPS = 30  # of the robust weights
+_SINGULAR = 1e-10  # of the largest eigenvalue of sums of squares of unit columns
+
+
+@dataclass(frozen=True)
+class SettingsGrid:
+    """Runs [n] over learning rates and, where it varies for a model, batches; `model` [n] counts models from 0.
+
+    `size`, `experts` and `tokens` [models] are N as a reading counts it, E and D; `batch` is in tokens, None if no
+    model has runs of several.
+    """
+
+    size: FloatArray
+    experts: FloatArray
+    tokens: FloatArray
+    model: NDArray[np.intp]
+    ln_rate: FloatArray
+    batch: FloatArray | None
+    loss: FloatArray
+
+    @classmethod
+    def of(cls, tables: Sequence[Runs], reading: Reading = "code") -> SettingsGrid:
+        """The grids of tables that share a loss; RunsError for a missing or non-positive setting, and without runs."""
+        if not sum(map(len, tables)):
+            raise RunsError("no runs to fit a learning-rate law to")
+        groups, start = list[NDArray[np.intp]](), 0
+        for runs in tables:
+            groups += [group + start for group in models_of(runs, ("batch_tokens", *_RATE_COLUMNS))]
+            start += len(runs)
+        joined = {name: np.concatenate([runs[name] for runs in tables]) for name in ("experts", "tokens", "loss")}
+        first = np.array([group[0] for group in groups])
+        model = np.empty(start, np.intp)
+        for label, group in enumerate(groups):
+            model[group] = label
+        known = all("batch_tokens" in runs for runs in tables)
+        batch = np.concatenate([_positive(runs, "batch_tokens") for runs in tables]) if known else None
+        if batch is not None and max(batch[group].max() / batch[group].min() for group in groups) <= 1 + SAME:
+            batch = None
+        return cls(
+            size=np.concatenate([_counted(runs, reading) for runs in tables])[first],
+            experts=joined["experts"][first],
+            tokens=np.array([joined["tokens"][group].mean() for group in groups]),
+            model=model,
+            ln_rate=np.log(np.concatenate([_positive(runs, _rate_column(runs)) for runs in tables])),
+            batch=batch,
+            loss=joined["loss"],
+        )
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @cached_property
+    def best(self) -> NDArray[np.intp]:
+        """The run of least loss of each model [models]."""
+        order = np.lexsort((self.loss, self.model))
+        return order[np.searchsorted(self.model[order], np.arange(len(self)))]
+
+    def regret(self, law: LearningRateLaw, model: int) -> float:
+        """The loss at the law's rate above that of the model's best run, at the batch of that run; nats.
+
+        Linear in ln LR between the runs of that batch; NaN outside of them.
+        """
+        at = self.best[model]
+        near = self.model == model
+        batch = None
+        if self.batch is not None:
+            batch = self.batch[at]
+            near &= np.isclose(self.batch, batch, rtol=SAME)
+        rate = np.log(law.at(self.size[model], self.experts[model], self.tokens[model], batch))
+        order = np.flatnonzero(near)[np.argsort(self.ln_rate[near])]
+        loss = np.interp(rate, self.ln_rate[order], self.loss[order], left=np.nan, right=np.nan)
+        return float(loss - self.loss[at])
+
+    def regrets(self, law: LearningRateLaw) -> FloatArray:
+        """`regret` of each model [models]."""
+        return np.array([self.regret(law, model) for model in range(len(self))])
+
+
+class LearningRateFit(NamedTuple):
+    """A law fitted to a grid, and how well it is determined.
+
+    `coefficients` are those of the law and, as best_batch.slope_n and so on, of the logarithm of the best batch in
+    tokens where the grid has several; `draws` has theirs under a bootstrap over models. `regrets` [models], nats, are
+    what the law costs each model when it is fitted without that model (NaN: the rate lies outside of its runs, or no
+    law is determined); `law.regret` is their root mean square. `curvature` is that of the loss in ln LR and ln B,
+    nats; `rmse` that of the paraboloids over the `runs` runs they were fitted to, nats.
+    """
+
+    law: LearningRateLaw
+    coefficients: Mapping[str, float]
+    regrets: FloatArray
+    curvature: FloatArray
+    draws: Mapping[str, FloatArray]
+    rmse: float
+    runs: int
+
+    def intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        """Of each of the `coefficients`, by the bootstrap over models."""
+        return {name: percentile_interval(values, level) for name, values in self.draws.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        known: dict[str, Any] = {"law": asdict(self.law), "coefficients": dict(self.coefficients)}
+        regrets = [None if np.isnan(value) else value for value in self.regrets.tolist()]
+        known |= {"intervals": self.intervals(), "curvature": self.curvature.tolist(), "regrets": regrets}
+        return known | {"rmse": self.rmse, "runs": self.runs}
+
+    def table(self) -> Table:
+        """Coefficients with their 95 % intervals, and what the law costs."""
+        shown = {name: "{:.4g}…{:.4g}".format(*ends) for name, ends in self.intervals().items()}
+        rows = [(name, f"{value:.4g}", shown.get(name, "")) for name, value in self.coefficients.items()]
+        known = self.regrets[~np.isnan(self.regrets)]
+        if known.size:
+            worst = f"at most {known.max():.4f} ({known.size} of {len(self.regrets)} models)"
+            rows.append(("expected to cost", f"{self.law.regret:.4f} nats", worst))
+        return Table(("coefficient", "value", "95 % interval"), rows, title=self.law.source)
+
+
+def fit_learning_rate_grid(
+    runs: Runs | Sequence[Runs],
+    extras: Collection[Extra] = EXTRAS,
+    *,
+    reading: Reading = "code",
+    within: float = 0.03,
+    huber_delta: float = 0.005,
+    draws: int = 1000,
+    seed: int = 0,
+) -> LearningRateFit:
+    """Fit a learning-rate law to all runs of a grid of learning rates, and of batches where they vary.
+
+    Args:
+        runs: tables with the columns `learning_rate` (or a run record's peak) and, if it was varied, `batch_tokens`.
+        extras: what the law has besides N and (where several occur) E: "tokens", "batch". Without "batch" the rate is
+            that of the best batch.
+        reading: how N is counted: "code" needs the column d_model, "paper" needs n_active_non_embedding.
+        within: runs that are further above their model's best loss are left out, nats.
+        huber_delta: residuals beyond it weigh less, nats.
+        draws: resamples of models for the intervals; 0 for none.
+
+    RunsError where the runs determine no law: too few models, batches that never vary, or no minimum.
+    """
+    _check(extras, reading, within, huber_delta, draws)
+    tables = [runs] if isinstance(runs, Runs) else list(runs)
+    grid = SettingsGrid.of(tables, reading)
+    if "batch" in extras and grid.batch is None:
+        raise RunsError("batch: no model has runs of several batch_tokens; fit the law without it")
+    near = grid.loss <= grid.loss[grid.best][grid.model] + within
+    names = ", ".join(dict.fromkeys(table.source for table in tables))
+    source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of {len(grid)} models, "
+    source += names if len(names) <= 120 else "several tables"
+    known = {"reading": reading, "source": source} | _conditions(tables, grid, near, extras)
+    surface = _Surface(grid, near, extras, huber_delta)
+
+    def law(solution: FloatArray, **more: Any) -> LearningRateLaw:
+        own = {name: value for name, value in surface.coefficients(solution).items() if "." not in name}
+        return LearningRateLaw(**{"slope_e": 0.0} | own | known | more)
+
+    solution = surface.solve(np.ones(len(grid)))
+    if solution is None:
+        raise RunsError(f"{source}: no minimum of the loss; more settings or a larger `within` may determine one")
+    without = (surface.solve(1 - one) for one in np.eye(len(grid)))
+    regrets = np.array([np.nan if left is None else grid.regret(law(left), i) for i, left in enumerate(without)])
+    squares = regrets[~np.isnan(regrets)] ** 2
+    return LearningRateFit(
+        law=law(solution, regret=float(np.sqrt(squares.mean())) if squares.size else None),
+        coefficients=surface.coefficients(solution),
+        regrets=regrets,
+        curvature=surface.curvature(solution),
+        draws=_bootstrap(surface, draws, seed),
+        rmse=surface.rmse,
+        runs=int(near.sum()),
+    )
+
+
+class _Surface:
+    """The paraboloids of all models as one linear least-squares problem, kept as the sums [models] of their runs."""
+
+    def __init__(self, grid: SettingsGrid, near: NDArray[np.bool_], extras: Collection[Extra], delta: float) -> None:
+        self.at_batch = "batch" in extras
+        features = {"slope_n": grid.size, "slope_e": grid.experts}
+        features |= {"slope_d": grid.tokens} if "tokens" in extras else {}
+        logarithms = {name: np.log(values) for name, values in features.items()}
+        logarithms = {name: x for name, x in logarithms.items() if name != "slope_e" or np.ptp(x) > 0}
+        self.names = ("intercept", *logarithms)
+        x = np.stack(list(logarithms.values()), axis=1)
+        self.means = x.mean(axis=0)
+        design = np.column_stack([np.ones(len(x)), x - self.means])
+        if np.linalg.matrix_rank(design) < design.shape[1]:
+            what = ", ".join({"slope_n": "N", "slope_e": "E", "slope_d": "D"}[name] for name in logarithms)
+            raise RunsError(f"{len(grid)} models with too few different {what} to determine the learning-rate law")
+        settings = np.stack([grid.ln_rate, *([] if grid.batch is None else [np.log(grid.batch)])], axis=1)[near]
+        self.centre = settings.mean(axis=0)
+        u, model = settings - self.centre, grid.model[near]
+        self.pairs = list(combinations_with_replacement(range(u.shape[1]), 2))
+        quadratic = [u[:, i] * u[:, j] / (2 if i == j else 1) for i, j in self.pairs]
+        linear = [-u[:, [i]] * design[model] for i in range(u.shape[1])]
+        columns = np.column_stack([*quadratic, *linear])
+        lengths = np.sqrt((columns**2).sum(axis=0))
+        self.scale = np.where(lengths > 0, lengths, 1.0)
+        loss = grid.loss[near] - grid.loss[grid.best][model]
+        self._fit(columns / self.scale, loss, model, len(grid), delta)
+
+    def _fit(self, columns: FloatArray, loss: FloatArray, model: NDArray[np.intp], models: int, delta: float) -> None:
+        """Huber's weights by iteration, then the sums of each model under these weights."""
+        values, weights = np.column_stack([columns, loss]), np.ones(len(loss))
+        for _ in range(_STEPS):
+            centred, root = _centred(values, weights, model), np.sqrt(weights)
+            solution = np.linalg.lstsq(centred[:, :-1] * root[:, None], centred[:, -1] * root, rcond=None)[0]
+            residuals = centred[:, -1] - centred[:, :-1] @ solution
+            weights = delta / np.maximum(np.abs(residuals), delta)
+        self.rmse = float(np.sqrt(np.mean(residuals**2)))
+        centred = _centred(values, weights, model)
+        rows = [np.flatnonzero(model == label) for label in range(models)]
+        self.sums = np.stack([(centred[at].T * weights[at]) @ centred[at] for at in rows])
+
+    def solve(self, weights: FloatArray) -> FloatArray | None:
+        """The coefficients with these weights of the models; None unless they determine a minimum."""
+        total = np.tensordot(weights, self.sums, axes=1)
+        squares, products = total[:-1, :-1], total[:-1, -1]
+        eigenvalues = np.linalg.eigvalsh(squares)
+        if eigenvalues[0] <= _SINGULAR * eigenvalues[-1]:
+            return None
+        solution = np.asarray(np.linalg.solve(squares, products) / self.scale)
+        return solution if np.linalg.eigvalsh(self.curvature(solution))[0] > 0 else None
+
+    def curvature(self, solution: FloatArray) -> FloatArray:
+        """H, nats."""
+        h = np.empty((len(self.centre), len(self.centre)))
+        for (i, j), value in zip(self.pairs, solution, strict=False):
+            h[i, j] = h[j, i] = value
+        return h
+
+    def coefficients(self, solution: FloatArray) -> dict[str, float]:
+        """Of the law, and as best_batch.* of the logarithm of the best batch."""
+        h, pull = self.curvature(solution), solution[len(self.pairs) :].reshape(len(self.centre), -1)  # H u*
+        optimum = np.linalg.solve(h, pull)
+        if not self.at_batch:
+            found = self._named(optimum[0], self.centre[0])
+        else:
+            slope = -h[0, 1] / h[0, 0]
+            found = self._named(pull[0] / h[0, 0], self.centre[0] - slope * self.centre[1]) | {"slope_batch": slope}
+        if len(optimum) == 2:
+            batch = self._named(optimum[1], self.centre[1])
+            found |= {f"best_batch.{name}": value for name, value in batch.items()}
+        return {name: float(value) for name, value in found.items()}
+
+    def _named(self, centred: FloatArray, offset: float) -> dict[str, float]:
+        """Coefficients of the logarithms themselves, from those of their differences from the means."""
+        return dict(zip(self.names, [centred[0] - centred[1:] @ self.means + offset, *centred[1:]], strict=True))
+
+
+def _centred(values: FloatArray, weights: FloatArray, model: NDArray[np.intp]) -> FloatArray:
+    """Values [n, k] less the weighted mean of their model, which leaves out its constant."""
+    sums = np.stack([np.bincount(model, weights * column) for column in values.T], axis=1)
+    return np.asarray(values - (sums / np.bincount(model, weights)[:, None])[model])
+
+
+def _bootstrap(surface: _Surface, draws: int, seed: int) -> dict[str, FloatArray]:
+    """Coefficients [draws] on resampled models; RunsError where too few resamples determine a law."""
+    if not draws:
+        return {}
+    rng, models = np.random.default_rng(seed), len(surface.sums)
+    weights = rng.multinomial(models, np.full(models, 1 / models), size=draws)
+    solved = [solution for own in weights if (solution := surface.solve(own.astype(float))) is not None]
+    if len(solved) < 0.9 * draws:
+        raise RunsError(f"only {len(solved)} of {draws} resamples of {models} models determine the law; draws=0 fits")
+    found = [surface.coefficients(solution) for solution in solved]
+    return {name: np.array([one[name] for one in found]) for name in found[0]}
+
+
+def _check(extras: Collection[str], reading: str, within: float, huber_delta: float, draws: int) -> None:
+    if bad := [extra for extra in extras if extra not in EXTRAS]:
+        raise ValueError(f"extras={bad[0]!r} must be among {', '.join(EXTRAS)}")
+    if reading not in READINGS:
+        raise ValueError(f"reading={reading!r} must be 'code' or 'paper'")
+    for name, value in (("within", within), ("huber_delta", huber_delta)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}={value!r} must be positive and finite")
+    if not (isinstance(draws, int) and draws >= 0):
+        raise ValueError(f"draws={draws!r} must be a whole number of at least 0")
+
+
+def _conditions(
+    tables: Sequence[Runs], grid: SettingsGrid, near: NDArray[np.bool_], extras: Collection[Extra]
+) -> dict[str, Any]:
+    """The ranges of the law, and the vocabulary if all tables have the same."""
+    spans = {"n_range": grid.size, "experts_range": grid.experts, "tokens_range": grid.tokens}
+    if "batch" in extras and grid.batch is not None:
+        spans["batch_range"] = grid.batch[near]
+    found: dict[str, Any] = {name: (float(values.min()), float(values.max())) for name, values in spans.items()}
+    vocabularies = {runs.vocab_size for runs in tables}
+    return found | ({"vocab_size": vocabularies.pop()} if len(vocabularies) == 1 and None not in vocabularies else {})
+
+
+def _counted(runs: Runs, reading: Reading) -> FloatArray:
+    """N [n] as a reading counts it."""
+    if reading == "paper":
+        return runs["n_active_non_embedding"]
+    return runs.n_active + PHANTOM_POSITIONS * runs["d_model"]
+
+
+def _rate_column(runs: Runs) -> str:
+    return next((name for name in _RATE_COLUMNS if name in runs), _RATE_COLUMNS[0])
+
+
+def _positive(runs: Runs, name: str) -> FloatArray:
+    values = runs[name]
+    if (bad := np.flatnonzero(~(values > 0) | ~np.isfinite(values))).size:
+        raise RunsError(f"{runs.source}: {runs.run_id[bad[0]]}: {name}={values[bad[0]]:g} must be positive and finite")
+    return values

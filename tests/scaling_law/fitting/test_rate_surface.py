@@ -1,0 +1,178 @@
+"""The learning-rate law of a whole grid: what made the runs is found again, with intervals that hold it."""
+
+import json
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from scaling_law import LearningRateLaw, Runs, fit_learning_rate_grid
+from scaling_law.commands.cli import app
+from scaling_law.fitting.rate_surface import SettingsGrid
+from scaling_law.runs.rows import RunsError
+
+TUNED = {"intercept": 4.6, "slope_n": -0.7, "slope_e": -0.45, "slope_d": 0.14}  # of ln LR at the best batch
+BATCH = {"intercept": 5.0, "slope_n": -0.25, "slope_e": 0.0, "slope_d": 0.53}  # of ln of the best batch
+CURVATURE = np.array([[0.024, -0.01], [-0.01, 0.024]])
+MODELS = tuple(product((2e8, 5e8, 1.2e9), (1, 4, 16), (2e9, 2e10)))
+RATES, BATCHES = 2.0 ** np.arange(-14, -5), 2.0 ** np.arange(15, 23)
+
+
+def at(law, n, e, d):
+    return (
+        law["intercept"] + law["slope_n"] * math.log(n) + law["slope_e"] * math.log(e) + law["slope_d"] * math.log(d)
+    )
+
+
+def grid(models=MODELS, noise=0.0, seed=0, batches=BATCHES, shift=0.0):
+    """Every model at every rate and batch; `shift` scatters the optima of the models, `noise` the losses, nats."""
+    rng, rows = np.random.default_rng(seed), []
+    for n, e, d in models:
+        moved = rng.normal(0, shift, 2)
+        for rate, batch in product(RATES, batches):
+            away = np.log([rate, batch]) - [at(TUNED, n, e, d), at(BATCH, n, e, d)] - moved
+            loss = 2 + 30 * n**-0.2 + 40 * d**-0.2 + away @ CURVATURE @ away / 2 + rng.normal(0, noise)
+            rows.append((n, d, e, loss, rate, batch))
+    n, d, e, loss, rate, batch = np.array(rows).T
+    columns = {"learning_rate": rate, "batch_tokens": batch, "n_active_non_embedding": n}
+    return Runs.from_columns(n, d, e, loss, trunk="run", columns=columns)
+
+
+def coefficients(law):
+    return {name: getattr(law, name) for name in TUNED}
+
+
+def test_the_optimum_and_the_curvature_are_found():
+    fitted = fit_learning_rate_grid(grid(), ["tokens"], reading="paper", draws=0)
+    assert coefficients(fitted.law) == pytest.approx(TUNED, abs=1e-6)
+    found = {name: fitted.coefficients[f"best_batch.{name}"] for name in BATCH}
+    assert found == pytest.approx(BATCH, abs=1e-6)
+    np.testing.assert_allclose(fitted.curvature, CURVATURE, rtol=1e-6)
+    assert fitted.rmse == pytest.approx(0, abs=1e-9)
+    assert fitted.runs < len(grid())  # those far from the best are left out
+    assert (fitted.law.reading, fitted.law.slope_batch, fitted.law.batch_range) == ("paper", 0.0, None)
+    assert fitted.law.tokens_range == pytest.approx((2e9, 2e10))
+    assert fitted.law.n_range == pytest.approx((2e8, 1.2e9))
+
+
+def test_at_a_batch_the_rate_follows_the_ridge():
+    """Of ½ h11 x² + h12 x b + ½ h22 b² the least x at a given b is -h12 / h11 b."""
+    law = fit_learning_rate_grid(grid(), reading="paper", draws=0).law
+    slope = -CURVATURE[0, 1] / CURVATURE[0, 0]
+    assert law.slope_batch == pytest.approx(slope, abs=1e-6)
+    n, e, d = MODELS[3]
+    best = math.exp(at(BATCH, n, e, d))
+    assert law.at(n, e, d, best) == pytest.approx(math.exp(at(TUNED, n, e, d)), rel=1e-5)
+    assert law.at(n, e, d, 4 * best) == pytest.approx(math.exp(at(TUNED, n, e, d)) * 4**slope, rel=1e-5)
+    low, high = law.batch_range
+    assert BATCHES[0] <= low < high <= BATCHES[-1]
+
+
+def test_two_tables_are_one_grid_whose_models_stay_apart():
+    dense, sparse = (grid([model for model in MODELS if (model[1] == 1) == is_dense]) for is_dense in (True, False))
+    one, two = (fit_learning_rate_grid(runs, reading="paper", draws=0) for runs in (grid(), [dense, sparse]))
+    assert coefficients(two.law) == pytest.approx(coefficients(one.law), abs=1e-8)
+
+
+def test_intervals_of_the_bootstrap_hold_the_truth():
+    """Over 40 grids with scattered optima and noise, 95 % intervals hold each slope at least 32 times."""
+    held = dict.fromkeys(("slope_n", "slope_e", "slope_d"), 0)
+    widths = []
+    for seed in range(40):
+        runs = grid(noise=0.002, seed=seed, shift=0.1, batches=BATCHES[::2])
+        fitted = fit_learning_rate_grid(runs, ["tokens"], reading="paper", draws=200)
+        for name in held:
+            low, high = fitted.intervals()[name]
+            held[name] += low <= TUNED[name] <= high
+        widths.append(high - low)
+    assert min(held.values()) >= 32, held
+    assert np.median(widths) < 0.2
+
+
+def test_diverged_runs_do_not_matter():
+    runs = grid()
+    loss = np.where(runs["learning_rate"] > 0.01, 11.0, runs.loss)
+    columns = {name: runs[name] for name in ("learning_rate", "batch_tokens", "n_active_non_embedding")}
+    diverged = Runs.from_columns(runs.n_active, runs.tokens, runs.experts, loss, trunk="run", columns=columns)
+    fitted = fit_learning_rate_grid(diverged, ["tokens"], reading="paper", draws=0)
+    assert coefficients(fitted.law) == pytest.approx(TUNED, abs=1e-6)
+
+
+def test_the_regret_is_what_a_wrong_rate_costs_at_the_best_batch():
+    runs = grid(MODELS[:1], batches=BATCHES)
+    table = SettingsGrid.of([runs], "paper")
+    best = table.best[0]
+    for factor, outside in ((2.0, False), (2.0**20, True)):
+        law = LearningRateLaw(float(table.ln_rate[best]) + math.log(factor), 0.0, 0.0, "paper")
+        own = np.isclose(runs["batch_tokens"], runs["batch_tokens"][best])
+        worse = runs.loss[own & np.isclose(runs["learning_rate"], runs["learning_rate"][best] * factor)]
+        (regret,) = table.regrets(law)
+        assert math.isnan(regret) if outside else regret == pytest.approx(worse.item() - runs.loss[best])
+
+
+def test_the_expected_regret_is_that_of_models_left_out():
+    exact, scattered = (fit_learning_rate_grid(grid(shift=s), ["tokens"], reading="paper", draws=0) for s in (0, 0.5))
+    assert exact.regrets.shape == (len(MODELS),)
+    assert exact.law.regret < 0.003  # the spacing of the grid, read linearly between its runs
+    assert scattered.law.regret > 2 * exact.law.regret
+    assert scattered.law.regret == pytest.approx(math.sqrt(np.nanmean(scattered.regrets**2)))
+
+
+def test_without_batches_that_vary_the_rate_alone_is_fitted():
+    one = grid(batches=BATCHES[4:5])
+    fitted = fit_learning_rate_grid(one, ["tokens"], reading="paper", draws=0)
+    assert fitted.curvature.shape == (1, 1)
+    assert not any("best_batch" in name for name in fitted.coefficients)
+    slope = -CURVATURE[0, 1] / CURVATURE[0, 0]  # at this batch, by the ridge
+    assert fitted.law.slope_d == pytest.approx(TUNED["slope_d"] - slope * BATCH["slope_d"], abs=1e-6)
+    dense = fit_learning_rate_grid(one.subset(one.experts == 1), [], reading="paper", draws=0).law
+    assert (dense.slope_e, dense.slope_d) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "message"),
+    [
+        (grid(), {"extras": ["width"]}, "extras='width' must be among tokens, batch"),
+        (grid(), {"within": 0}, "within=0 must be positive"),
+        (grid(), {"draws": -1}, "draws=-1 must be a whole number"),
+        (grid(), {"reading": "text"}, "reading='text'"),
+        (grid(), {"reading": "code"}, "no numeric column is named 'd_model'"),
+        (grid(batches=BATCHES[:1]), {}, "batch: no model has runs of several batch_tokens"),
+        (grid(MODELS[::2]), {}, "9 models with too few different N, E, D"),
+        (grid(), {"within": 1e-9}, "no minimum of the loss"),
+        ([], {}, "no runs to fit"),
+    ],
+)
+def test_what_determines_no_law_is_refused_in_one_line(runs, asked, message):
+    with pytest.raises(ValueError, match=message) as error:
+        fit_learning_rate_grid(runs, **{"reading": "paper", "draws": 0} | asked)
+    assert isinstance(error.value, RunsError) or "must be" in message or "reading" in message
+    assert "\n" not in str(error.value)
+
+
+def test_the_shell_fits_a_public_table_of_settings(tmp_path):
+    """In the format of Step Law's dense table, whose N has no embeddings."""
+    runs = grid([model for model in MODELS if model[1] == 1])
+    lines = ["h,ffnh,numh,numl,lr,bs,ti,loss,smooth loss,exp_name,D,N"]
+    for i in range(len(runs)):
+        rate, batch = runs["learning_rate"][i], runs["batch_tokens"][i]
+        steps = round(runs.tokens[i] / batch)
+        loss, n = runs.loss[i], runs.n_active[i]
+        lines.append(
+            f"1024,4096,16,16,{rate},{batch / 2048:.0f},{steps},{loss},{loss},run{i},{runs.tokens[i]:.0f},{n:.0f}"
+        )
+    (tmp_path / "dense.csv").write_text("\n".join(lines) + "\n")
+    law, shell = tmp_path / "law.json", CliRunner()
+    asked = ["fit-learning-rate", str(tmp_path / "dense.csv"), "--format", "step_law", "--reading", "paper"]
+    shown = shell.invoke(app, [*asked, "--with", "tokens,batch", "-o", str(law)])
+    assert shown.exit_code == 0, shown.output
+    assert "expected to cost" in shown.output
+    assert LearningRateLaw.load(law).slope_batch == pytest.approx(10 / 24, abs=1e-3)
+    answer = json.loads(shell.invoke(app, [*asked, "--with", "tokens", "--json"]).output)
+    assert answer["law"]["slope_d"] == pytest.approx(TUNED["slope_d"], abs=1e-2)
+    assert answer["intervals"]["slope_n"][0] <= answer["law"]["slope_n"] <= answer["intervals"]["slope_n"][1]
+    refused = shell.invoke(app, asked)
+    assert refused.exit_code == 2
+    assert "--with" in refused.output
