@@ -6,6 +6,7 @@ from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
 from .fitting.rate_surface import LearningRateFit as LearningRateFit
+from .fitting.rate_surface import SettingsGrid as SettingsGrid
 from .fitting.rate_surface import fit_learning_rate_grid as fit_learning_rate_grid
 from .fitting.splits import split as split
 from .fitting.uncertainty import Bootstrap as Bootstrap

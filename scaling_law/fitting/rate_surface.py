@@ -13,6 +13,7 @@ bound those that remain. Without a batch that varies, u = x.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -40,6 +41,7 @@ _SINGULAR = 1e-10  # of the largest eigenvalue of sums of squares of unit column
 class SettingsGrid:
     """Runs [n] over learning rates and, where it varies for a model, batches; `model` [n] counts models from 0.
 
+    A model at another number of tokens is another one here.
     `size`, `experts` and `tokens` [models] are N as a reading counts it, E and D; `batch` is in tokens, None if no
     model has runs of several.
     """
@@ -168,7 +170,7 @@ def fit_learning_rate_grid(
         reading: how N is counted: "code" needs the column d_model, "paper" needs n_active_non_embedding.
         within: runs that are further above their model's best loss are left out, nats.
         huber_delta: residuals beyond it weigh less, nats.
-        draws: resamples of models for the intervals; 0 for none.
+        draws: resamples of models (at one D each) for the intervals; 0 for none.
 
     RunsError where the runs determine no law: too few models, batches that never vary, or no minimum.
     """
@@ -179,7 +181,7 @@ def fit_learning_rate_grid(
         raise RunsError("batch: no model has runs of several batch_tokens; fit the law without it")
     near = grid.loss <= grid.loss[grid.best][grid.model] + within
     names = ", ".join(dict.fromkeys(table.source for table in tables))
-    source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of {len(grid)} models, "
+    source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of {len(grid)} pairs of model and D, "
     source += names if len(names) <= 120 else "several tables"
     known = {"reading": reading, "source": source} | _conditions(tables, grid, near, extras)
     surface = _Surface(grid, near, extras, huber_delta)
@@ -195,11 +197,11 @@ def fit_learning_rate_grid(
     regrets = np.array([np.nan if left is None else grid.regret(law(left), i) for i, left in enumerate(without)])
     squares = regrets[~np.isnan(regrets)] ** 2
     return LearningRateFit(
-        law=law(solution, regret=float(np.sqrt(squares.mean())) if squares.size else None),
+        law=law(solution, regret=math.sqrt(squares.mean()) if squares.size else None),
         coefficients=surface.coefficients(solution),
         regrets=regrets,
         curvature=surface.curvature(solution),
-        draws=_bootstrap(surface, draws, seed),
+        draws=_bootstrap(surface, solution, draws, seed),
         rmse=surface.rmse,
         runs=int(near.sum()),
     )
@@ -288,17 +290,25 @@ def _centred(values: FloatArray, weights: FloatArray, model: NDArray[np.intp]) -
     return np.asarray(values - (sums / np.bincount(model, weights)[:, None])[model])
 
 
-def _bootstrap(surface: _Surface, draws: int, seed: int) -> dict[str, FloatArray]:
-    """Coefficients [draws] on resampled models; RunsError where too few resamples determine a law."""
+def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -> dict[str, FloatArray]:
+    """Coefficients [draws] on resampled models; RunsError where too few resamples determine a law.
+
+    Resamples of m models scatter too little about a fit of k coefficients; their distances from it are stretched by
+    √(m / (m − k)), the usual correction for few clusters.
+    """
     if not draws:
         return {}
     rng, models = np.random.default_rng(seed), len(surface.sums)
     weights = rng.multinomial(models, np.full(models, 1 / models), size=draws)
-    solved = [solution for own in weights if (solution := surface.solve(own.astype(float))) is not None]
+    solved = [one for own in weights if (one := surface.solve(own.astype(float))) is not None]
     if len(solved) < 0.9 * draws:
-        raise RunsError(f"only {len(solved)} of {draws} resamples of {models} models determine the law; draws=0 fits")
-    found = [surface.coefficients(solution) for solution in solved]
-    return {name: np.array([one[name] for one in found]) for name in found[0]}
+        raise RunsError(
+            f"only {len(solved)} of {draws} resamples of {models} models determine the law; draws=0 needs none"
+        )
+    found = [surface.coefficients(own) for own in solved]
+    stretch = math.sqrt(models / max(1, models - len(surface.names)))
+    whole = surface.coefficients(solution)
+    return {name: value + stretch * (np.array([own[name] for own in found]) - value) for name, value in whole.items()}
 
 
 def _check(extras: Collection[str], reading: str, within: float, huber_delta: float, draws: int) -> None:

@@ -301,3 +301,17 @@ def test_the_shell_asks_for_what_the_law_has(tmp_path):
     refused = shell.invoke(app, asked)
     assert refused.exit_code == 2
     assert "batch_tokens=None" in refused.output
+
+
+def test_tokens_and_batch_enter_the_fit_of_best_rates_where_they_are_given():
+    n, e, d, b = (v.ravel() for v in np.meshgrid([1e8, 4e8], [1, 8], [1e9, 1e10], [65_536, 524_288]))
+    rates = FULL.at(n, e, d, b)
+    fitted = fit_learning_rate(n, e, rates, tokens=d, batch_tokens=b, reading="paper")
+    for name in ("intercept", "slope_n", "slope_e", "slope_d", "slope_batch"):
+        assert getattr(fitted, name) == pytest.approx(getattr(FULL, name), rel=1e-9)
+    assert (fitted.tokens_range, fitted.batch_range) == ((1e9, 1e10), (65_536, 524_288))
+    assert fit_learning_rate(n, e, rates, reading="paper").slope_d == 0
+    with pytest.raises(ValueError, match="too few different model sizes and numbers of experts and numbers of tokens"):
+        fit_learning_rate(n, e, rates, tokens=np.full(len(n), 1e9))
+    with pytest.raises(ValueError, match="tokens must be a column of 16"):
+        fit_learning_rate(n, e, rates, tokens=1e9)

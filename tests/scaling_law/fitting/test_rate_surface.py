@@ -81,7 +81,7 @@ def test_intervals_of_the_bootstrap_hold_the_truth():
     held = dict.fromkeys(("slope_n", "slope_e", "slope_d"), 0)
     widths = []
     for seed in range(40):
-        runs = grid(noise=0.002, seed=seed, shift=0.1, batches=BATCHES[::2])
+        runs = grid(noise=0.002, seed=seed, shift=0.1)
         fitted = fit_learning_rate_grid(runs, ["tokens"], reading="paper", draws=200)
         for name in held:
             low, high = fitted.intervals()[name]
