@@ -39,11 +39,10 @@ _SINGULAR = 1e-10  # of the largest eigenvalue of sums of squares of unit column
 
 @dataclass(frozen=True)
 class SettingsGrid:
-    """Runs [n] over learning rates and, where it varies for a model, batches; `model` [n] counts models from 0.
+    """Runs [n] over learning rates and, where it varies for a model, batches.
 
-    A model at another number of tokens is another one here.
-    `size`, `experts` and `tokens` [models] are N as a reading counts it, E and D; `batch` is in tokens, None if no
-    model has runs of several.
+    `model` [n] counts models from 0; at another D it is another model. `size`, `experts` and `tokens` [models] are N
+    as a reading counts it, E and D; `batch` is in tokens, None if no model has runs of several.
     """
 
     size: FloatArray
@@ -181,8 +180,8 @@ def fit_learning_rate_grid(
         raise RunsError("batch: no model has runs of several batch_tokens; fit the law without it")
     near = grid.loss <= grid.loss[grid.best][grid.model] + within
     names = ", ".join(dict.fromkeys(table.source for table in tables))
-    source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of {len(grid)} pairs of model and D, "
-    source += names if len(names) <= 120 else "several tables"
+    source = f"{near.sum()} of {len(grid.loss)} runs, within {within:g} nats of the best of their model and D"
+    source += f" ({len(grid)} of these), {names if len(names) <= 120 else 'several tables'}"
     known = {"reading": reading, "source": source} | _conditions(tables, grid, near, extras)
     surface = _Surface(grid, near, extras, huber_delta)
 
