@@ -27,6 +27,7 @@ MEAN, JOINT, FREED = "mean of the fitted runs", "ludziejewski", "ludziejewski, a
 WITH = "ludziejewski, N with embeddings"
 REFIT, PER_E, NO_E = "refitted", "Chinchilla law per E, refitted", "Chinchilla law without E, refitted"
 OTHERS = ("chinchilla", "besiroglu", "muennighoff", "kaplan", "abnar", "hunyuan", "krajewski", "clark_sbase")
+BARE = {f"{law}, N without embeddings": law for law in ("chinchilla", "besiroglu", "muennighoff")}
 DENSE = {"density": 1.0, "granularity": 1.0, "shared_ratio": 0.0, "routed_experts": 1.0, "experts_per_token": 1.0}
 SIZES = ("n_active_non_embedding", "n_total", "n_total_non_embedding")
 NO_TOKENS = {"n": 1.0, "nu": -1.0}  # where all runs have the same tokens: 1/D is nothing
@@ -71,11 +72,12 @@ class Question:
     def ask(self, law: str) -> Forecast | None:
         """What `law` forecasts: a name of the shelf or of a refit; None where these runs cannot determine it.
 
-        Laws of other papers get N as each counts it; the joint law and refits get it without embeddings where known.
+        Laws of other papers get N as each counts it, but for those of `BARE`; these, the joint law and refits get it
+        without embeddings where known.
         """
         asked = self if law in (WITH, *OTHERS) else replace(self, train=counted(self.train), test=counted(self.test))
         try:
-            return Forecast(_FORECASTERS[law](asked) if law in _FORECASTERS else moved(law, asked))
+            return Forecast(_FORECASTERS[law](asked) if law in _FORECASTERS else moved(BARE.get(law, law), asked))
         except ValueError:
             return None
 
