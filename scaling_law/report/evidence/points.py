@@ -7,6 +7,7 @@ derived but transcribed from a page; they say where it was read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain import strict_json
+from hub.plain import atomic, strict_json
 from scaling_law.runs.readers import reader
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs, load_runs
@@ -112,13 +113,19 @@ def derive(data: Path, folder: Path) -> list[Path]:
         found = {table: (files[file], make) for table, (file, make) in recipe.tables.items()}
         if all(files.values()):
             tables = {table: columns_of(make(file)) for table, (file, make) in found.items() if file}
-            written.append(
-                strict_json.write(folder / f"{name}.json", FORMAT, VERSION, _head(name, recipe) | {"tables": tables})
-            )
+            written.append(_written(folder / f"{name}.json", _head(name, recipe) | {"tables": tables}))
     if not written:
         wanted = ", ".join(dict.fromkeys(file for recipe in RECIPES.values() for file, _ in recipe.tables.values()))
         raise FileNotFoundError(f"{data}: none of {wanted} is below it; docs/fitting.md says where they are from")
     return written
+
+
+def _written(path: Path, fields: Mapping[str, Any]) -> Path:
+    """As `strict_json.write`, with each column on a line."""
+    text = strict_json.versioned(FORMAT, VERSION, fields).decode()
+    columns = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    atomic.write_bytes(path, columns.encode())
+    return path
 
 
 def _head(name: str, recipe: Recipe) -> dict[str, Any]:

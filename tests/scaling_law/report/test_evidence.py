@@ -123,6 +123,14 @@ def test_dense_runs_have_one_expert_that_all_use():
     assert np.isnan(runs["granularity"][12:]).all()
 
 
+@pytest.mark.parametrize(("source", "vocabulary"), [("marin_ladder", 16_384), ("marin_experts", 128_256)])
+def test_transcribed_sizes_count_both_embeddings(evidence, source, vocabulary):
+    for runs in evidence.sources[source].tables.values():
+        embeddings = 2 * vocabulary * runs["d_model"]
+        np.testing.assert_allclose(runs.n_active - runs["n_active_non_embedding"], embeddings, rtol=1e-4)
+        assert (runs["n_total"] >= runs.n_active).all()
+
+
 def test_cell_means_are_geometric():
     runs = Runs.from_columns([1.1e9, 1.2e9, 4e9], [1e10, 1.1e10, 1e10], 1, [3.0, 2.9, 2.5], "run")
     found = cell_means(runs, factor=2.0)
