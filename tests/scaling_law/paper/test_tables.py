@@ -40,6 +40,13 @@ def test_median_differences_of_the_compute_optimal_table(recovered, printed):
         assert np.median(found) == pytest.approx(median, abs=5e-5)
 
 
+def test_cells_beyond_coarse_rounding(recovered):
+    by_name = {(c.row, c.column): c for c in find(recovered, "compute_optimal").cells}
+    assert by_name["1e20, E = 8", "N_act"].value == pytest.approx(984.6e6, rel=1e-4)
+    assert by_name["1e20, E = 4", "D"].value == pytest.approx(13.81e9, rel=5e-4)
+    assert by_name["1e22, E = 1", "D"].value == pytest.approx(88.55e9, rel=1e-4)
+
+
 def test_optimal_experts_where_print_and_law_differ(recovered, published):
     cells = [c for c in find(recovered, "optimal_experts").cells if not c.agrees]
     assert [(c.row, c.column, c.printed_value, c.value) for c in cells] == [
