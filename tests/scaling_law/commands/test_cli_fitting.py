@@ -182,7 +182,7 @@ NEXT_RUNS = ("next-runs", "--flops", "1e19", "--ask", "loss:1B,2B,3")
         (("fit", "TABLE", "--bound", "c=2:1"), "bounds: c=(2.0, 1.0) must be ordered"),
         (("fit", "TABLE", "--fix", "c"), "'--fix': 'c' is not of the form name=number"),
         (("fit", "TABLE", "--outliers", "hide"), "'--outliers':"),
-        (("fit", "TABLE", "--weights", "loss"), "'--weights':"),
+        (("fit", "TABLE", "--weights", "loss"), "weights='loss' must be 'inverse_loss', or a column"),
         (("fit", "TABLE", "--trunks", "trunkk"), "trunks='trunkk' must be"),
         (("fit", "TABLE", "--huber-delta", "0"), "huber_delta=0"),
         (("fit", "TABLE", "--bootstrap", "1"), "--bootstrap 1"),
