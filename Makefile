@@ -10,6 +10,8 @@
 # make report        docs/report.md again, from the records of our runs
 # make models        docs/models.md again, from docs/models.json
 # make evidence      docs/evidence.md again, from its points; DATA=folder: the points first, from other labs' tables
+# make crossing      docs/crossing.md again, from its records; RUNS="folder …": these first, from runs of the sweep;
+#                    PREDICT=1: first what is expected of models that were not trained yet, once
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=: data that is not shipped here; what needs it is skipped or made without
@@ -45,7 +47,7 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed checkp
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all report models evidence bench clean
+.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all report models evidence crossing bench clean
 
 setup: $(VENV)/.ready
 
@@ -118,6 +120,10 @@ models: setup
 
 evidence: setup
 	$(BIN)/python -m scaling_law.report.evidence docs/evidence docs/evidence.md $(if $(DATA),--data $(DATA))
+
+crossing: setup
+	$(BIN)/python -m scaling_law.report.crossing docs/crossing docs/crossing.md $(if $(RUNS),--runs $(RUNS)) \
+		$(if $(PREDICT),--predict)
 
 bench: setup
 	@for name in $(BENCHMARKS); do \

@@ -69,15 +69,23 @@ def break_even(
     size, e = positive("n_active", n_active), asked_experts(law, experts)
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
     searched = np.geomspace(*between, POINTS)
-    at, logs = (n[..., None], searched), np.log(searched)
-    tokens = overtaking(logs, law.loss(*at, e[..., None]) - law.loss(*at, 1.0))
+    at = n[..., None], searched
+    tokens = overtaking(np.log(searched), law.loss(*at, e[..., None]) - law.loss(*at, 1.0))
     low = high = np.full(n.shape, np.nan)
     if law.draws is not None:
-        drawn = overtaking(logs, law.loss_draws(*at, e[..., None]) - law.loss_draws(*at, 1.0))
+        drawn = drawn_break_even(law, n, e, between)
         low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")  # some may be infinite
     known = np.isfinite(tokens) & (tokens > 0)
     refuse_extrapolation(law.conditions, n[known], tokens[known], e[known], force)
     return BreakEven(n, e, tokens, low, high, law.conditions)
+
+
+def drawn_break_even(law: Law, n_active: ArrayLike, experts: ArrayLike, between: tuple[float, float]) -> FloatArray:
+    """The tokens of `break_even` for each of the law's draws, [n_draws, ...]; N_act and E broadcast."""
+    n, e = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(experts, float))
+    searched = np.geomspace(*between, POINTS)
+    at = n[..., None], searched
+    return overtaking(np.log(searched), law.loss_draws(*at, e[..., None]) - law.loss_draws(*at, 1.0))
 
 
 def overtaking(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
@@ -91,5 +99,5 @@ def overtaking(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
     above, below = (np.take_along_axis(gaps, i[..., None], axis=-1)[..., 0] for i in (at, at + 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         share = above / (above - below)
-    crossing = np.exp(log_tokens[at] + share * (log_tokens[at + 1] - log_tokens[at]))
+        crossing = np.exp(log_tokens[at] + share * (log_tokens[at + 1] - log_tokens[at]))
     return np.where(last < 0, 0.0, np.where(last == gaps.shape[-1] - 1, np.inf, crossing))

@@ -1,0 +1,1 @@
+"""docs/crossing.md: where experts begin to pay, measured on a sweep of small models and asked of laws."""

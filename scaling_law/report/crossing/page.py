@@ -1,0 +1,289 @@
+"""The tables and figures of docs/crossing.md, from the records beside it; what is not there yet is said to be missing.
+
+The prose is written by hand and holds no numbers; each table or sentence with numbers replaces what stands between
+`<!-- short -->` and `<!-- /short -->`, or the same with another name. Losses are in bits per byte, errors of laws in
+nats per byte, as the goals are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hub.plain import atomic
+from hub.plain.markdown import block_of, replace_block
+from hub.plain.tables import Table
+from hub.plain.units import UNKNOWN, format_count
+from scaling_law.figures import drawing
+from scaling_law.fitting.fitting import errors_of
+from scaling_law.formulas import JointLaw
+from scaling_law.report.crossing import figures
+from scaling_law.report.crossing.figures import BITS
+from scaling_law.report.crossing.gaps import scatter_of
+from scaling_law.report.crossing.goals import Goal, goals_of
+from scaling_law.report.crossing.laws import FITTED, HALF, LAWS, Results
+from scaling_law.report.crossing.prediction import Predictions, load
+from scaling_law.report.crossing.records import TOKENS, VOCABULARY, read_sweep
+from scaling_law.report.crossing.words import interval_in_words, listed, measured_in_words, tokens_in_words
+
+RECORDS, PREDICTION = "runs.jsonl", "prediction.json"
+MAIN, OTHERS = 8, "crossing-others.png"  # the E of the first figure, and a figure of the others
+Rows = Iterator[tuple[object, ...] | str]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the blocks are written from."""
+
+    results: Results
+    predictions: Predictions | None
+
+    @cached_property
+    def goals(self) -> list[Goal]:
+        return [*goals_of(self.results, self.predictions)]
+
+
+def read_page(folder: Path) -> Page:
+    """Of the records and predictions in a folder."""
+    return Page(Results(read_sweep(folder / RECORDS)), load(folder / PREDICTION))
+
+
+def write_page(folder: Path, page: Path) -> list[Path]:
+    """Replace the blocks of the Markdown file `page` and draw its figures; returns what was written.
+
+    ValueError if it lacks one of the blocks.
+    """
+    content, text = read_page(folder), page.read_text(encoding="utf-8")
+    for name in BLOCKS:
+        if block_of(text, name) is None:
+            raise ValueError(f"{page}: no block `<!-- {name} -->` and `<!-- /{name} -->`")
+        text = replace_block(text, name, block_text(name, content))
+    written = [drawing.save(drawn, page.parent / "figures" / name) for name, drawn in _drawn(content.results)]
+    atomic.write_bytes(page, text.encode())
+    return [page, *written]
+
+
+def block_text(name: str, page: Page) -> str:
+    """The Markdown of a block: a table of the tuples that its function yields, the header first; then its texts."""
+    parts = list(BLOCKS[name](page))
+    rows, texts = [p for p in parts if not isinstance(p, str)], [p for p in parts if isinstance(p, str)]
+    return "\n\n".join([*([Table(list(map(str, rows[0])), rows[1:]).markdown()] if rows else []), *texts])
+
+
+def _drawn(results: Results) -> Iterator[tuple[str, Any]]:
+    experts = sorted({gap.experts for gap in results.gaps})
+    if not experts:
+        return
+    shown = MAIN if MAIN in experts else experts[-1]
+    yield "crossing.png", figures.where_experts_pay(results, [shown])
+    if others := [e for e in experts if e != shown]:
+        yield OTHERS, figures.where_experts_pay(results, others)
+    yield "crossing-gaps.png", figures.gaps_by_size(results)
+    yield "crossing-losses.png", figures.losses_by_size(results)
+
+
+# ------------------------------------------------------------------ blocks
+
+
+def _slope(sizes: Any, tokens: Any) -> float:
+    """Of ln D* over ln N; NaN for less than three."""
+    return float(np.polyfit(np.log(sizes), np.log(tokens), 1)[0]) if len(sizes) > 2 else float("nan")
+
+
+def short(page: Page) -> Rows:
+    """The result in a few lines."""
+    yield "\n".join(f"- {line}" for line in _short(page))
+
+
+def _short(page: Page) -> Iterator[str]:
+    r = page.results
+    known = [gap for gap in r.gaps if gap.bracketed]
+    if not known:
+        yield f"**No crossing is bracketed yet**: {len(r.gaps)} pairs of a size and E were measured, at too few D."
+    else:
+        low, high = (format_count(float(f"{end(g.crossing[0] for g in known):.2g}")) for end in (min, max))
+        sizes = [format_count(end(g.n_active for g in known)) for end in (min, max)]
+        yield (
+            f"**Experts begin to pay at {low} to {high} tokens**, for N_act from {sizes[0]} to {sizes[1]} "
+            f"({len(known)} of {len(r.gaps)} pairs of a size and E; at the others they are ahead, or behind, at every "
+            f"D measured)."
+        )
+    for name, law in r.laws.items():
+        compared = r.comparison(law)
+        if len(compared.ratios):
+            way = "late" if compared.middle > 1 else "early"
+            times = max(compared.middle, 1 / compared.middle)
+            yield (
+                f"**The {name}** has them {times:.2g} times too {way} (geometric mean of {len(compared.ratios)}), "
+                f"and is off by a factor of {compared.factor:.2g} (root mean square)."
+            )
+    moved, spread = np.std(errors_of(JointLaw.published(), r.cells)), np.std(r.cells.loss)
+    yield (
+        f"**The level is another matter.** Moved by a constant, the published law misses the losses by {moved:.2f} "
+        f"nats per byte (RMSE); their mean misses them by {spread:.2f}."
+    )
+    met = [goal.met for goal in page.goals]
+    yield f"**Goals**: {met.count(True)} met, {met.count(False)} missed, {met.count(None)} cannot be judged yet."
+
+
+def counted(page: Page) -> Rows:
+    sweep = page.results.sweep
+    runs = sweep.counted
+    yield "d_model", "N_act", "part of embeddings", "E", "D", "seeds", "runs"
+    for d in np.unique(runs["d_model"]):
+        own = runs.subset(runs["d_model"] == d)
+        n = own.n_active[0]
+        experts, tokens = ([format_count(v) for v in np.unique(values)] for values in (own.experts, own.tokens))
+        seeds = [len(np.unique(own["seed"][own.tokens == t])) for t in np.unique(own.tokens)]
+        share = f"{2 * VOCABULARY * d / n:.0%}"
+        yield f"{d:g}", format_count(n), share, listed(experts), listed(tokens), listed(seeds), len(own)
+    others = listed(f"{count} {reason}" for reason, count in sweep.left_out.items()) or "none"
+    yield f"{len(runs)} runs of {runs.n_trunks} trunks count; others do not: {others}."
+    missing = sweep.missing()
+    if not missing:
+        yield "All planned cells are there."
+        return
+    planned = [f"E = {e}: " + "; ".join(_gone(d, tokens) for d, tokens in by.items()) for e, by in missing.items()]
+    yield "Missing of what was planned: " + ". ".join(planned) + "."
+
+
+def _gone(d: int, tokens: list[float]) -> str:
+    return f"d_model {d}" + ("" if len(tokens) == len(TOKENS) else f" at {listed(map(format_count, tokens))}")
+
+
+def rate_rows(page: Page) -> Rows:
+    yield "d_model", "E", "loss at each rate of the grid (bits per byte)", "best", "used"
+    for rate in page.results.sweep.rates:
+        tried = listed(f"{value:.4g}: {BITS * loss:.3f}" for value, loss in rate.tried.items())
+        best = UNKNOWN if rate.tuned is None else f"{rate.tuned:.4g}{' (edge)' * rate.at_edge}"
+        yield rate.d_model, rate.experts, tried or UNKNOWN, best, f"{rate.used:.4g}"
+
+
+def scatter_rows(page: Page) -> Rows:
+    runs, scatter = page.results.sweep.runs, page.results.scatter
+    kinds = [scatter, *(scatter_of(runs.subset(mask)) for mask in (runs.experts == 1, runs.experts > 1))]
+    yield "D", "all (nats per byte)", "dense", "with experts", "degrees of freedom"
+    for t, freedom in zip(scatter.tokens, scatter.freedom, strict=True):
+        values = [kind.deviation[kind.tokens == t] for kind in kinds]
+        shown = [f"{v[0]:.4f}" if len(v) and np.isfinite(v[0]) else UNKNOWN for v in values]
+        yield format_count(t), *shown, f"{freedom:g}"
+
+
+def loss_rows(page: Page) -> Rows:
+    cells = page.results.cells
+    tokens = np.unique(cells.tokens)
+    yield "d_model", "E", *map(format_count, tokens)
+    for d, e in sorted({*zip(cells["d_model"].tolist(), cells.experts.tolist(), strict=True)}):
+        own = cells.subset((cells["d_model"] == d) & (cells.experts == e))
+        shown = dict(zip(own.tokens, zip(own.loss, own["standard_error"], strict=True), strict=True))
+        yield f"{d:g}", f"{e:g}", *(_loss(*shown[t]) if t in shown else UNKNOWN for t in tokens)
+
+
+def _loss(loss: float, error: float) -> str:
+    return f"{BITS * loss:.3f}" + ("" if np.isnan(error) else f" ± {BITS * error:.3f}")
+
+
+def crossing_rows(page: Page) -> Rows:
+    r = page.results
+    if not r.gaps:
+        yield "No E shares a size, D and seed with the dense models yet."
+        return
+    names = [name for name in LAWS if name in r.laws]
+    yield "E", "d_model", "N_act", "pairs of seeds", "measured (95 %)", *names
+    for gap in r.gaps:
+        cells = []
+        for name in names:
+            asked = float(r.asked(r.laws[name], gap.n_active, gap.experts))
+            off = f" (×{asked / gap.crossing[0]:.2g})" if gap.bracketed and 0 < asked < np.inf else ""
+            cells.append(tokens_in_words(asked, r.between) + off)
+        pairs = listed(f"{n:g}" for n in gap.pairs)
+        yield gap.experts, gap.d_model, format_count(gap.n_active), pairs, measured_in_words(gap), *cells
+    yield from _growth(page)
+    if len({gap.experts for gap in r.gaps}) > 1:
+        yield f"![Where other numbers of experts begin to pay](figures/{OTHERS})"
+    gap = r.gaps[0]
+    warnings = JointLaw.published().warnings(gap.n_active, gap.tokens[0], gap.experts)
+    yield (
+        f"D from which on experts are ahead, and in brackets what a law says over what was measured. The published "
+        f"law is far outside its range; asked here, it warns: {'; '.join(warnings)}."
+    )
+    if r.calibration:
+        chosen, n = r.calibration.chosen, len(r.calibration.fit.runs)
+        yield (
+            f"The calibration saw the {n} cells of at most {format_count(HALF)} tokens; predicting sizes and E left "
+            f"out, it chose to refit {listed(chosen.refitted)} and kept the rest as published."
+        )
+    else:
+        yield "The calibration needs three sizes and three D of at most 4M tokens."
+
+
+def _growth(page: Page) -> Iterator[str]:
+    r = page.results
+    found = []
+    for e in sorted({gap.experts for gap in r.gaps}):
+        own = [gap for gap in r.gaps if gap.experts == e and gap.bracketed]
+        if len(own) > 2:
+            n = np.array([gap.n_active for gap in own])
+            laws = {name: r.asked(law, n, float(e)) for name, law in r.laws.items()}
+            inside = {name: t for name, t in laws.items() if np.all((t > 0) & np.isfinite(t))}
+            slopes = listed(f"{_slope(n, t):.2f} for the {name}" for name, t in inside.items())
+            found.append(f"E = {e}: {_slope(n, [gap.crossing[0] for gap in own]):.2f} ({slopes})")
+    if found:
+        yield f"The crossing grows with N_act to the power: {'; '.join(found)}."
+
+
+def coefficient_rows(page: Page) -> Rows:
+    r = page.results
+    if r.fitted is None or r.drawn is None:
+        yield "The runs do not determine a joint law yet."
+        return
+    yield "coefficient", "fitted", "95 % (trunks resampled)", "published"
+    published = JointLaw.published().coefficients
+    for name, value in r.fitted.law.coefficients.items():
+        yield name, f"{value:.4g}", "{:.4g} to {:.4g}".format(*r.drawn.interval(name)), f"{published[name]:.4g}"
+    yield f"{len(r.sweep.runs)} runs: {r.fitted.status.verdict}."
+
+
+def goal_rows(page: Page) -> Rows:
+    yield "goal", "wanted", "found", ""
+    for goal in page.goals:
+        yield goal.name, goal.wanted, goal.found, {True: "met", False: "missed", None: "not yet"}[goal.met]
+    if lines := [f"- {goal.name}: {goal.why}" for goal in page.goals if goal.met is False and goal.why]:
+        yield "\n".join(lines)
+
+
+def prediction_rows(page: Page) -> Rows:
+    if (made := page.predictions) is None:
+        yield "No prediction has been made yet: the sweep is not complete."
+        return
+    others = [name for name in LAWS if name != FITTED]
+    yield "d_model", "E", "N_act", f"{FITTED} (95 %)", *others, "measured (95 %)", "pairs of seeds"
+    measured = {(gap.d_model, gap.experts): gap for gap in page.results.all_gaps}
+    for model in made.models:
+        laws = [interval_in_words(model.interval, made.between)]
+        laws += [tokens_in_words(model.others[name], made.between) for name in others]
+        gap = measured.get((model.d_model, model.experts))
+        shown = ("not yet", UNKNOWN) if gap is None else (measured_in_words(gap), listed(f"{n:g}" for n in gap.pairs))
+        yield model.d_model, model.experts, format_count(model.n_active), *laws, *shown
+    yield (
+        f"Made from {made.runs} runs, those of a `runs.jsonl` of sha256 {made.sha256[:12]}…, before any run of these "
+        f"sizes and E. The prediction that counts is that of the {FITTED}."
+    )
+
+
+BLOCKS: dict[str, Callable[[Page], Rows]] = {
+    "short": short,
+    "counted": counted,
+    "rates": rate_rows,
+    "scatter": scatter_rows,
+    "losses": loss_rows,
+    "crossings": crossing_rows,
+    "coefficients": coefficient_rows,
+    "goals": goal_rows,
+    "predictions": prediction_rows,
+}
