@@ -104,6 +104,12 @@ class Results:
         """Of the published law, on the cells of at most 4M tokens."""
         return calibrated_on(self.cells.subset(self.cells.tokens <= HALF))
 
+    @property
+    def forecast(self) -> FloatArray:
+        """Errors of the calibrated law on the cells beyond those that it saw, nats per byte; none without it."""
+        later = self.cells.subset(self.cells.tokens > HALF)
+        return errors_of(self.calibration.law, later) if self.calibration else np.zeros(0)
+
     @cached_property
     def laws(self) -> Mapping[str, Law]:
         """By their names on the page, those that there are."""

@@ -20,7 +20,7 @@ from hub.plain.markdown import block_of, replace_block
 from hub.plain.tables import Table
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
-from scaling_law.fitting.fitting import errors_of
+from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.formulas import JointLaw
 from scaling_law.report.crossing import figures
 from scaling_law.report.crossing.figures import BITS
@@ -30,6 +30,7 @@ from scaling_law.report.crossing.laws import FITTED, HALF, LAWS, Results
 from scaling_law.report.crossing.prediction import Predictions, load
 from scaling_law.report.crossing.records import TOKENS, VOCABULARY, read_sweep
 from scaling_law.report.crossing.words import interval_in_words, listed, measured_in_words, tokens_in_words
+from scaling_law.runs.rows import FloatArray
 
 RECORDS, PREDICTION = "runs.jsonl", "prediction.json"
 MAIN, OTHERS = 8, "crossing-others.png"  # the E of the first figure, and a figure of the others
@@ -88,11 +89,6 @@ def _drawn(results: Results) -> Iterator[tuple[str, Any]]:
 
 
 # ------------------------------------------------------------------ blocks
-
-
-def _slope(sizes: Any, tokens: Any) -> float:
-    """Of ln D* over ln N; NaN for less than three."""
-    return float(np.polyfit(np.log(sizes), np.log(tokens), 1)[0]) if len(sizes) > 2 else float("nan")
 
 
 def short(page: Page) -> Rows:
@@ -203,11 +199,11 @@ def crossing_rows(page: Page) -> Rows:
             cells.append(tokens_in_words(asked, r.between) + off)
         pairs = listed(f"{n:g}" for n in gap.pairs)
         yield gap.experts, gap.d_model, format_count(gap.n_active), pairs, measured_in_words(gap), *cells
-    yield from _growth(page)
+    yield from _growth(r)
     if len({gap.experts for gap in r.gaps}) > 1:
         yield f"![Where other numbers of experts begin to pay](figures/{OTHERS})"
-    gap = r.gaps[0]
-    warnings = JointLaw.published().warnings(gap.n_active, gap.tokens[0], gap.experts)
+    asked_for = zip(*((gap.n_active, gap.tokens[0], gap.experts) for gap in r.gaps), strict=True)
+    warnings = JointLaw.published().warnings(*map(list, asked_for))
     yield (
         f"D from which on experts are ahead, and in brackets what a law says over what was measured. The published "
         f"law is far outside its range; asked here, it warns: {'; '.join(warnings)}."
@@ -216,25 +212,35 @@ def crossing_rows(page: Page) -> Rows:
         chosen, n = r.calibration.chosen, len(r.calibration.fit.runs)
         yield (
             f"The calibration saw the {n} cells of at most {format_count(HALF)} tokens; predicting sizes and E left "
-            f"out, it chose to refit {listed(chosen.refitted)} and kept the rest as published."
+            f"out, it chose to refit {listed(chosen.refitted)} and kept the rest as published.{_forecast(r)}"
         )
     else:
         yield "The calibration needs three sizes and three D of at most 4M tokens."
 
 
-def _growth(page: Page) -> Iterator[str]:
-    r = page.results
+def _forecast(results: Results) -> str:
+    if not len(errors := results.forecast):
+        return ""
+    return f" The {len(errors)} longer cells it forecasts to {rms(errors):.4f} nats per byte (RMSE)."
+
+
+def _growth(r: Results) -> Iterator[str]:
+    """The slope of ln D* over ln N for each E of which three crossings are bracketed."""
     found = []
     for e in sorted({gap.experts for gap in r.gaps}):
         own = [gap for gap in r.gaps if gap.experts == e and gap.bracketed]
         if len(own) > 2:
-            n = np.array([gap.n_active for gap in own])
+            n, measured = np.array([(gap.n_active, gap.crossing[0]) for gap in own]).T
             laws = {name: r.asked(law, n, float(e)) for name, law in r.laws.items()}
             inside = {name: t for name, t in laws.items() if np.all((t > 0) & np.isfinite(t))}
             slopes = listed(f"{_slope(n, t):.2f} for the {name}" for name, t in inside.items())
-            found.append(f"E = {e}: {_slope(n, [gap.crossing[0] for gap in own]):.2f} ({slopes})")
+            found.append(f"E = {e}: {_slope(n, measured):.2f} ({slopes})")
     if found:
         yield f"The crossing grows with N_act to the power: {'; '.join(found)}."
+
+
+def _slope(sizes: FloatArray, tokens: FloatArray) -> float:
+    return float(np.polyfit(np.log(sizes), np.log(tokens), 1)[0])
 
 
 def coefficient_rows(page: Page) -> Rows:
@@ -266,7 +272,7 @@ def prediction_rows(page: Page) -> Rows:
     measured = {(gap.d_model, gap.experts): gap for gap in page.results.all_gaps}
     for model in made.models:
         laws = [interval_in_words(model.interval, made.between)]
-        laws += [tokens_in_words(model.others[name], made.between) for name in others]
+        laws += [tokens_in_words(model.others[n], made.between) if n in model.others else UNKNOWN for n in others]
         gap = measured.get((model.d_model, model.experts))
         shown = ("not yet", UNKNOWN) if gap is None else (measured_in_words(gap), listed(f"{n:g}" for n in gap.pairs))
         yield model.d_model, model.experts, format_count(model.n_active), *laws, *shown

@@ -3,13 +3,15 @@
 import json
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
 
 from hub import RunRecord
 from scaling_law import Architecture, JointLaw, Runs, break_even
-from scaling_law.report.crossing import figures
+from scaling_law.report.crossing import figures, laws
+from scaling_law.report.crossing.__main__ import main
 from scaling_law.report.crossing.gaps import cell_means, gaps_of, scatter_of
 from scaling_law.report.crossing.goals import goals_of
 from scaling_law.report.crossing.laws import CALIBRATED, FITTED, PUBLISHED, Results
@@ -70,16 +72,24 @@ def grid(d, e, losses, seed=0):
 
 
 @pytest.fixture(scope="module")
+def sweep():
+    return read_sweep([*swept()])
+
+
+@pytest.fixture(scope="module")
 def results():
-    return Results(read_sweep([*swept()]))
+    """Of a part of the sweep with half the scatter; few draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laws, "DRAWS", 40)
+        yield Results(read_sweep([*swept((32, 64, 128), (1, 2, 8), scatter=0.5)]))
 
 
 # ------------------------------------------------------------------ which runs count
 
 
-def test_tokens_are_nominal_and_every_planned_cell_is_there(results):
-    assert set(results.sweep.runs.tokens) == {1e6, 2e6, 4e6, 8e6, 16e6}
-    assert results.sweep.left_out == results.sweep.missing() == {}
+def test_tokens_are_nominal_and_every_planned_cell_is_there(sweep):
+    assert set(sweep.runs.tokens) == {1e6, 2e6, 4e6, 8e6, 16e6}
+    assert sweep.left_out == sweep.missing() == {}
     part = read_sweep([*swept(widths=(32,), experts=(1, 8))])
     assert part.missing()[8] == {d: [1e6, 2e6, 4e6, 8e6, 16e6] for d in WIDTHS[1:]}
     assert part.missing()[2].keys() == {*WIDTHS}
@@ -154,28 +164,29 @@ def test_records_are_gathered_once_and_whole(tmp_path):
 # ------------------------------------------------------------------ cells and crossings
 
 
-def test_scatter_and_standard_errors_are_those_that_were_put_in(results):
-    assert list(results.scatter.freedom) == [140, 140, 60, 20, 20]
-    np.testing.assert_allclose(results.scatter.deviation, SCATTER, rtol=0.4)
-    cells = results.cells
+def test_scatter_and_standard_errors_are_those_that_were_put_in(sweep):
+    scatter, cells = scatter_of(sweep.runs), cell_means(sweep.runs)
+    assert list(scatter.freedom) == [140, 140, 60, 20, 20]
+    np.testing.assert_allclose(scatter.deviation, SCATTER, rtol=0.4)
     assert len(cells) == 100
-    expected = results.scatter.deviation / np.sqrt(SEEDS)
+    expected = scatter.deviation / np.sqrt(SEEDS)
     np.testing.assert_allclose(cells["standard_error"], np.tile(expected, 20))
     assert cells["precision"].mean() == pytest.approx(1.0)
 
 
 def test_without_scatter_the_crossing_is_that_of_the_law():
     """But for the straight lines between two D."""
-    runs = read_sweep([*swept(scatter=1e-9)]).runs
+    runs = read_sweep([*swept((32, 128), scatter=1e-9)]).runs
     for gap in gaps_of(runs):
         expected = float(break_even(LAW, gap.n_active, gap.experts).tokens)
         assert gap.bracketed
         assert gap.crossing == pytest.approx([expected] * 3, rel=0.12)
 
 
-def test_intervals_cover_the_crossing_of_the_law(results):
-    true = [float(break_even(LAW, gap.n_active, gap.experts).tokens) for gap in results.gaps]
-    inside = [gap.crossing[1] <= t <= gap.crossing[2] for gap, t in zip(results.gaps, true, strict=True)]
+def test_intervals_cover_the_crossing_of_the_law(sweep):
+    gaps = gaps_of(sweep.runs)
+    true = [float(break_even(LAW, gap.n_active, gap.experts).tokens) for gap in gaps]
+    inside = [gap.crossing[1] <= t <= gap.crossing[2] for gap, t in zip(gaps, true, strict=True)]
     assert len(inside) == 15
     assert sum(inside) >= 13
 
@@ -228,26 +239,28 @@ def test_an_expert_count_without_dense_twins_has_no_gap():
 def test_laws_fitted_to_runs_of_a_law_have_its_crossings(results):
     """And the published law is too late, as it is by construction."""
     off = {name: results.comparison(law) for name, law in results.laws.items()}
-    assert {name: len(found.ratios) >= 8 for name, found in off.items()} == dict.fromkeys(off, True)
+    assert {name: len(found.ratios) >= 4 for name, found in off.items()} == dict.fromkeys(off, True)
     for n in np.unique(results.sweep.runs.n_active):
-        true = break_even(LAW, n, [2, 4, 8]).tokens
+        true = break_even(LAW, n, [2, 8]).tokens
         for name in (CALIBRATED, FITTED):
-            np.testing.assert_allclose(results.asked(results.laws[name], n, [2, 4, 8]), true, rtol=0.3)
+            np.testing.assert_allclose(results.asked(results.laws[name], n, [2, 8]), true, rtol=0.3)
     assert off[PUBLISHED].middle > 2 > off[CALIBRATED].middle > 0.5
+    assert len(results.forecast) == 18
+    assert np.abs(results.forecast).max() < 0.05
 
 
 def test_the_goals_are_judged_by_the_cells(results):
     goals = [*goals_of(results, None)]
     assert [goal.met for goal in goals[:4]] == [True] * 4
     assert results.rmse < 0.008
-    assert results.rmse_of_seeds == pytest.approx(np.sqrt(np.mean(np.array(SCATTER) ** 2 / SEEDS)), rel=0.2)
+    assert results.rmse_of_seeds == pytest.approx(0.5 * np.sqrt(np.mean(np.array(SCATTER) ** 2 / SEEDS)), rel=0.2)
     assert goals[-1].met is None
     open_ones = [*goals_of(Results(read_sweep([record()])), None)]
     assert {goal.met for goal in open_ones} == {None}
 
 
 def test_a_goal_that_is_missed_says_by_how_much():
-    worse = Results(read_sweep([*swept(scatter=3.0)]))
+    worse = Results(read_sweep([*swept((32, 64, 128), (1, 2, 8), scatter=4.0)]))
     goal = next(goals_of(worse, None))
     assert goal.met is False
     assert re.match(r"[\d.]+ times the goal\. The scatter of seeds alone would leave 0\.0\d+; by D", goal.why)
@@ -272,7 +285,7 @@ def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
     assert [goal.met for goal in goals_of(later, made)][-1] is True
     assert all(gap.d_model == 32 for gap in later.gaps)
     with pytest.raises(ValueError, match="d_model=80, experts=12: measured already"):
-        predict(Results(read_sweep([*swept(), record(80), record(80, 12)])), records, [(80, 12)])
+        predict(Results(read_sweep([record(80), record(80, 12)])), records, [(80, 12)])
     with pytest.raises(ValueError, match="d_model=64, experts=8: part of the sweep"):
         predict(results, records, [(64, 8)])
     assert load(tmp_path / "none.json") is None
@@ -297,10 +310,26 @@ def test_every_state_of_the_sweep_has_a_page(tmp_path):
     }  # fmt: skip
 
 
+def test_one_command_takes_runs_and_writes_all_of_it(tmp_path, monkeypatch, capsys):
+    folder, page = tmp_path / "crossing", tmp_path / "crossing.md"
+    folder.mkdir()
+    page.write_text(PAGE.read_text())
+    for found in (record(), record(e=8)):
+        found.save(tmp_path / "runs" / found.run_id)
+    words = ["crossing", str(folder), str(page), "--runs", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", words)
+    main()
+    assert capsys.readouterr().out.splitlines()[:2] == [str(folder / "runs.jsonl"), str(page)]
+    assert "1 pairs of a size and E were measured" in page.read_text()
+    monkeypatch.setattr(sys, "argv", [*words, "--predict", "80:12"])
+    with pytest.raises(ValueError, match="do not determine the law"):
+        main()
+
+
 def test_the_figures_show_every_size_and_experts(results):
     panels = figures.where_experts_pay(results, [2, 8])
     assert [ax.get_title() for ax in panels] == ["E = 2 against dense", "E = 8 against dense"]
-    assert len(figures.gaps_by_size(results)) == len(figures.losses_by_size(results)) == len(WIDTHS)
+    assert len(figures.gaps_by_size(results)) == len(figures.losses_by_size(results)) == 3
 
 
 def test_the_page_is_what_make_crossing_writes():
