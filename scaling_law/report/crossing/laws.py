@@ -29,6 +29,7 @@ HALF = 4e6  # tokens of the longest runs that the calibration sees
 BEYOND = 4.0  # laws are asked this many times below the shortest and above the longest runs
 PUBLISHED, CALIBRATED, FITTED = "published law", "law calibrated on D ≤ 4M", "law fitted to the sweep"
 LAWS = (PUBLISHED, CALIBRATED, FITTED)
+LEAST_CELLS, LEAST_VALUES = 22, 3  # twice the coefficients of the joint law; of N_act, and of D
 SIGNS = ("alpha", "beta", "delta", "gamma", "omega", "zeta")
 
 
@@ -159,25 +160,30 @@ class Results:
 
 
 def fitted_to(runs: Runs) -> FitResult[Any] | None:
-    """The joint law; None where the runs cannot determine its coefficients.
+    """The joint law; None where the runs are too few, or cannot determine its coefficients.
 
     Starts are searched on the cells, which are few.
     """
-    if not len(runs):
+    if not len(runs) or not _enough(cells := cell_means(runs)):
         return None
     settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision"}
     try:
-        found = fit(cell_means(runs), "joint", **settings)
+        found = fit(cells, "joint", **settings)
     except ValueError:
         return None
     return fit(with_precision(runs), "joint", starts=[found.law], **settings)
 
 
 def calibrated_on(cells: Runs) -> Calibration | None:
-    """The published law; None for less than three sizes and three D, which do not tell N, D and c apart."""
-    if min(len(np.unique(cells.n_active)), len(np.unique(cells.tokens))) < 3:
+    """The published law; None where the cells are too few."""
+    if not _enough(cells):
         return None
     try:
         return calibrate(JointLaw.published(), cells, huber_delta=HUBER, weights="precision")
     except ValueError:
         return None
+
+
+def _enough(cells: Runs) -> bool:
+    values = min(len(np.unique(cells.n_active)), len(np.unique(cells.tokens)))
+    return len(cells) >= LEAST_CELLS and values >= LEAST_VALUES

@@ -7,7 +7,7 @@ nats per byte, as the goals are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from scaling_law.report.crossing import figures
 from scaling_law.report.crossing.figures import BITS
 from scaling_law.report.crossing.gaps import scatter_of
 from scaling_law.report.crossing.goals import Goal, goals_of
-from scaling_law.report.crossing.laws import FITTED, HALF, LAWS, Results
+from scaling_law.report.crossing.laws import FITTED, HALF, LAWS, LEAST_CELLS, LEAST_VALUES, Results
 from scaling_law.report.crossing.prediction import Predictions, load
 from scaling_law.report.crossing.records import TOKENS, VOCABULARY, read_sweep
 from scaling_law.report.crossing.words import interval_in_words, listed, measured_in_words, tokens_in_words
@@ -102,12 +102,10 @@ def _short(page: Page) -> Iterator[str]:
     if not known:
         yield f"**No crossing is bracketed yet**: {len(r.gaps)} pairs of a size and E were measured, at too few D."
     else:
-        low, high = (format_count(float(f"{end(g.crossing[0] for g in known):.2g}")) for end in (min, max))
-        sizes = [format_count(end(g.n_active for g in known)) for end in (min, max)]
+        tokens, sizes = _span(gap.crossing[0] for gap in known), _span(gap.n_active for gap in known)
         yield (
-            f"**Experts begin to pay at {low} to {high} tokens**, for N_act from {sizes[0]} to {sizes[1]} "
-            f"({len(known)} of {len(r.gaps)} pairs of a size and E; at the others they are ahead, or behind, at every "
-            f"D measured)."
+            f"**Experts begin to pay at {tokens} tokens**, for N_act of {sizes} ({len(known)} of {len(r.gaps)} pairs "
+            f"of a size and E; at the others they are ahead, or behind, at every D measured)."
         )
     for name, law in r.laws.items():
         compared = r.comparison(law)
@@ -125,6 +123,12 @@ def _short(page: Page) -> Iterator[str]:
     )
     met = [goal.met for goal in page.goals]
     yield f"**Goals**: {met.count(True)} met, {met.count(False)} missed, {met.count(None)} cannot be judged yet."
+
+
+def _span(values: Iterable[float]) -> str:
+    """The least and the greatest: 1.3M to 2.4M."""
+    ordered = sorted(float(f"{value:.2g}") for value in values)
+    return " to ".join(dict.fromkeys(format_count(end) for end in (ordered[0], ordered[-1])))
 
 
 def counted(page: Page) -> Rows:
@@ -215,7 +219,10 @@ def crossing_rows(page: Page) -> Rows:
             f"out, it chose to refit {listed(chosen.refitted)} and kept the rest as published.{_forecast(r)}"
         )
     else:
-        yield "The calibration needs three sizes and three D of at most 4M tokens."
+        yield (
+            f"The calibration needs {LEAST_CELLS} cells of at most {format_count(HALF)} tokens, of {LEAST_VALUES} "
+            f"sizes and D."
+        )
 
 
 def _forecast(results: Results) -> str:

@@ -105,15 +105,15 @@ def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
     texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in sound}
     if len(texts) > 1:
         raise RunsError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
-    table = _table(sound)
-    rates = _rates(table)
-    runs, repeats = _once(table)
+    distinct = _once(sound)
+    runs = _table(distinct)
+    rates = _rates(runs)
     used = {(rate.d_model, rate.experts): rate.used for rate in rates}
     models = zip(runs["d_model"].tolist(), runs.experts.tolist(), strict=True)
     tuned = np.isclose(runs["learning_rate"], [used[int(d), int(e)] for d, e in models], rtol=1e-6)
     left_out = Counter(filter(None, reasons))
     left_out["of another learning rate"] = int((~tuned).sum())
-    left_out["trained twice"] = repeats
+    left_out["trained twice"] = len(sound) - len(distinct)
     counted = {reason: count for reason, count in left_out.items() if count}
     return Sweep(runs.subset(tuned), rates, counted)
 
@@ -136,28 +136,28 @@ def nominal(tokens: float) -> float:
     return float(f"{tokens:.2g}")
 
 
-def _table(records: Sequence[RunRecord]) -> Runs:
+def _once(records: Sequence[RunRecord]) -> list[tuple[RunRecord, bool]]:
+    """Each size, E, D, seed and rate once, and whether a grid of rates has it: the sweep trains some of these again.
+
+    The record of the trunk with most runs stays.
+    """
+    branches = Counter(record.parent_run_id for record in records)
+    by_key: dict[tuple[float, ...], list[RunRecord]] = {}
+    for record in sorted(records, key=lambda r: -branches[r.parent_run_id]):
+        rate, seed = record.schedule.peak_learning_rate, -1 if record.seed is None else record.seed
+        key = record.d_model, record.experts, nominal(record.tokens), seed, rate
+        by_key.setdefault(key, []).append(record)
+    return [(same[0], any(record.sweep.startswith(GRID) for record in same)) for same in by_key.values()]
+
+
+def _table(records: Sequence[tuple[RunRecord, bool]]) -> Runs:
     def rate(row: Mapping[str, Any]) -> float:
         return float(row["schedule"]["peak_learning_rate"])
 
     rows = [
-        record.to_dict() | {"tokens": nominal(record.tokens), "of_grid": float(record.sweep.startswith(GRID))}
-        for record in records
+        record.to_dict() | {"tokens": nominal(record.tokens), "of_grid": float(of_grid)} for record, of_grid in records
     ]
     return load_runs(rows, columns={"learning_rate": rate})
-
-
-def _once(runs: Runs) -> tuple[Runs, int]:
-    """Without repeats, such as a trunk of the grid that the sweep trains again, and their number.
-
-    Of the runs of one size, E, D, seed and rate, that of the trunk with most runs stays.
-    """
-    branches = np.bincount(runs.trunk)[runs.trunk]
-    order = np.argsort(-branches, kind="stable")
-    names = ("n_active", "experts", "tokens", "seed", "learning_rate")
-    key = np.stack([runs[name] for name in names], axis=1)[order]
-    first = np.unique(key, axis=0, return_index=True)[1]
-    return runs.take(np.sort(order[first])), len(runs) - len(first)
 
 
 # ------------------------------------------------------------------ the learning rate

@@ -81,7 +81,7 @@ def results():
     """Of a part of the sweep with half the scatter; few draws."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(laws, "DRAWS", 40)
-        yield Results(read_sweep([*swept((32, 64, 128), (1, 2, 8), scatter=0.5)]))
+        yield Results(read_sweep([*swept((32, 48, 64, 128), (1, 2, 8), scatter=0.5)]))
 
 
 # ------------------------------------------------------------------ which runs count
@@ -132,9 +132,16 @@ def test_the_rate_is_tuned_at_4m_by_the_seeds_that_all_rates_share():
 
 
 def test_a_run_trained_again_counts_once():
-    found = read_sweep([*grid(64, 1, {0.004: 1.5}), *swept(widths=(64,), experts=(1,))])
-    assert found.left_out == {"trained twice": 1}
-    assert len(found.counted) == sum(SEEDS)
+    """To the same loss or another one. Its trunk of one run is the grid's; the trunk of the sweep stays."""
+    swept_again = [*swept(widths=(64,), experts=(1,))]
+    (own,) = (run for run in swept_again if (run.tokens, run.seed) == (TOKENS[2], 0))
+    for loss in (own.eval_loss, 1.7):
+        found = read_sweep([*grid(64, 1, {0.004: loss, 0.006: 1.8}), *swept_again])
+        assert found.left_out == {"of another learning rate": 1, "trained twice": 1}
+        assert len(found.counted) == sum(SEEDS)
+        assert own.run_id in found.counted.run_id
+        (rate,) = found.rates
+        assert rate.tried == {0.004: own.eval_loss, 0.006: 1.8}
 
 
 def test_sizes_and_experts_to_be_predicted_are_never_fitted():
@@ -245,7 +252,7 @@ def test_laws_fitted_to_runs_of_a_law_have_its_crossings(results):
         for name in (CALIBRATED, FITTED):
             np.testing.assert_allclose(results.asked(results.laws[name], n, [2, 8]), true, rtol=0.3)
     assert off[PUBLISHED].middle > 2 > off[CALIBRATED].middle > 0.5
-    assert len(results.forecast) == 18
+    assert len(results.forecast) == 24
     assert np.abs(results.forecast).max() < 0.05
 
 
@@ -329,7 +336,7 @@ def test_one_command_takes_runs_and_writes_all_of_it(tmp_path, monkeypatch, caps
 def test_the_figures_show_every_size_and_experts(results):
     panels = figures.where_experts_pay(results, [2, 8])
     assert [ax.get_title() for ax in panels] == ["E = 2 against dense", "E = 8 against dense"]
-    assert len(figures.gaps_by_size(results)) == len(figures.losses_by_size(results)) == 3
+    assert len(figures.gaps_by_size(results)) == len(figures.losses_by_size(results)) == 4
 
 
 def test_the_page_is_what_make_crossing_writes():
