@@ -7,7 +7,6 @@
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
-# make report        docs/report.md again, from the records of our runs
 # make models        docs/models.md again, from docs/models.json
 # make evidence      docs/evidence.md again, from its points; DATA=folder: the points first, from other labs' tables
 # make crossing      docs/crossing.md again, from its records; RUNS="folder …": these first, from runs of the sweep;
@@ -47,7 +46,7 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed checkp
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all report models evidence crossing bench clean
+.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all models evidence crossing bench clean
 
 setup: $(VENV)/.ready
 
@@ -111,9 +110,6 @@ check-all:
 	$(MAKE) test-clients
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
-
-report: setup
-	$(BIN)/scaling-law report docs/results --into docs/report.md
 
 models: setup
 	$(BIN)/python -m scaling_law.report.models docs/models.json docs/models.md

@@ -271,7 +271,7 @@ def match(
 
     Examples:
 
-        scaling-law match docs/results/runs.jsonl --flops 1e13 --n-blocks 2 -o matched-plan.json
+        scaling-law match runs.jsonl --flops 1e13 --n-blocks 2 -o matched-plan.json
     """
     fitted = fitting.fit(_load(runs, trunks=trunks), outliers=outliers).bootstrap(bootstrap)
     made = plan_matched(fitted, flops, experts, n_blocks=n_blocks, vocab_size=vocab_size, force=force)
@@ -290,7 +290,7 @@ def report(
 
     Examples:
 
-        scaling-law report docs/results --into docs/report.md
+        scaling-law report my-sweep --into my-report.md
     """
     show_written(write_report(folder, into, trunks=trunks, outliers=outliers), as_json)
 

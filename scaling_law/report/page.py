@@ -1,4 +1,4 @@
-"""A report on the runs of one folder: `scaling-law report docs/results --into docs/report.md`.
+"""A report on the runs of one folder: `scaling-law report my-sweep --into my-report.md`.
 
 The prose is written by hand; each table replaces what stands between `<!-- fit -->` and `<!-- /fit -->`, or for a
 subfolder `<!-- other/fit -->`. The folder holds `runs.jsonl` and, where there are such, `learning-rates.jsonl`,

@@ -3,7 +3,6 @@
 import json
 import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,11 +12,10 @@ from scaling_law.commands.cli import app
 from scaling_law.planning.matched import plan_matched
 from scaling_law.report import results
 from scaling_law.report.page import BLOCKS, block_text, write_report
-from scaling_law.report.results import Results, all_findings
+from scaling_law.report.results import Results
 from tests.scaling_law.fitting.test_learning_rate import rows as learning_rate_rows
 from tests.scaling_law.synthetic import TINY_LAW
 
-DOCS = Path(__file__).parents[3] / "docs"
 EMPTY = "\n\n".join(f"<!-- {name} -->\n<!-- /{name} -->" for name in BLOCKS)
 OTHER = "<!-- other/runs -->\n<!-- /other/runs -->\n![Losses](figures/report-other-losses.png)"
 TEXT = f"# Report\n\nBefore.\n\n{EMPTY}\n\n{OTHER}\n\nAfter.\n"
@@ -111,17 +109,3 @@ def test_what_cannot_be_reported_is_refused(folder):
         _ = Results(folder / "results").runs
     missing = CliRunner().invoke(app, ["report", str(folder / "none"), "--into", str(folder / "report.md")])
     assert missing.exit_code == 2
-
-
-def test_the_report_of_this_repository_is_what_its_records_give(tmp_path):
-    """Numbers may differ in their last digit between machines; words and verdicts may not."""
-    committed = (DOCS / "report.md").read_text()
-    (tmp_path / "report.md").write_text(committed)
-    write_report(DOCS / "results", tmp_path / "report.md")
-    assert _without_numbers((tmp_path / "report.md").read_text()) == _without_numbers(committed)
-    verdicts = [finding.verdict for finding in all_findings(Results(DOCS / "results"))]
-    assert len(verdicts) > 10
-
-
-def _without_numbers(text):
-    return re.sub(r"[+-]?\d[\d.,e+-]*[kMBT]?", "#", text)
