@@ -40,6 +40,7 @@ from .formulas.repeated import effective_tokens as effective_tokens
 from .formulas.repeated import unique_parameters as unique_parameters
 from .formulas.shelf import laws as laws
 from .formulas.shelf import published as published
+from .planning.break_even import break_even as break_even
 from .planning.compare import compare as compare
 from .planning.describe import Description as Description
 from .planning.describe import describe as describe

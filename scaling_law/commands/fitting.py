@@ -40,7 +40,7 @@ def fit(
     outliers: options.Outliers = "keep",
     one_sided: options.OneSided = None,
     huber_delta: Annotated[float, option("Threshold of the Huber loss on ln L.")] = 0.01,
-    weights: Annotated[Literal["equal", "inverse_loss"], option("inverse_loss: as the paper's, 1 / loss.")] = "equal",
+    weights: Annotated[str, option("equal, inverse_loss (as the paper's, 1 / loss), or a column.")] = "equal",
     l2: Annotated[float, option("Weight decay on the summed objective (the paper states 1e-5).")] = 0.0,
     starts: Annotated[Literal["scaled", "paper"], option("scaled: quick; paper: its 19,683 starts.")] = "scaled",
     release: Annotated[int | None, option("Best starts that go on to move E_start and E_max. [default: 64]")] = None,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -139,7 +139,7 @@ def calibrate(
     groups: str = "auto",
     candidates: Sequence[Collection[str]] | None = None,
     huber_delta: float = 0.01,
-    weights: Literal["inverse_loss"] | ArrayLike | None = None,
+    weights: str | ArrayLike | None = None,
     one_sided: str | ArrayLike | None = None,
     loss: str | None = None,
     trunks: str = "auto",

@@ -264,7 +264,7 @@ def fit(
     law: str = "joint",
     *,
     huber_delta: float = 0.01,
-    weights: Literal["inverse_loss"] | ArrayLike | None = None,
+    weights: str | ArrayLike | None = None,
     l2: float = 0.0,
     fixed: Mapping[str, float] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
@@ -282,8 +282,9 @@ def fit(
     Args:
         law: "joint", "chinchilla", "routed", or the name of another registered law.
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
-        weights: row weights [n], None for equal ones; "inverse_loss" reads the paper's underweighting of
-            underperforming runs as weights proportional to 1 / loss (lowest loss: 1).
+        weights: of the runs [n] or the name of a column of them, such as squared inverse standard errors; None for
+            equal ones. "inverse_loss" reads the paper's underweighting of underperforming runs as weights
+            proportional to 1 / loss (lowest loss: 1).
         l2: weight decay on the summed objective, in the law's parameters (logarithms for a, b, c). The paper's 1e-5
             moves the answer far along its flat directions.
         fixed, bounds: values such as {"e_max": 256.0}, and closed intervals such as {"c": (1.0, 1.8),

@@ -208,14 +208,16 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
         return np.ones(len(runs)), "equal"
     if isinstance(weights, str) and weights == "inverse_loss":
         return runs.loss.min() / runs.loss, weights
+    named = isinstance(weights, str)
     try:
-        array = np.asarray(weights, float)
+        array = np.asarray(runs.columns.get(weights, ()) if named else weights, float)
     except (TypeError, ValueError):
         array = np.zeros(0)
     if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
-        given = f"={weights!r}" if isinstance(weights, str) else ""
-        raise ValueError(f"weights{given} must be 'inverse_loss' or {len(runs)} finite numbers ≥ 0, not all zero")
-    return array, "given"
+        given = f"={weights!r}" if named else ""
+        allowed = f"'inverse_loss', or a column or list of {len(runs)} finite numbers ≥ 0, not all zero"
+        raise ValueError(f"weights{given} must be {allowed}")
+    return array, weights if named else "given"
 
 
 def _one_sided(runs: Runs, given: Any) -> NDArray[np.bool_]:

@@ -1,5 +1,7 @@
 """The fit: its objective, its derivatives, that it reaches the optimum, and that its status tells the truth."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -200,6 +202,10 @@ def test_underweighting(paper_runs):
     named, given = fit(paper_runs, weights="inverse_loss"), fit(paper_runs, weights=weights)
     assert named.law == given.law
     assert named.problem.settings.weights == "inverse_loss"
+    table = replace(paper_runs, columns={"precision": weights})
+    column = fit(table, weights="precision")
+    assert column.law == given.law
+    assert column.law.conditions.objective["weights"] == "precision"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,7 @@ def test_one_number_of_experts_fits_with_the_rest_fixed(paper_runs):
         ({"huber_delta": "wide"}, "huber_delta='wide' must be a number"),
         ({"huber_delta": np.float64(np.inf)}, "huber_delta=inf must be finite"),
         ({"l2": None}, "l2=None must be a number"),
-        ({"weights": [-1.0] * 270}, "weights must be .* 270 finite numbers"),
+        ({"weights": [-1.0] * 270}, "weights must be .*, or a column or list of 270 finite numbers"),
         ({"weights": ["heavy"] * 270}, "weights must be"),
         ({"release": 0}, "release=0"),
         ({"starts": 5}, "starts=5"),

@@ -1,0 +1,87 @@
+"""From how many tokens on experts pay: where the loss of an MoE falls below that of the dense model of equal N_act.
+
+In the joint law (Ludziejewski et al. 2025, Eq. 5) experts lower the term in N and raise that in D, ω > 0, which wanes
+as D grows (ζ < 0): few tokens favour the dense model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hub.plain.tables import ResultTable
+from scaling_law.formulas import Law
+from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.planning.optimum import asked_experts, positive
+
+FloatArray = NDArray[np.float64]
+TOKENS_RANGE = (1e3, 1e15)  # that are searched
+POINTS = 400  # of D: a straight line between two is off by less than 0.1 %
+
+
+@dataclass(frozen=True)
+class BreakEven(ResultTable):
+    """The D from which on E experts beat the dense model of equal N_act; of shape n_active.shape + experts.shape.
+
+    `tokens` is 0 where they do throughout `TOKENS_RANGE`, infinite where they do not at its end; `low` and `high` are
+    the 95 % interval over the law's draws, NaN for a law without.
+    """
+
+    _question: ClassVar[tuple[str, ...]] = ("n_active", "experts")
+
+    n_active: FloatArray
+    experts: FloatArray
+    tokens: FloatArray
+    low: FloatArray
+    high: FloatArray
+    conditions: Conditions | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        known = np.isfinite(self.tokens) & (self.tokens > 0)
+        return tuple(
+            range_warnings(self.conditions, self.n_active, np.where(known, self.tokens, np.nan), self.experts)
+        )
+
+    def _columns(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
+
+
+def break_even(law: Law, n_active: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False) -> BreakEven:
+    """From how many tokens on E experts beat the dense model of equal N_act (E None: `law.default_experts()`).
+
+    ValueError for a law that does not depend on N_act, D and E; ExtrapolationError where an answer lies beyond the
+    law's range guard, unless `force`.
+    """
+    if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
+        raise ValueError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
+    size, e = positive("n_active", n_active), asked_experts(law, experts)
+    n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
+    searched = np.geomspace(*TOKENS_RANGE, POINTS)
+    at, logs = (n[..., None], searched), np.log(searched)
+    tokens = overtaking(logs, law.loss(*at, e[..., None]) - law.loss(*at, 1.0))
+    low = high = np.full(n.shape, np.nan)
+    if law.draws is not None:
+        drawn = overtaking(logs, law.loss_draws(*at, e[..., None]) - law.loss_draws(*at, 1.0))
+        low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")  # some may be infinite
+    known = np.isfinite(tokens) & (tokens > 0)
+    refuse_extrapolation(law.conditions, n[known], tokens[known], e[known], force)
+    return BreakEven(n, e, tokens, low, high, law.conditions)
+
+
+def overtaking(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
+    """The D from which on `gaps` [..., k], losses over those of dense models, at ln D [k] ascending stay below 0.
+
+    Between two D by a straight line in ln D; 0 where all gaps are below 0, infinite where the last is not.
+    """
+    behind = gaps >= 0
+    last = np.where(behind.any(axis=-1), gaps.shape[-1] - 1 - np.argmax(behind[..., ::-1], axis=-1), -1)
+    at = np.clip(last, 0, gaps.shape[-1] - 2)
+    above, below = (np.take_along_axis(gaps, i[..., None], axis=-1)[..., 0] for i in (at, at + 1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = above / (above - below)
+    crossing = np.exp(log_tokens[at] + share * (log_tokens[at + 1] - log_tokens[at]))
+    return np.where(last < 0, 0.0, np.where(last == gaps.shape[-1] - 1, np.inf, crossing))

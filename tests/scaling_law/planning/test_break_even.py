@@ -1,0 +1,54 @@
+"""Where an MoE overtakes the dense model: the root of the difference of two losses."""
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+from scaling_law import ExtrapolationError, JointLaw, break_even, published
+from scaling_law.planning.break_even import overtaking
+
+LAW = JointLaw.published()
+
+
+def test_both_models_have_the_same_loss_at_the_break_even():
+    found = break_even(LAW, [1e8, 1e9], [2, 8, 32])
+    assert found.tokens.shape == (2, 3)
+    for row in found.to_rows():
+        n, e = row["n_active"], row["experts"]
+        root = brentq(lambda x, n=n, e=e: LAW.loss(n, np.exp(x), e) - LAW.loss(n, np.exp(x), 1), *np.log([1e7, 1e11]))
+        assert row["tokens"] == pytest.approx(np.exp(root), rel=1e-3)
+        assert row["low"] < row["tokens"] < row["high"]
+    assert np.all(np.diff(found.tokens, axis=0) > 0)  # the larger the model, the later
+
+
+def test_a_tiny_model_is_refused_unless_forced():
+    with pytest.raises(ExtrapolationError, match=r"N_act 50K is outside.*beyond the guard"):
+        break_even(LAW, 5e4, 8)
+    found = break_even(LAW, 5e4, 8, force=True)
+    assert float(found.tokens) == pytest.approx(4.29e6, rel=0.01)
+    assert any("N_act 50K is outside the fitted" in warning for warning in found.warnings)
+
+
+def test_a_law_of_which_nothing_is_drawn_has_no_interval():
+    assert np.isnan(break_even(LAW.replace(draws=None), 1e9, 8).low)
+
+
+def test_a_law_without_experts_is_refused():
+    with pytest.raises(ValueError, match="chinchilla: a law of n_active, tokens has no experts"):
+        break_even(published("chinchilla"), 1e9, 8)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "tokens"),
+    [
+        ([-1, -1, -2], 0.0),
+        ([1, 1, 0.5], np.inf),
+        ([2, 1, -1], np.exp(1.5)),
+        ([1, -1, -3], np.exp(0.5)),
+        ([-1, 3, -1], np.exp(1.75)),  # the last time
+        ([1, 0, -1], np.exp(1.0)),
+    ],
+)
+def test_the_last_change_of_sign_counts(gaps, tokens):
+    found = overtaking(np.array([0.0, 1.0, 2.0]), np.array([gaps, gaps], float))
+    np.testing.assert_allclose(found, [tokens] * 2)
