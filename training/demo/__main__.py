@@ -74,7 +74,7 @@ class Scale:
 
 
 FULL = Scale("demo.yaml", 12_000_000, 500, 1.5e12)
-FAST = Scale("demo-fast.yaml", 4_000_000, 100, 1e11)
+FAST = Scale("demo-fast.yaml", 2_000_000, 100, 1e11)
 
 
 @dataclass(frozen=True)
