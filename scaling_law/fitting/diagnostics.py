@@ -36,11 +36,13 @@ def examine(objective: Objective, theta: FloatArray, free: Mask) -> tuple[float,
     Standard errors are of the logarithm for scales and the outer exponent, of that of the distance for parameters of
     transforms, else absolute; infinite for directions that the runs do not see.
     """
+    if not free.any():
+        return 1.0, {}, ()
     names = [name for name, is_free in zip(objective.names, free, strict=True) if is_free]
     residual, jacobian = (part[0] for part in objective.linearised(theta[None]))
     influence = objective.influence(residual)
     scale, singular, rotation = _decomposed(jacobian[:, free] * np.sqrt(influence)[:, None])
-    seen = singular > RANK_TOLERANCE * max(singular[0], 1e-300)
+    seen = singular > RANK_TOLERANCE * singular.max(initial=1e-300)
     spare = int(np.sum(influence > 0)) - len(names)
     variance = float(influence @ residual**2 / spare) if spare > 0 else np.inf
     # rows: parameters in the law's own coordinates, columns: singular directions
@@ -189,7 +191,7 @@ def _judge(problem: Problem, theta: FloatArray, kept: Mask) -> tuple[FloatArray,
     active = kept & ~problem.objective.idle(residual)
     residual, jacobian = -residual, jacobian[:, free]
     scale, singular, rotation = _decomposed(jacobian[active])
-    singular = np.maximum(singular, RANK_TOLERANCE * max(singular[0], 1e-300))
+    singular = np.maximum(singular, RANK_TOLERANCE * singular.max(initial=1e-300))
     leverage = np.sum((jacobian / scale @ rotation.T / singular) ** 2, axis=1)
     alone = np.where(active, np.maximum(1.0 - leverage, 1e-12), 1.0)  # a run of leverage 1 is its own prediction
     spare = int(active.sum()) - int(free.sum())

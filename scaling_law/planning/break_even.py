@@ -26,8 +26,8 @@ POINTS = 400  # of D: a straight line between two is off by less than 0.1 %
 class BreakEven(ResultTable):
     """The D from which on E experts beat the dense model of equal N_act; of shape n_active.shape + experts.shape.
 
-    `tokens` is 0 where they do throughout `TOKENS_RANGE`, infinite where they do not at its end; `low` and `high` are
-    the 95 % interval over the law's draws, NaN for a law without.
+    `tokens` is 0 where they do throughout the D searched, infinite where they do not at the last; `low` and `high`
+    are the 95 % interval over the law's draws, NaN for a law without.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("n_active", "experts")
@@ -50,9 +50,17 @@ class BreakEven(ResultTable):
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
 
 
-def break_even(law: Law, n_active: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False) -> BreakEven:
+def break_even(
+    law: Law,
+    n_active: ArrayLike,
+    experts: ArrayLike | None = None,
+    *,
+    between: tuple[float, float] = TOKENS_RANGE,
+    force: bool = False,
+) -> BreakEven:
     """From how many tokens on E experts beat the dense model of equal N_act (E None: `law.default_experts()`).
 
+    D is searched in `between`: ask the law of a small sweep no further than its runs reach.
     ValueError for a law that does not depend on N_act, D and E; ExtrapolationError where an answer lies beyond the
     law's range guard, unless `force`.
     """
@@ -60,7 +68,7 @@ def break_even(law: Law, n_active: ArrayLike, experts: ArrayLike | None = None, 
         raise ValueError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
     size, e = positive("n_active", n_active), asked_experts(law, experts)
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
-    searched = np.geomspace(*TOKENS_RANGE, POINTS)
+    searched = np.geomspace(*between, POINTS)
     at, logs = (n[..., None], searched), np.log(searched)
     tokens = overtaking(logs, law.loss(*at, e[..., None]) - law.loss(*at, 1.0))
     low = high = np.full(n.shape, np.nan)

@@ -29,6 +29,15 @@ def calibrated(other_corpus):
     return calibrate(PUBLISHED, dense_runs(other_corpus))
 
 
+def test_a_constant_that_cannot_fall_far_enough_is_a_candidate_at_its_bound():
+    """Runs far below the published law: no c > 0 reaches them, and nothing is left to examine."""
+    n, d = (v.ravel() for v in np.meshgrid([5e4, 1e5, 2e5], [1e6, 4e6, 1.6e7]))
+    runs = Runs.from_columns(n, d, 1, PUBLISHED.loss(n, d, 1) / 4)
+    found = calibrate(PUBLISHED, runs, candidates=[["c"], ["a", "b", "c"]])
+    assert found.candidates[1].undetermined == ("c",)
+    assert found.chosen.refitted == ("a", "b", "c")
+
+
 def test_the_constant_alone_moves_to_another_corpus(calibrated, other_corpus):
     assert calibrated.chosen.refitted == ("c",)
     assert calibrated.law.c == pytest.approx(1.0, abs=0.005)

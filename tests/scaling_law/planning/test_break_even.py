@@ -29,6 +29,11 @@ def test_a_tiny_model_is_refused_unless_forced():
     assert any("N_act 50K is outside the fitted" in warning for warning in found.warnings)
 
 
+def test_the_range_of_tokens_is_searched_and_no_more():
+    assert float(break_even(LAW, 1e9, 8, between=(1e9, 1e10)).tokens) == 0.0
+    assert np.isinf(break_even(LAW, 1e9, 8, between=(1e7, 1e8)).tokens)
+
+
 def test_a_law_of_which_nothing_is_drawn_has_no_interval():
     assert np.isnan(break_even(LAW.replace(draws=None), 1e9, 8).low)
 
