@@ -1,8 +1,9 @@
 """`python -m training.demo`, or `make demo`: the whole loop, from a corpus to a fitted law, on this machine.
 
 corpus -> tokenizer -> sweep -> release -> fit -> ask -> use, each with the code that a cluster runs, the hub being a
-local folder. The sweep spans the point where experts begin to pay, and its law is asked inside its range: for that
-point, for an optimum, and for a run that it has not seen. Starting it again resumes where it stopped.
+local folder. The sweep spans the point where experts begin to pay. So few runs do not determine all of a joint law:
+the published one is calibrated on them, and asked inside their range, for that point, for an optimum, and for a run
+that it has not seen. Starting it again resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hub.plain.commands import App, Version, Workers
 from hub.plain.tables import print_table
 from hub.plain.units import format_bytes, format_count, format_flops
 from hub.release.cards import loading_code
-from scaling_law import FitResult, JointLaw, fit, load_runs
+from scaling_law import Calibration, JointLaw, calibrate, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
 from training import corpus
@@ -64,27 +65,29 @@ class DemoError(RuntimeError):
 class Scale:
     """How large a demo is: its sweep file, the bytes of text it takes, draws of the law, and the budget it asks for.
 
-    The best model of d_model 64 or more for `flops` lies inside the sizes and tokens of the sweep.
+    Runs count for the law from `fitted_from` tokens on: before, a model knows little more than pairs of letters, and
+    its loss follows no power law. The best model for `flops` lies inside the sizes and tokens of the sweep.
     """
 
     sweep: str
     corpus_bytes: int
+    fitted_from: str
     draws: int
     flops: float
 
 
-FULL = Scale("demo.yaml", 12_000_000, 500, 1.5e12)
-FAST = Scale("demo-fast.yaml", 2_000_000, 100, 1e11)
+FULL = Scale("demo.yaml", 12_000_000, "500K", 500, 1.5e12)
+FAST = Scale("demo-fast.yaml", 2_000_000, "75K", 100, 1e11)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The law of all released runs but one, with the draws of a bootstrap over trunks.
+    """The published law calibrated on the released runs that `where` keeps; its law has the draws of a bootstrap.
 
-    `low` and `high` are the 95 % prediction interval of the loss of the run `left_out`, which `where` leaves out.
+    `low` and `high` are the 95 % prediction interval of the loss of the run `left_out`.
     """
 
-    result: FitResult
+    calibration: Calibration
     law: JointLaw
     where: str
     left_out: RunRecord
@@ -121,10 +124,10 @@ class Demo:
             sweep = self.sweep()
         with self._step("4 Release", "checkpoints, cards and run records, in the layout of a release on the Hub"):
             released = self.release(sweep)
-        with self._step("5 Fit", "the joint law, to all of these runs but one"):
+        with self._step("5 Fit", "the published law, calibrated on all of these runs but one"):
             fitted = self.fit(sweep, released)
         with self._step("6 Ask", "that law, inside the range of its runs"):
-            answer = self.ask(fitted.law)
+            answer = self.ask(fitted)
             self.figures(fitted, released)
         with self._step("7 Use", "the best released checkpoint, loaded and asked as any model of transformers"):
             model = self.use(sweep, released)
@@ -193,26 +196,27 @@ class Demo:
         return self.folder / "hub" / "datasets" / f"{sweep.name}-runs" / "main"
 
     def fit(self, sweep: Sweep, released: Sequence[RunRecord]) -> Fitted:
-        """Fit all runs but the longest of the largest model with the most experts, and release the law with them."""
+        """Calibrate without the longest run of the largest model with the most experts, and release the law."""
         left_out = max(released, key=lambda record: (record.n_active, record.experts, record.tokens))
-        runs = load_runs(self.index(sweep), where=f"run_id != {left_out.run_id}")
-        result = fit(runs, law="joint")
-        bootstrap = result.bootstrap(self.scale.draws, seed=0)
-        print_table(result.summary())
+        where = f"D >= {self.scale.fitted_from}, run_id != {left_out.run_id}"
+        runs = load_runs(self.index(sweep), where=where)
+        calibration = calibrate(JointLaw.published(), runs)
+        print_table(calibration.summary())
+        bootstrap = calibration.bootstrap(self.scale.draws, seed=0)
         at = left_out.n_active, left_out.tokens, left_out.experts
         interval = bootstrap.prediction_interval(*at, kind="prediction")
-        found = Fitted(result, bootstrap.law, runs.where or "", left_out, *interval)
+        found = Fitted(calibration, bootstrap.law, where, left_out, *interval)
         say(found.forecast)
         found.law.save_pretrained(self.folder / "law")
         release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(found.law, runs, fitted=True))
         return found
 
-    def ask(self, law: JointLaw) -> str:
+    def ask(self, fitted: Fitted) -> str:
         """The best model for a budget inside the range of the runs, in a sentence."""
-        experts = law.conditions.experts if law.conditions else ()
+        experts = sorted({*fitted.calibration.fit.runs.experts.tolist()})
         try:
-            table = law.optimal(self.scale.flops, experts=experts)
-        except ValueError as error:  # a fit to a few runs need not have an optimum
+            table = fitted.law.optimal(self.scale.flops, experts=experts)
+        except ValueError as error:  # a law of a few runs need not have an optimum
             return f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}"
         print_table(table)
         return sentence(table)
@@ -221,7 +225,7 @@ class Demo:
         """Losses beside the law, its errors, and a figure of the published law."""
         drawn = {
             "crossing": loss_curves(fitted.law, released),
-            "predicted-against-observed": law_figures.predicted_against_observed(fitted.result),
+            "predicted-against-observed": law_figures.predicted_against_observed(fitted.calibration.fit),
             "published-memory-optimal": law_figures.memory_optimal(JointLaw.published(), flops=1e22),
         }
         for name, axes in drawn.items():
@@ -256,7 +260,7 @@ class Demo:
         return [
             scaling_law("loss", "--law", law, *size, "--experts", experts),
             scaling_law("optimal", "--law", law, "--flops", flops, "--experts", experts),
-            scaling_law("fit", self.index(sweep), "--where", fitted.where),
+            scaling_law("calibrate", self.index(sweep), "--where", fitted.where, "--bootstrap", self.scale.draws),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
 

@@ -13,7 +13,7 @@ from hub.plain.tables import Table
 from hub.plain.units import format_count, format_decimal, format_flops
 from scaling_law import JointLaw, OptimalTable, break_even
 from scaling_law.figures import drawing
-from scaling_law.planning.break_even import overtaking
+from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
 
 
 def losses_by_size(records: Sequence[RunRecord]) -> dict[tuple[int, int], dict[int, RunRecord]]:
@@ -62,10 +62,15 @@ class Gaps:
     @property
     def crossing(self) -> str:
         """The tokens from which on experts pay, between two runs by a straight line in the logarithm of tokens."""
-        tokens = float(overtaking(np.log([*self.gaps]), np.array([*self.gaps.values()])))
-        if tokens == 0:
-            return f"before {format_count(min(self.gaps))}"
-        return format_count(tokens) if np.isfinite(tokens) else f"after {format_count(max(self.gaps))}"
+        tokens = overtaking(np.log([*self.gaps]), np.array([*self.gaps.values()]))
+        return format_crossing(float(tokens), (min(self.gaps), max(self.gaps)))
+
+
+def format_crossing(tokens: float, between: tuple[float, float]) -> str:
+    """A crossing for a reader; `overtaking` gives 0 and infinity for one that is not `between` these tokens."""
+    if 0 < tokens < np.inf:
+        return format_count(tokens)
+    return f"after {format_count(between[1])}" if tokens else f"before {format_count(between[0])}"
 
 
 def gaps_table(records: Sequence[RunRecord]) -> Table:
@@ -83,18 +88,19 @@ def gaps_table(records: Sequence[RunRecord]) -> Table:
 
 def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
     """From how many tokens on experts pay: as measured, by the law of these runs, and by the published one."""
-
-    def shown(tokens: float) -> str:
-        return "always" if tokens == 0 else format_count(tokens) if np.isfinite(tokens) else "never"
-
+    found = Gaps.of(records)
+    counts = [count for gaps in found for count in gaps.gaps]
+    own = float(min(counts)), float(max(counts))
     rows = []
-    for gaps in Gaps.of(records):
-        own = break_even(law, gaps.n_active, gaps.experts, force=True)
-        paper = break_even(JointLaw.published(), gaps.n_active, gaps.experts, force=True)
-        interval = f"{shown(float(own.low))} to {shown(float(own.high))}"
+    for gaps in found:
+        at = gaps.n_active, gaps.experts
+        ours = break_even(law, *at, between=own, force=True)
+        theirs = break_even(JointLaw.published(), *at, force=True)
+        low, middle, high = (format_crossing(float(tokens), own) for tokens in (ours.low, ours.tokens, ours.high))
+        published = format_crossing(float(theirs.tokens), TOKENS_RANGE)
         size = f"d_model {gaps.d_model}, E = {gaps.experts}"
-        rows.append([size, gaps.crossing, shown(float(own.tokens)), interval, shown(float(paper.tokens))])
-    header = ["", "measured", "law of these runs", "95 %", "published law"]
+        rows.append([size, gaps.crossing, middle, f"{low} to {high}", published])
+    header = ["", "measured", "law calibrated", "95 %", "as published"]
     return Table(header, rows, title="Tokens from which on experts beat the dense model")
 
 
