@@ -1,9 +1,9 @@
 """`python -m training.demo`, or `make demo`: the whole loop, from a corpus to a fitted law, on this machine.
 
 corpus -> tokenizer -> sweep -> release -> fit -> ask -> use, each with the code that a cluster runs, the hub being a
-local folder. The sweep spans the point where experts begin to pay. The published law is calibrated on its runs and asked
-inside their range: for that point, for an optimum, and for a run that it has not seen. Starting it again resumes where
-it stopped.
+local folder. The sweep spans the point where experts begin to pay. The published law is calibrated on its runs, and
+asked inside their range: for that point, for an optimum, and for a run that it has not seen. Starting it again resumes
+where it stopped.
 """
 
 from __future__ import annotations
