@@ -172,6 +172,10 @@ class Demo:
         if outcome.failed:
             lines = [f"{name}: exit status {status}, see {log}" for name, (status, log) in outcome.failed.items()]
             raise DemoError("training failed; run the same command to resume\n  " + "\n  ".join(lines))
+        if outcome.elsewhere:
+            raise DemoError(
+                f"another process trains {', '.join(outcome.elsewhere)}; run the same command when it is done"
+            )
         records = [record for run in sweep.runs for record in run.records()]
         print_table(losses_table(records))
         print_table(gaps_table(records))

@@ -17,9 +17,11 @@ from hub.plain.units import parse_count
 from scaling_law import JointLaw, break_even
 from scaling_law.commands.cli import app
 from tests.hub.samples import make_record
-from training.demo.__main__ import FAST, FULL, VOCABULARY, Demo, scaling_law
+from training.demo import __main__ as main_module
+from training.demo.__main__ import FAST, FULL, VOCABULARY, Demo, DemoError, scaling_law
 from training.demo.results import Gaps, crossings_table, gaps_table, losses_table
 from training.sweep.file import Sweep
+from training.sweep.run import Outcome
 
 # With the published expert terms: experts pay from 0.7M to 1M tokens on at these sizes.
 TRUTH = JointLaw.published().replace(a=5.2, alpha=-0.11, b=9200.0, beta=-0.71, c=0.1, conditions=None)
@@ -110,3 +112,10 @@ def test_a_law_without_an_optimum_says_so(tmp_path):
 def test_commands_name_this_python_where_no_path_leads_to_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert scaling_law("loss", "--law", "a b").endswith("-m scaling_law loss --law 'a b'")
+
+
+def test_runs_that_another_process_trains_are_waited_for(tmp_path, monkeypatch):
+    outcome = Outcome(elsewhere=["d32-b3-h2-E8-seed0"])
+    monkeypatch.setattr(main_module, "run_sweep", lambda *_: outcome)
+    with pytest.raises(DemoError, match="another process trains d32-b3-h2-E8-seed0"):
+        Demo(tmp_path, FAST, workers=1).sweep()
