@@ -41,7 +41,7 @@ from scaling_law.figures import drawing, law_figures
 from training import corpus
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
-from training.demo.results import crossings_table, gaps_table, loss_curves, losses_table, sentence
+from training.demo.results import crossings_table, gap_curves, gaps_table, losses_table, sentence
 from training.run.evaluation import evaluate
 from training.run.inputs import held_out
 from training.sweep.file import Sweep
@@ -228,9 +228,9 @@ class Demo:
         return sentence(table)
 
     def figures(self, fitted: Fitted, released: Sequence[RunRecord]) -> None:
-        """Losses beside the law, its errors, and a figure of the published law."""
+        """How far experts are ahead, the errors of the law, and a figure of the published one."""
         drawn = {
-            "crossing": loss_curves(fitted.law, released),
+            "crossing": gap_curves(fitted.law, released),
             "predicted-against-observed": law_figures.predicted_against_observed(fitted.calibration.fit),
             "published-memory-optimal": law_figures.memory_optimal(JointLaw.published(), flops=1e22),
         }

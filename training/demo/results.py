@@ -120,19 +120,25 @@ def sentence(table: OptimalTable) -> str:
     )
 
 
-def loss_curves(law: JointLaw, records: Sequence[RunRecord]) -> Any:
-    """Measured losses and the law against tokens, one panel for each size: axes [sizes]."""
-    runs = losses_by_size(records)
-    sizes = sorted({d_model for d_model, _ in runs})
-    axes = drawing.panels_or_new(None, len(sizes), 3.2 * len(sizes), 3.8)
-    for ax, size in zip(axes, sizes, strict=True):
-        for (_, experts), of_size in ((key, value) for key, value in runs.items() if key[0] == size):
-            tokens = np.array([record.tokens for record in of_size.values()], float)
-            span = np.geomspace(tokens.min(), tokens.max(), 100)
-            drawing.draw_loss(ax, law, span, next(iter(of_size.values())).n_active, span, experts)
-            ax.plot(tokens, [record.eval_loss for record in of_size.values()], "o", color=drawing.colour_of(experts))
+def gap_curves(law: JointLaw, records: Sequence[RunRecord]) -> Any:
+    """How far experts are behind or ahead, measured and by the law, against tokens: axes [sizes]."""
+    found = Gaps.of(records)
+    sizes = sorted({gaps.d_model for gaps in found})
+    axes = drawing.panels_or_new(None, len(sizes), 3.2 * len(sizes), 3.8, sharey=True)
+    panels = dict(zip(sizes, axes, strict=True))
+    for gaps in found:
+        ax, e, tokens = panels[gaps.d_model], gaps.experts, [*gaps.gaps]
+        span = np.geomspace(min(tokens), max(tokens), 100)
+        curve = law.loss(gaps.n_active, span, e) - law.loss(gaps.n_active, span, 1)
+        draws = None
+        if law.draws is not None:
+            draws = law.loss_draws(gaps.n_active, span, e) - law.loss_draws(gaps.n_active, span, 1)
+        drawing.draw_curve(ax, span, curve, drawing.in_fitted_range(law, gaps.n_active, span, e), e, draws)
+        ax.plot(tokens, [*gaps.gaps.values()], "o", color=drawing.colour_of(e))
+    for size, ax in panels.items():
+        ax.axhline(0.0, color=drawing.DARK, linewidth=0.9)
         ax.set(title=f"d_model {size}")
         drawing.log_axis(ax, drawing.TOKENS)
-    axes[0].set_ylabel("loss (nats per byte)")
+    axes[0].set_ylabel("loss minus the dense model's")
     drawing.shared_legend(axes[0])
     return axes
