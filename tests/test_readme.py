@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,13 @@ README = text_of(PAGE)
 @pytest.fixture
 def demo_output(tiny, tmp_path, monkeypatch):
     """A folder with a release where the README's blocks look for that of `make demo`: a model, and our own records."""
-    arguments = tiny(schedule__tokens=[1280])
+    arguments = tiny(schedule__tokens=[1280], model__n_blocks=3, model__n_heads=4, model__experts=8)
     assert Run(arguments).execute() == 0
     (folder,) = Path(arguments.run.output_dir).glob("*/model")
     store = open_store(tmp_path / "demo-output" / "hub")
-    push_run(store, folder, RunRecord.load(folder).replaced(sweep="demo"), branch="tokens002.0M-seed0")
+    pushed = push_run(store, folder, RunRecord.load(folder).replaced(sweep="demo"))
+    released = tmp_path / "demo-output" / "hub" / "models" / pushed.repo
+    shutil.copytree(released / pushed.branch, released / "main")
     records = load_records(ROOT / "docs" / "results" / "runs.jsonl")
     push_index(store, "demo", [record.replaced(sweep="demo") for record in records])
     monkeypatch.chdir(tmp_path)

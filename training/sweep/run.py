@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median_high
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 from filelock import FileLock, Timeout
@@ -27,6 +27,9 @@ from hub.plain.units import format_decimal
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
 from training.sweep.file import Sweep, SweepRun
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
 STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and resumes from the one before
@@ -354,14 +357,26 @@ def write_configuration(run: SweepRun) -> Path:
 
 
 @contextmanager
-def sweep_progress(sweep: Sweep) -> Iterator[Callable[[list[SweepRun]], None]]:
-    """A live display of the running runs and of the whole sweep; the value is the `watch` for `run_sweep`."""
-    from rich import progress
+def sweep_progress(sweep: Sweep, console: Console | None = None) -> Iterator[Callable[[list[SweepRun]], None]]:
+    """A live display of the whole sweep and of the running runs, each with its latest training loss.
 
-    columns = (*progress.Progress.get_default_columns(), progress.TimeElapsedColumn())
-    with progress.Progress(*columns, transient=True) as display:
-        whole = display.add_task(f"[bold]sweep {sweep.name}", total=sum(run.cost for run in sweep.runs))
-        tasks = {run.name: display.add_task(run.name, total=run.target_tokens, visible=False) for run in sweep.runs}
+    The value is the `watch` for `run_sweep`. A line stays whole on a terminal of 80 columns.
+    """
+    from rich import progress
+    from rich.table import Column
+
+    columns = (
+        progress.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        progress.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+        progress.TaskProgressColumn(table_column=Column(no_wrap=True)),
+        progress.TextColumn("{task.fields[loss]}", table_column=Column(no_wrap=True)),
+        progress.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+    )
+    with progress.Progress(*columns, console=console, transient=True, expand=True) as display:
+        whole = display.add_task(f"[bold]sweep {sweep.name}", total=sum(run.cost for run in sweep.runs), loss="")
+        tasks = {
+            run.name: display.add_task(run.name, total=run.target_tokens, visible=False, loss="") for run in sweep.runs
+        }
 
         def watch(running: list[SweepRun]) -> None:
             done = 0.0
@@ -369,6 +384,9 @@ def sweep_progress(sweep: Sweep) -> Iterator[Callable[[list[SweepRun]], None]]:
                 tokens = trained_tokens(run)
                 display.update(tasks[run.name], completed=tokens, visible=run in running)
                 done += run.cost * tokens / run.target_tokens
+            for run in running:
+                loss = _newest_line(run).get("loss")
+                display.update(tasks[run.name], loss="" if loss is None else f"loss {loss:.3f}")
             display.update(whole, completed=done)
 
         yield watch

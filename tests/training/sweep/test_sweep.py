@@ -1,13 +1,16 @@
 """Sweeps: where runs come from, what they cost, what their states are read from, and how they are executed."""
 
+import io
 import json
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 from filelock import FileLock
+from rich.console import Console
 from typer.testing import CliRunner
 
 import training
@@ -27,6 +30,7 @@ from training.sweep.run import (
     run_sweep,
     state,
     status,
+    sweep_progress,
     trained_tokens,
 )
 
@@ -238,6 +242,19 @@ def test_progress_counts_the_trunk_once(run):
     now = status(run)
     assert (now.tokens, now.loss, now.tokens_per_second) == (2048 + 256 + 256, 1.25, 100.0)
     assert now.seconds_left == 256 / 100
+
+
+def test_the_live_display_has_the_loss_of_every_running_run_in_80_columns(sweep_of):
+    sweep = sweep_of(grid={"model.d_model": [64, 128]})
+    write_log(sweep.runs[0], "trunk", loss=1.2345)
+    write_log(sweep.runs[1], "trunk", loss=None)  # a step that was not finite
+    printed = io.StringIO()
+    with sweep_progress(sweep, Console(file=printed, width=80, force_terminal=True, color_system=None)) as watch:
+        watch(list(sweep.runs))
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[\S*?[A-Za-z]", "", printed.getvalue()))
+    assert {line.split()[0] for line in lines if line.strip()} == {"sweep", *(run.name for run in sweep.runs)}
+    assert any("loss 1.234" in line for line in lines if line.startswith(sweep.runs[0].name))
+    assert max(map(len, lines)) == 80
 
 
 def test_the_speed_of_running_runs_gives_the_time_of_the_rest(sweep_of):

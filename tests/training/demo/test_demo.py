@@ -1,0 +1,121 @@
+"""What the demo says of its runs, on records of its own sweeps with losses of a known law; `make demo` trains them."""
+
+import re
+import shlex
+from dataclasses import replace
+from importlib import resources
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hub import open_store, push_index
+from hub.plain.tables import as_text
+from hub.plain.units import parse_count
+from scaling_law import JointLaw, break_even
+from scaling_law.commands.cli import app
+from tests.hub.samples import make_record
+from training.demo import __main__ as main_module
+from training.demo.__main__ import FAST, FULL, VOCABULARY, Demo, DemoError, scaling_law
+from training.demo.results import Gaps, crossings_table, gaps_table, losses_table
+from training.sweep.file import Sweep
+from training.sweep.run import Outcome
+
+# With the published expert terms: experts pay from 0.7M to 1M tokens on at these sizes.
+TRUTH = JointLaw.published().replace(a=5.2, alpha=-0.11, b=9200.0, beta=-0.71, c=0.1, conditions=None)
+
+
+def sweep_of(scale, folder):
+    file = resources.files("training") / "configs" / scale.sweep
+    return Sweep.from_dict(yaml.safe_load(file.read_text(encoding="utf-8")), folder / "runs")
+
+
+def records_of(sweep):
+    """Each branch of the sweep as if trained, with the loss of the law."""
+    found = []
+    for run in sweep.runs:
+        arch = replace(run.architecture, vocab_size=VOCABULARY)
+        sizes = arch.shape | {"vocab_size": VOCABULARY, "n_active": arch.n_active, "n_total": arch.n_total}
+        for branch in run.branches:
+            told = {"run_id": f"{run.name}-{branch.tokens}", "parent_run_id": run.name, "sweep": sweep.name}
+            schedule = make_record().schedule.model_dump() | {"horizon_tokens": branch.target_tokens}
+            loss = float(TRUTH.loss(arch.n_active, branch.tokens, arch.experts))
+            found.append(make_record(**sizes, **told, tokens=branch.tokens, schedule=schedule, eval_loss=loss))
+    return found
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return sweep_of(FULL, tmp_path)
+
+
+@pytest.fixture
+def records(sweep):
+    return records_of(sweep)
+
+
+def test_the_crossing_is_where_the_losses_cross(records):
+    found = Gaps.of(records)
+    assert {(gaps.d_model, gaps.experts) for gaps in found} == {(d, e) for d in (32, 48, 64) for e in (4, 8)}
+    for gaps in found:
+        true = float(break_even(TRUTH, gaps.n_active, gaps.experts).tokens)
+        assert parse_count(gaps.crossing) == pytest.approx(true, rel=0.1)  # the loss is no straight line in ln D
+
+
+@pytest.mark.parametrize(("gap", "said"), [(-0.1, "before 250K"), (0.1, "after 2M")])
+def test_a_crossing_outside_the_runs_is_not_guessed(gap, said):
+    assert Gaps(32, 56_000, 8, {250_000: gap, 2_000_000: gap / 2}).crossing == said
+
+
+def test_tables_keep_their_numbers_whole_at_80_columns(records):
+    for table in (losses_table(records), gaps_table(records), crossings_table(records, TRUTH)):
+        cells = {str(cell) for row in table.rows for cell in row}
+        shown = as_text(table, width=80)
+        assert max(map(len, shown.split("\n"))) <= 80
+        assert [cell for cell in cells if cell not in shown] == []
+
+
+@pytest.mark.slow
+def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(sweep, records, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    demo = Demo(tmp_path / "out", replace(FULL, draws=20), workers=1)
+    push_index(open_store(demo.folder / "hub"), sweep.name, records)
+    fitted = demo.fit(sweep, records)
+    run = fitted.left_out
+    assert (run.d_model, run.experts) == (64, 8)
+    runs = fitted.calibration.fit.runs
+    assert run.run_id not in runs.run_id
+    assert runs.tokens.min() == pytest.approx(5e5, rel=1e-3)
+    assert fitted.law.loss(run.n_active, run.tokens, run.experts) == pytest.approx(run.eval_loss, abs=1e-3)
+    assert f"measured {run.eval_loss:.3f}" in fitted.forecast
+
+    answer = demo.ask(fitted)
+    assert re.match(r"1.5e12 FLOPs buy E = (4|8), .* tokens: loss \d\.\d{3} \(", answer)
+    best = fitted.law.optimal(FULL.flops, experts=(1, 4, 8)).best
+    assert runs.n_active.min() <= best.n_active <= runs.n_active.max()
+    assert runs.tokens.min() <= best.tokens <= runs.tokens.max()
+
+    for line in demo.commands(sweep, fitted):
+        program, *words = shlex.split(line.replace(scaling_law(), "scaling-law"))
+        result = CliRunner().invoke(app, words)
+        assert (program, result.exit_code) == ("scaling-law", 0), result.output
+
+
+def test_a_law_without_an_optimum_says_so(tmp_path):
+    runs = SimpleNamespace(runs=SimpleNamespace(experts=np.array([1.0, 8.0])))
+    rising = SimpleNamespace(law=TRUTH.replace(alpha=0.3), calibration=SimpleNamespace(fit=runs))
+    assert "no answer" in Demo(tmp_path, FAST, workers=1).ask(rising)
+
+
+def test_commands_name_this_python_where_no_path_leads_to_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert scaling_law("loss", "--law", "a b").endswith("-m scaling_law loss --law 'a b'")
+
+
+def test_runs_that_another_process_trains_are_waited_for(tmp_path, monkeypatch):
+    outcome = Outcome(elsewhere=["d32-b3-h2-E8-seed0"])
+    monkeypatch.setattr(main_module, "run_sweep", lambda *_: outcome)
+    with pytest.raises(DemoError, match="another process trains d32-b3-h2-E8-seed0"):
+        Demo(tmp_path, FAST, workers=1).sweep()

@@ -1,0 +1,144 @@
+"""What the demo shows of its runs and of their law: losses, how far experts are ahead, and from where on they pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hub import RunRecord
+from hub.plain.tables import Table
+from hub.plain.units import format_count, format_decimal, format_flops
+from scaling_law import JointLaw, OptimalTable, break_even
+from scaling_law.figures import drawing
+from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
+
+
+def losses_by_size(records: Sequence[RunRecord]) -> dict[tuple[int, int], dict[int, RunRecord]]:
+    """The records by (d_model, E), and by the tokens asked for."""
+    sizes = sorted({(record.d_model, record.experts) for record in records})
+    found: dict[tuple[int, int], dict[int, RunRecord]] = {size: {} for size in sizes}
+    for record in records:
+        found[record.d_model, record.experts][record.schedule.horizon_tokens] = record
+    return found
+
+
+def losses_table(records: Sequence[RunRecord]) -> Table:
+    """Held-out losses: a row per size, a column per token count."""
+    tokens = sorted({record.schedule.horizon_tokens for record in records})
+    rows = []
+    for (d_model, experts), of_size in losses_by_size(records).items():
+        last = of_size[max(of_size)]
+        losses = [format_decimal(of_size[count].eval_loss, 3) if count in of_size else "" for count in tokens]
+        load = f"{last.expert_load_max_over_mean:.2f}" if experts > 1 else ""
+        rows.append([d_model, experts, format_count(last.n_active), format_count(last.n_total), *losses, load])
+    header = ["d_model", "E", "N_act", "N_total", *map(format_count, tokens), "load max/mean"]
+    return Table(header, rows, title="Held-out loss, nats per byte", keys=("d_model", "E"))
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Losses of E experts minus those of the dense model of equal N_act, by tokens; nats per byte."""
+
+    d_model: int
+    n_active: int
+    experts: int
+    gaps: dict[int, float]
+
+    @classmethod
+    def of(cls, records: Sequence[RunRecord]) -> list[Gaps]:
+        """For every size with experts."""
+        losses = losses_by_size(records)
+        found = []
+        for (d_model, experts), runs in losses.items():
+            dense = losses.get((d_model, 1), {})
+            if experts > 1 and (common := sorted({*runs} & {*dense})):
+                gaps = {count: runs[count].eval_loss - dense[count].eval_loss for count in common}
+                found.append(cls(d_model, runs[common[0]].n_active, experts, gaps))
+        return found
+
+    @property
+    def crossing(self) -> str:
+        """The tokens from which on experts pay, between two runs by a straight line in the logarithm of tokens."""
+        tokens = overtaking(np.log([*self.gaps]), np.array([*self.gaps.values()]))
+        return format_crossing(float(tokens), (min(self.gaps), max(self.gaps)))
+
+
+def format_crossing(tokens: float, between: tuple[float, float]) -> str:
+    """A crossing for a reader; `overtaking` gives 0 and infinity for one that is not `between` these tokens."""
+    if 0 < tokens < np.inf:
+        return format_count(tokens)
+    return f"after {format_count(between[1])}" if tokens else f"before {format_count(between[0])}"
+
+
+def gaps_table(records: Sequence[RunRecord]) -> Table:
+    """How far experts are behind, or ahead: a row per size, a column per token count."""
+    found = Gaps.of(records)
+    tokens = sorted({count for row in found for count in row.gaps})
+    rows = [
+        [row.d_model, row.experts, *(f"{row.gaps[c]:+.3f}" if c in row.gaps else "" for c in tokens), row.crossing]
+        for row in found
+    ]
+    header = ["d_model", "E", *map(format_count, tokens), "pays from"]
+    title = "Loss minus the dense model's, nats per byte"
+    return Table(header, rows, title=title, keys=("d_model", "E"))
+
+
+def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
+    """From how many tokens on experts pay: as measured, by the law of these runs, and by the published one."""
+    found = Gaps.of(records)
+    counts = [count for gaps in found for count in gaps.gaps]
+    own = float(min(counts)), float(max(counts))
+    rows = []
+    for gaps in found:
+        at = gaps.n_active, gaps.experts
+        ours = break_even(law, *at, between=own, force=True)
+        theirs = break_even(JointLaw.published(), *at, force=True)
+        low, middle, high = (format_crossing(float(tokens), own) for tokens in (ours.low, ours.tokens, ours.high))
+        published = format_crossing(float(theirs.tokens), TOKENS_RANGE)
+        size = f"d_model {gaps.d_model}, E = {gaps.experts}"
+        rows.append([size, gaps.crossing, middle, f"{low} to {high}", published])
+    header = ["", "measured", "law calibrated", "95 %", "as published"]
+    note = "One seed each: losses of such small models scatter by 0.02, and so a crossing by a factor of two."
+    return Table(header, rows, title="Tokens from which on experts beat the dense model", notes=[note])
+
+
+def sentence(table: OptimalTable) -> str:
+    """What an optimum says, with its interval."""
+    best = table.best
+    low, high = best.loss_interval or (best.loss, best.loss)
+    shares = table.comparison.win_shares if table.comparison else {}
+    sure = (
+        f"; E = {best.experts:g} is best in {shares[best.experts]:.0%} of the draws" if best.experts in shares else ""
+    )
+    smallest = " Below d_model 64 none was considered." if best.limited_by == "smallest" else ""
+    return (
+        f"{format_flops(table.flops)} FLOPs buy E = {best.experts:g}, {format_count(best.n_active)} active parameters "
+        f"and {format_count(best.tokens)} tokens: loss {best.loss:.3f} ({low:.3f} to {high:.3f}){sure}.{smallest}"
+    )
+
+
+def gap_curves(law: JointLaw, records: Sequence[RunRecord]) -> Any:
+    """How far experts are behind or ahead, measured and by the law, against tokens: axes [sizes]."""
+    found = Gaps.of(records)
+    sizes = sorted({gaps.d_model for gaps in found})
+    axes = drawing.panels_or_new(None, len(sizes), 3.2 * len(sizes), 3.8, sharey=True)
+    panels = dict(zip(sizes, axes, strict=True))
+    for gaps in found:
+        ax, e, tokens = panels[gaps.d_model], gaps.experts, [*gaps.gaps]
+        span = np.geomspace(min(tokens), max(tokens), 100)
+        curve = law.loss(gaps.n_active, span, e) - law.loss(gaps.n_active, span, 1)
+        draws = None
+        if law.draws is not None:
+            draws = law.loss_draws(gaps.n_active, span, e) - law.loss_draws(gaps.n_active, span, 1)
+        drawing.draw_curve(ax, span, curve, drawing.in_fitted_range(law, gaps.n_active, span, e), e, draws)
+        ax.plot(tokens, [*gaps.gaps.values()], "o", color=drawing.colour_of(e))
+    for size, ax in panels.items():
+        ax.axhline(0.0, color=drawing.DARK, linewidth=0.9)
+        ax.set(title=f"d_model {size}")
+        drawing.log_axis(ax, drawing.TOKENS)
+    axes[0].set_ylabel("loss minus the dense model's")
+    drawing.shared_legend(axes[0])
+    return axes
