@@ -23,6 +23,7 @@ from scaling_law.paper.tables import all_tables, find
 from scaling_law.planning import design
 from scaling_law.planning import plan as planning
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
+from scaling_law.planning.speedup import effective_speedup
 from scaling_law.size.architecture import Architecture
 
 
@@ -184,6 +185,34 @@ def reach(
     else:
         found = smallest_memory(chosen, flops, loss, experts, **limits)
     show({"loss": loss, "rows": found.to_rows(), "warnings": list(found.warnings)}, as_json, found)
+
+
+def speedup(
+    flops: Annotated[float, quantity(COUNT, "Compute that the model spends: 1e22.")],
+    experts: Annotated[float, option("E of the model.")] = 8.0,
+    baseline: Annotated[float, option("E of the one that must reach its loss.")] = 1.0,
+    granularity: Annotated[float | None, option("Experts of 1/G of the width, G times as many active.")] = None,
+    shared_ratio: Annotated[float | None, option("Part of the active width that is shared experts.")] = None,
+    vocab_size: options.VocabSize = None,
+    force: options.Force = False,
+    law: options.LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """How many times the FLOPs and tokens a baseline needs for the loss of a compute-optimal model.
+
+    Says where the law puts the asymptote, on which the factor hangs. Infinite where no number of tokens suffices.
+
+    Examples:
+
+        scaling-law speedup --flops 1e21 --experts 8
+
+        scaling-law speedup --flops 1e22 --experts 32 --baseline 4 --json
+    """
+    design: dict[str, Any] = {"granularity": granularity, "shared_ratio": shared_ratio}
+    chosen: Law = options.choose_law(law)
+    found = effective_speedup(chosen, experts, baseline, flops=flops, vocab_size=vocab_size, **design, force=force)
+    show(found.to_dict() if as_json else None, as_json, found)
+    exit_untrusted(found.rows[0].trusted)
 
 
 def learning_rate(

@@ -167,3 +167,13 @@ def test_a_law_that_rises_for_some_experts_answers_for_the_others(shell, publish
     result = shell("optimal", "--law", tmp_path / "none", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no compute optimum for any of these experts" in result.stderr
+
+
+def test_speedup(shell):
+    found = json.loads(shell("speedup", "--flops", "1e21", "--experts", "8", "--json").stdout)
+    assert found["factor"] == pytest.approx(1.8348, abs=1e-4)
+    assert [row["size"] for row in found["rows"]] == ["best size", "same N_act"]
+    assert "Asymptote of E = 1: 1.364" in shell("speedup", "--flops", "1e21").stdout
+    wrong = shell("speedup", "--flops", "1e21", "--law", "kaplan")
+    assert wrong.exit_code == 2
+    assert "one of dense models" in wrong.output
