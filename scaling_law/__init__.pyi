@@ -58,3 +58,4 @@ from .runs.tuning import best_of as best_of
 from .size.architecture import Architecture as Architecture
 from .size.architecture import LatentAttention as LatentAttention
 from .size.recipe import published_design as published_design
+from .size.throughput import Throughput as Throughput

@@ -20,26 +20,13 @@ from typing import Any
 import psutil
 import torch
 
+from scaling_law.size.gpus import find_gpu
 from training.configuration.arguments import ConfigurationError, RunArguments
 
 logger = logging.getLogger(__name__)
 
 _LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun"}
 _LAUNCHER_MODULES = {"accelerate.commands.accelerate_cli", "accelerate.commands.launch", "torch.distributed.run"}
-
-# Dense bf16 matrix FLOP/s of one device, from the vendors' data sheets (without sparsity).
-PEAK_BF16_FLOPS = {
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-    "A10": 125e12,
-    "L4": 121e12,
-    "V100": 125e12,
-}
 
 
 def make_accelerator(run: RunArguments):
@@ -166,8 +153,8 @@ def peak_flops(device: torch.device) -> float | None:
     """Peak dense bf16 FLOP/s of one device; None where no data sheet is known here (a CPU, say)."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for key, peak in PEAK_BF16_FLOPS.items() if key in name), None)
+    gpu = find_gpu(torch.cuda.get_device_name(device))
+    return gpu.peak_flops if gpu else None
 
 
 def peak_memory(device: torch.device) -> int:
