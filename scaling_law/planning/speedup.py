@@ -14,7 +14,7 @@ on L∞, which no run measures, and grows without bound as L_a comes down to it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,12 +27,12 @@ from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import refuse_extrapolation
 from scaling_law.formulas.law import checked_experts
 from scaling_law.planning.optimum import Constraints, optimal_widths, positive
+from scaling_law.planning.search import ENDLESS, coefficients_of, floor, least, tokens_needed
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 
 FloatArray = NDArray[np.float64]
 Model = float | Architecture
-ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
-SEARCHED = ((4.0, 33), (0.25, 9), (0.02, 5))  # ln d_model to both sides of the best so far, and points
+SEARCHED = ((4.0, 33), (0.25, 9), (0.02, 5))  # ln d_model to both sides of the best so far, and points: see `least`
 
 
 @dataclass(frozen=True)
@@ -214,43 +214,21 @@ class _Question:
 
     @classmethod
     def of(cls, law: Law, own: Mapping[str, Any]) -> _Question:
-        every = np.array([[*law.coefficients.values()], *(() if law.draws is None else law.draws)])
-        columns, tokens = every.T[..., None], float(own["tokens"])
+        columns, tokens = coefficients_of(law), float(own["tokens"])
         loss = np.asarray(law.evaluate(columns, own), float)
         return cls(law, columns, loss, tokens, float(training_flops(own["n_active"], tokens)))
 
     def floor(self, variables: Mapping[str, Any]) -> FloatArray:
         """The loss of models with endless tokens, [1 + n_draws, ...]."""
-        with np.errstate(all="ignore"):
-            return np.asarray(self.law.evaluate(self.coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
+        return floor(self.law, self.coefficients, variables)
 
     def asymptote(self, variables: Mapping[str, Any]) -> FloatArray:
         """The floor of endlessly large models with the same E, [1 + n_draws]."""
         return self.floor({k: v * ENDLESS if is_size(k) else v for k, v in variables.items()})[:, 0]
 
     def tokens_needed(self, variables: Mapping[str, Any]) -> FloatArray:
-        """With which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice.
-
-        By secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
-        """
-        floor = self.floor(variables)
-        gap = self.loss - floor
-
-        def excess(x: Any) -> FloatArray:
-            loss = self.law.evaluate(self.coefficients, {**variables, "tokens": np.exp(x)})
-            return np.asarray(np.log((loss - floor) / gap))
-
-        with np.errstate(all="ignore"):
-            last, x = np.log(1e9), np.full(gap.shape, np.log(1e12))
-            y_last, y = excess(last), excess(x)
-            for _ in range(60):
-                step = y * (x - last) / (y - y_last)
-                step = np.where(np.isfinite(step), step, 0.0)
-                last, y_last, x = x, y, x - step
-                if not np.any(np.abs(step) > 1e-12):
-                    break
-                y = excess(x)
-        return np.where(gap > 0, np.exp(x), np.inf)
+        """With which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice."""
+        return tokens_needed(self.law, self.coefficients, self.loss, variables)
 
     def cheapest(self, start: Mapping[str, Any], constraints: Constraints) -> dict[str, Any]:
         """The sizes of least FLOPs that reach a's loss under each draw, [1 + n_draws, 1]; NaN where there is none."""
@@ -264,9 +242,7 @@ class _Question:
                 return np.log(training_flops(found["n_active"], self.tokens_needed(found)))
 
         middle = np.full(self.loss.shape, np.log(width_of_active(start["n_active"], constraints.vocab_size)))
-        for reach, points in SEARCHED:
-            middle = _lowest(cost, middle + np.linspace(-reach, reach, points))
-        return models(middle)
+        return models(least(cost, middle, SEARCHED))
 
     def row(self, size: str, variables: Mapping[str, Any], floor: float | None = None) -> SpeedupRow:
         """What models of these sizes need, under the law itself and as intervals; `floor` where the size is free."""
@@ -321,18 +297,6 @@ def _asymptote(question: _Question, variables: Mapping[str, Any]) -> dict[str, A
     """L∞ of the models of these variables, and 95 % of its values under the draws."""
     floors = question.asymptote(variables)
     return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
-
-
-def _lowest(function: Callable[[FloatArray], FloatArray], x: FloatArray) -> FloatArray:
-    """Where `function` is least in each row of evenly spaced `x`, [n, 1], by a parabola; NaN at the ends of a row."""
-    y = function(x)
-    i = np.argmin(np.where(np.isfinite(y), y, np.inf), axis=1)[:, None]
-    inside = (i > 0) & (i < x.shape[1] - 1)
-    low, best, high = (np.take_along_axis(y, np.clip(i + k, 0, x.shape[1] - 1), 1) for k in (-1, 0, 1))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shift = (low - high) / (low - 2.0 * best + high) / 2.0
-    step = np.where(np.isfinite(shift), shift, 0.0) * (x[:, 1:2] - x[:, :1])
-    return np.where(inside, np.take_along_axis(x, i, 1) + step, np.nan)
 
 
 def _interval(draws: FloatArray) -> tuple[float, float] | None:
