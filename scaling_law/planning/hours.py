@@ -6,7 +6,7 @@ them evenly. In the same hours a slower model sees fewer FLOPs, so the best E is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -71,33 +71,33 @@ class Cluster:
 
     def tokens(self, work: ModelWork, seconds: float, drawn: bool = False) -> FloatArray:
         """That models see in the time; `drawn`: under each draw of the throughput, [n_draws, ...]."""
-        starts, (tokens, left) = self._starts, (0.0, seconds)
-        for per_token, (start, end) in zip(self._per_token(work, drawn), pairwise([*starts, np.inf]), strict=True):
+        tokens, left = np.array(0.0), np.array(float(seconds))
+        for per_token, start, end in self._stages(work, drawn):
             seen = np.minimum(np.maximum(left, 0.0) / per_token, end - start)
             tokens, left = tokens + seen, left - seen * per_token
-        return np.asarray(tokens)
+        return tokens
 
     def seconds(self, work: ModelWork, tokens: Any, drawn: bool = False) -> FloatArray:
         """That models take for the tokens; `drawn`: under each draw of the throughput, [n_draws, ...]."""
-        stages = zip(self._per_token(work, drawn), pairwise([*self._starts, np.inf]), strict=True)
-        return np.asarray(sum(each * np.clip(tokens - start, 0.0, end - start) for each, (start, end) in stages))
+        tokens, seconds = np.asarray(tokens, float), np.array(0.0)
+        for per_token, start, end in self._stages(work, drawn):
+            if drawn and per_token.ndim == 1:  # of one model
+                per_token = per_token.reshape(-1, *([1] * tokens.ndim))
+            seconds = seconds + per_token * np.clip(tokens - start, 0.0, end - start)
+        return seconds
 
     def cost(self, seconds: Any) -> Any:
         """GPU-hours times their price; None without a price."""
         return None if self.price is None else self.price * self.gpus * seconds / 3600.0
 
-    @property
-    def _starts(self) -> list[float]:
-        return [float(stage.from_tokens) for stage in self.ramp.stages]
-
-    def _per_token(self, work: ModelWork, drawn: bool) -> list[FloatArray]:
-        """Seconds per token in each stage of the ramp."""
+    def _stages(self, work: ModelWork, drawn: bool) -> Iterator[tuple[FloatArray, float, float]]:
+        """Of each stage of the ramp the seconds per token, and the tokens from and to which it lasts."""
         step = self.throughput.step_seconds_draws if drawn else self.throughput.step_seconds
-        length, found = self.ramp.sequence_length, []
-        for stage in self.ramp.stages:
+        length = self.ramp.sequence_length
+        ends = [*(float(stage.from_tokens) for stage in self.ramp.stages), np.inf]
+        for stage, (start, end) in zip(self.ramp.stages, pairwise(ends), strict=True):
             batch = stage.sequences * length
-            found.append(np.asarray(step(work, batch, sequence_length=length, devices=self.gpus)) / batch)
-        return found
+            yield np.asarray(step(work, batch, sequence_length=length, devices=self.gpus)) / batch, start, end
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.formulas import Law
+from scaling_law.planning.optimum import Constraints
+from scaling_law.size.architecture import training_flops
 
 FloatArray = NDArray[np.float64]
 ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
@@ -68,3 +70,31 @@ def tokens_needed(law: Law, coefficients: FloatArray, loss: FloatArray, variable
                 break
             y = excess(x)
     return np.where(gap > 0, np.exp(x), np.inf)
+
+
+def cheapest_width(
+    law: Law,
+    coefficients: FloatArray,
+    loss: FloatArray,
+    experts: Any,
+    constraints: Constraints,
+    cost: Callable[[FloatArray, Mapping[str, Any], FloatArray], FloatArray],
+    middle: FloatArray,
+    spans: Any,
+) -> FloatArray:
+    """The d_model that reaches `loss` at least `cost(d_model, variables, tokens)`, one a row, [n, 1]; NaN for none.
+
+    `middle` and `spans` of ln d_model are those of `least`; no limit is regarded.
+    """
+
+    def log_cost(x: FloatArray) -> FloatArray:
+        found = constraints.variables(np.exp(x), experts, 1.0)
+        with np.errstate(invalid="ignore"):
+            return np.log(cost(np.exp(x), found, tokens_needed(law, coefficients, loss, found)))
+
+    return np.exp(least(log_cost, middle, spans))
+
+
+def flops_of(_: FloatArray, variables: Mapping[str, Any], tokens: FloatArray) -> FloatArray:
+    """6 N_act D, as a cost."""
+    return np.asarray(training_flops(variables["n_active"], tokens))

@@ -26,9 +26,11 @@ from hub.plain.units import format_count, format_flops
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import refuse_extrapolation
 from scaling_law.formulas.law import checked_experts
+from scaling_law.planning.hours import Cluster, work_of
 from scaling_law.planning.optimum import Constraints, optimal_widths, positive
-from scaling_law.planning.search import ENDLESS, coefficients_of, floor, least, tokens_needed
+from scaling_law.planning.search import ENDLESS, cheapest_width, coefficients_of, floor, flops_of, tokens_needed
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
+from scaling_law.size.throughput import ModelWork
 
 FloatArray = NDArray[np.float64]
 Model = float | Architecture
@@ -39,9 +41,10 @@ SEARCHED = ((4.0, 33), (0.25, 9), (0.02, 5))  # ln d_model to both sides of the 
 class SpeedupRow:
     """One way for b to reach a's loss: at the size of least FLOPs ("best size"), at one size with more tokens.
 
-    `compute` and `data` are b's FLOPs and tokens over a's, each with 95 % of its values under the draws; infinite
-    where b's loss ends at `floor` nats per token, however many tokens it gets: in the part `unreached` of the draws,
-    too. `n_active`, `tokens`, `flops` are b's, `trusted`: within the range guard.
+    `compute`, `data` and `time` are b's FLOPs, tokens and hours over a's, each with 95 % of its values under the
+    draws; infinite where b's loss ends at `floor` nats per token, however many tokens it gets, as in the part
+    `unreached` of the draws. `n_active`, `tokens`, `flops`, `hours` are b's; without step times `hours` and `time` are
+    None. `trusted`: within the range guard.
     """
 
     size: str
@@ -55,6 +58,9 @@ class SpeedupRow:
     floor: float
     unreached: float
     trusted: bool
+    hours: float | None = None
+    time: float | None = None
+    time_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class EffectiveSpeedup(ResultTable):
     asymptote_interval: tuple[float, float] | None
     exponent: float | None = None
     baseline_loss: float | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def factor(self) -> float:
@@ -97,7 +104,7 @@ class EffectiveSpeedup(ResultTable):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        found = []
+        found = list(self.notes)
         for row in self.rows:
             if np.isinf(row.compute):
                 found.append(
@@ -129,6 +136,8 @@ class EffectiveSpeedup(ResultTable):
                 "95 %": _between(row.compute_interval),
                 "× tokens": _times(row.data),
                 "95 % ": _between(row.data_interval),
+                "× hours": "" if row.time is None else _times(row.time),
+                " 95 %": _between(row.time_interval),
                 "floor": f"{row.floor:.4f}",
                 "trusted": row.trusted,
             }
@@ -159,6 +168,8 @@ def effective_speedup(
     *,
     flops: Any = None,
     tokens: Any = None,
+    gpus: int | None = None,
+    throughput: Any = None,
     granularity: float | None = None,
     shared_ratio: float | None = None,
     vocab_size: int | None = None,
@@ -169,6 +180,7 @@ def effective_speedup(
     Args:
         a, b: an E, which stands for its compute-optimal model, or an `Architecture`.
         flops: that a spends (6 N_act D), a number or text such as "1e22"; or, for an architecture, its `tokens`.
+        throughput, gpus: for hours, too, as in `law.optimal`; the best size is that of least FLOPs all the same.
         granularity, shared_ratio, vocab_size: of the models that an E stands for, as in `law.optimal`.
 
     An E as b answers at its best size and at a's N_act, an architecture at its own. ValueError for a law without
@@ -178,17 +190,23 @@ def effective_speedup(
     if "tokens" not in law.variables:
         raise ValueError(f"this {law.name} law knows no tokens: it cannot say how many more are needed")
     constraints = Constraints.of(law, granularity=granularity, shared_ratio=shared_ratio, vocab_size=vocab_size)
-    own = _spent(law, a, flops, tokens, constraints)
+    cluster = None if gpus is None and throughput is None else Cluster.of(gpus, throughput)
+    own, width = _spent(law, a, flops, tokens, constraints)
     refuse_extrapolation(law.conditions, **own, force=force)
-    question = _Question.of(law, own)
+    work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, own["experts"], constraints)
+    question = _Question.of(law, own, work, cluster)
     if isinstance(b, Architecture):
-        rows: tuple[SpeedupRow, ...] = (question.row("as given", b.variables()),)
+        rows: tuple[SpeedupRow, ...] = (question.row("as given", b.variables(), ModelWork.of(b)),)
         known = _asymptote(question, b.variables())
     else:
-        same = constraints.variables(width_of_active(own["n_active"], constraints.vocab_size), _experts("b", b), 1.0)
-        known = _frontier(law, question, same, constraints)
-        best = question.cheapest(same, constraints)
-        rows = (question.row("best size", best, known["asymptote"]), question.row("same N_act", same))
+        e, same = _experts("b", b), width_of_active(own["n_active"], constraints.vocab_size)
+        known = _frontier(law, question, e, constraints)
+        rows = (
+            question.row_of_width(
+                "best size", question.cheapest(same, e, constraints), e, constraints, known["asymptote"]
+            ),
+            question.row_of_width("same N_act", same, e, constraints),
+        )
     return EffectiveSpeedup(
         rows=rows,
         a=_named(a),
@@ -198,6 +216,7 @@ def effective_speedup(
         flops=question.flops,
         loss=float(question.loss[0, 0]),
         law=law.conditions.provenance if law.conditions else "fitted law",
+        notes=() if cluster is None else cluster.throughput.warnings(work, cluster.gpus),
         **known,
     )
 
@@ -211,12 +230,15 @@ class _Question:
     loss: FloatArray  # [1 + n_draws, 1]
     tokens: float
     flops: float
+    seconds: FloatArray | None  # [1 + n_draws]
+    cluster: Cluster | None
 
     @classmethod
-    def of(cls, law: Law, own: Mapping[str, Any]) -> _Question:
+    def of(cls, law: Law, own: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Question:
         columns, tokens = coefficients_of(law), float(own["tokens"])
         loss = np.asarray(law.evaluate(columns, own), float)
-        return cls(law, columns, loss, tokens, float(training_flops(own["n_active"], tokens)))
+        seconds = None if cluster is None else _seconds(cluster, work, np.full(len(loss), tokens))
+        return cls(law, columns, loss, tokens, float(training_flops(own["n_active"], tokens)), seconds, cluster)
 
     def floor(self, variables: Mapping[str, Any]) -> FloatArray:
         """The loss of models with endless tokens, [1 + n_draws, ...]."""
@@ -230,24 +252,32 @@ class _Question:
         """With which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice."""
         return tokens_needed(self.law, self.coefficients, self.loss, variables)
 
-    def cheapest(self, start: Mapping[str, Any], constraints: Constraints) -> dict[str, Any]:
-        """The sizes of least FLOPs that reach a's loss under each draw, [1 + n_draws, 1]; NaN where there is none."""
+    def cheapest(self, start: float, experts: float, constraints: Constraints) -> FloatArray:
+        """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
+        asked = (self.law, self.coefficients, self.loss, experts, constraints)
+        return cheapest_width(*asked, flops_of, np.full(self.loss.shape, np.log(start)), SEARCHED)
 
-        def models(x: FloatArray) -> dict[str, Any]:
-            return constraints.variables(np.exp(x), start["experts"], 1.0)
+    def row_of_width(
+        self, size: str, d_model: Any, experts: float, constraints: Constraints, floor: float | None = None
+    ) -> SpeedupRow:
+        """What models of one width, or of one for each draw, need."""
+        every = np.broadcast_to(d_model, self.loss.shape)
+        variables, work = constraints.variables(every, experts, 1.0), work_of(every[:, 0], experts, constraints)
+        return self.row(size, variables, work, floor)
 
-        def cost(x: FloatArray) -> FloatArray:
-            found = models(x)
-            with np.errstate(invalid="ignore"):
-                return np.log(training_flops(found["n_active"], self.tokens_needed(found)))
-
-        middle = np.full(self.loss.shape, np.log(width_of_active(start["n_active"], constraints.vocab_size)))
-        return models(least(cost, middle, SEARCHED))
-
-    def row(self, size: str, variables: Mapping[str, Any], floor: float | None = None) -> SpeedupRow:
+    def row(self, size: str, variables: Mapping[str, Any], work: ModelWork, floor: float | None = None) -> SpeedupRow:
         """What models of these sizes need, under the law itself and as intervals; `floor` where the size is free."""
         tokens = np.broadcast_to(self.tokens_needed(variables), self.loss.shape)[:, 0]
         flops = training_flops(np.broadcast_to(variables["n_active"], self.loss.shape)[:, 0], tokens)
+        timed: dict[str, Any] = {}
+        if self.cluster is not None and self.seconds is not None:
+            seconds = _seconds(self.cluster, work, tokens)
+            times = seconds / self.seconds
+            timed = {
+                "hours": float(seconds[0] / 3600.0),
+                "time": float(times[0]),
+                "time_interval": _interval(times[1:]),
+            }
         asked = {**variables, "tokens": tokens}
         own = {name: float(np.ravel(asked[name])[0]) for name in ("n_active", "experts", *self.law.variables)}
         return SpeedupRow(
@@ -262,33 +292,44 @@ class _Question:
             floor=float(self.floor(variables)[0, 0]) if floor is None else floor,
             unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
             trusted=not self.law.beyond_guard(**own),
+            **timed,
         )
 
 
-def _spent(law: Law, a: Model, flops: Any, tokens: Any, constraints: Constraints) -> dict[str, Any]:
-    """The variables of model a and its training tokens: N_act, D, E, and those of the law."""
+def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArray:
+    """By the step times themselves first, then by their draws, as often as there are tokens, [1 + n_draws]."""
+    own = cluster.seconds(work, tokens)
+    if cluster.throughput.draws is None:
+        return own
+    drawn, i = cluster.seconds(work, tokens, drawn=True), np.arange(len(tokens))
+    return np.where(i == 0, own, drawn[(i - 1) % len(drawn), i])
+
+
+def _spent(law: Law, a: Model, flops: Any, tokens: Any, constraints: Constraints) -> tuple[dict[str, Any], float]:
+    """The variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
     if (flops is None) == (tokens is None):
         raise ValueError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
     if isinstance(a, Architecture):
-        variables: dict[str, Any] = a.variables()
+        width, variables = float(a.d_model), dict[str, Any](a.variables())
         variables["tokens"] = tokens or affordable_tokens(positive("flops", flops), variables["n_active"])
     elif flops is None:
         raise ValueError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
         e, budget = _experts("a", a), positive("flops", flops)
-        width = optimal_widths(law, budget, e, constraints).d_model
+        width = float(optimal_widths(law, budget, e, constraints).d_model)
         variables = constraints.variables(width, e, budget)
     if missing := [name for name in law.variables if name not in variables]:
         raise ValueError(f"{missing[0]}, a variable of the {law.name} law, is none of an architecture")
     variables["tokens"] = positive("tokens", variables["tokens"])
-    return {name: variables[name] for name in dict.fromkeys(("n_active", "tokens", "experts", *law.variables))}
+    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
+    return {name: variables[name] for name in names}, width
 
 
-def _frontier(law: Law, question: _Question, same: Mapping[str, Any], constraints: Constraints) -> dict[str, Any]:
-    """L∞, α and the loss at a's FLOPs, along the best models with the E of `same`."""
-    found = _asymptote(question, same)
+def _frontier(law: Law, question: _Question, experts: float, constraints: Constraints) -> dict[str, Any]:
+    """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
+    found = _asymptote(question, constraints.variables(64.0, experts, 1.0))
     budgets = question.flops * np.array([1.0, 2.0])
-    loss, further = optimal_widths(law, budgets, same["experts"], constraints).loss
+    loss, further = optimal_widths(law, budgets, experts, constraints).loss
     above = (loss - found["asymptote"]) / (further - found["asymptote"])
     return found | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
 

@@ -3,9 +3,21 @@
 import numpy as np
 import pytest
 
-from scaling_law import Architecture, ExtrapolationError, JointLaw, cheapest_budget, effective_speedup, published
+from scaling_law import (
+    Architecture,
+    ExtrapolationError,
+    JointLaw,
+    Throughput,
+    cheapest_budget,
+    effective_speedup,
+    published,
+)
+from scaling_law.planning.hours import Cluster, work_of
 from scaling_law.planning.matched import tokens_to_reach
+from scaling_law.planning.optimum import Constraints
 from scaling_law.planning.speedup import EffectiveSpeedup
+from scaling_law.size.architecture import width_of_active
+from scaling_law.size.throughput import ModelWork
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +137,24 @@ def test_bad_questions(law):
         effective_speedup(published("chinchilla"), 1, 8, flops=1e21)
     with pytest.raises(ExtrapolationError):
         effective_speedup(law, 8, 1, flops=1e29)
+
+
+def test_hours_of_both_models(law):
+    """FLOPs times the ratio of MFUs, where time is FLOPs; each draw of the step times with one of the law."""
+    few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
+    found = effective_speedup(few, 8, 1, flops=1e21, gpus=8, throughput=h100)
+    best, same = found.rows
+    cluster, limits = Cluster(8, h100), Constraints()
+    own = cluster.seconds(work_of(width_of_active(found.n_active), 8.0, limits), found.tokens)
+    for row in (best, same):
+        seconds = cluster.seconds(work_of(width_of_active(row.n_active), 1.0, limits), row.tokens)
+        assert row.hours == pytest.approx(seconds / 3600)
+        assert row.time == pytest.approx(seconds / own)
+        assert row.time_interval[0] < row.time < row.time_interval[1]
+    assert same.time == pytest.approx(same.compute * 0.139 / 0.267, rel=1e-3)
+    assert any("assumed, not measured" in warning for warning in found.warnings)
+    sure = effective_speedup(few, 8, 1, flops=1e21, gpus=8, throughput=Throughput.assumed("h100", mfu=0.4))
+    assert sure.rows[1].time_interval == pytest.approx(sure.rows[1].compute_interval, rel=1e-2)
+    a, b = Architecture(1024, 8), Architecture(1024)
+    given = effective_speedup(few, a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
+    assert given.hours == pytest.approx(cluster.seconds(ModelWork.of(b), given.tokens) / 3600)
