@@ -85,6 +85,9 @@ def optimal(
     throughput: options.Times = None,
     mfu: options.Mfu = None,
     price: options.Price = None,
+    decode_batch: Annotated[
+        float | None, option("Sequences served at once: adds the cost of a million tokens.")
+    ] = None,
     max_memory_bytes: options.Memory = None,
     max_parameters: options.MaxParameters = None,
     kv_cache_tokens: options.KvTokens = 0.0,

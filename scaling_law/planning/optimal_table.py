@@ -39,7 +39,9 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
+from scaling_law.size.gpus import named_gpu
 from scaling_law.size.recipe import PAPER, BatchRamp
+from scaling_law.size.serving import decode_seconds_by_width
 
 FloatArray = NDArray[np.float64]
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
@@ -51,7 +53,8 @@ class OptimalRow:
 
     Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
     draws. `limited_by`: "compute" or "time", "memory", or "smallest" for an optimum below d_model 64. `trusted`: see
-    `warnings`. `epochs`: tokens over the unique ones, where these are limited.
+    `warnings`. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
+    generated token, where a batch was given.
     """
 
     experts: float
@@ -72,6 +75,7 @@ class OptimalRow:
     trusted: bool
     architecture: Architecture | None
     epochs: float | None = None
+    decode_seconds: float | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -281,10 +285,18 @@ class OptimalTable(ResultTable):
             "behind": "" if behind is None else f"{behind:.4f}",
             "at equal FLOPs": f"{same[row.experts]:.4f}" if row.experts in same else "",
             "wins": f"{shares[row.experts]:.0%}" if row.experts in shares else "",
+            **self._serving(row),
             "peak LR": f"{row.learning_rate:.2e}",
             "limited by": row.limited_by,
             "": mark,
         }
+
+    def _serving(self, row: OptimalRow) -> dict[str, str]:
+        """Of a million generated tokens the price, or without one the GPU-seconds."""
+        if row.decode_seconds is None or self.time is None:
+            return {}
+        seconds, price = 1e6 * row.decode_seconds, self.time.cluster.price
+        return {"GPU-s per M": f"{seconds:.3g}"} if price is None else {"price per M": f"{price * seconds / 3600:.3g}"}
 
 
 @name_limits
@@ -298,6 +310,7 @@ def optimal(
     gpus: int | None = None,
     throughput: Any = None,
     price: Any = None,
+    decode_batch: float | None = None,
     integral: bool = False,
     learning_rate_law: LearningRateLaw | None = None,
     batch_ramp: BatchRamp | None = None,
@@ -310,6 +323,8 @@ def optimal(
         flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
         hours, money: of training, in the place of flops, on so many `gpus`; money by a `price` per GPU-hour.
         throughput: how fast they train: a `Throughput`, a throughput.json, or "h100", whose MFU is then assumed.
+        decode_batch: with these, also what it takes to serve so many sequences at once (`size.serving`), which hold
+            `kv_cache_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
         batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times; None:
@@ -345,8 +360,11 @@ def optimal(
     draws = drawn_losses(law, time, at, found.d_model[shown], constraints)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
+    rows = _rows(law, found, e, at, constraints, rates, ramp, integral, draws, "time" if time else "compute")
+    if decode_batch is not None:
+        rows = _served(rows, decode_batch, time, constraints)
     table = OptimalTable(
-        _rows(law, found, e, at, constraints, rates, ramp, integral, draws, "time" if time else "compute"),
+        rows,
         budget if time is None else float("nan"),
         constraints,
         integral,
@@ -410,6 +428,21 @@ def _rows(
         )
         rows.append(row)
     return tuple(rows)
+
+
+def _served(
+    rows: tuple[OptimalRow, ...], batch: float, time: TimeBudget | None, constraints: Constraints
+) -> tuple[OptimalRow, ...]:
+    """The rows with what serving them takes. ValueError without a GPU whose data sheet is known."""
+    size = float(positive("decode_batch", batch))
+    if time is None:
+        raise ValueError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
+    c, gpu = constraints, named_gpu(time.cluster.throughput.device)
+    cached = c.kv_heads_ratio * c.kv_cache_tokens
+    sizes: dict[str, Any] = {"bytes_per_parameter": c.bytes_per_parameter, "bytes_per_kv": c.bytes_per_kv}
+    sizes |= {"shared_ratio": c.shared_ratio, "vocab_size": c.vocab_size}
+    seconds = (decode_seconds_by_width(gpu, row.d_model, row.experts, size, cached, **sizes) for row in rows)
+    return tuple(replace(row, decode_seconds=float(s)) for row, s in zip(rows, seconds, strict=True))
 
 
 def _smallest_width(experts: FloatArray, constraints: Constraints) -> tuple[str, ...]:
