@@ -141,12 +141,17 @@ class StopSignal:
 
 def describe(device: torch.device, world_size: int) -> str:
     """Such as `8 x NVIDIA H100 80GB HBM3` or `1 x AMD EPYC (2 threads)`."""
+    return f"{world_size} x {name(device)}"
+
+
+def name(device: torch.device) -> str:
+    """Such as `NVIDIA H100 80GB HBM3` or `AMD EPYC (2 threads)`."""
     if device.type == "cuda":
-        return f"{world_size} x {torch.cuda.get_device_name(device)}"
+        return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
-    name = found[1].strip() if found else platform.processor() or platform.machine()
-    return f"{world_size} x {name} ({torch.get_num_threads()} threads)"
+    processor = found[1].strip() if found else platform.processor() or platform.machine()
+    return f"{processor} ({torch.get_num_threads()} threads)"
 
 
 def peak_flops(device: torch.device) -> float | None:

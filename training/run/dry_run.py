@@ -36,21 +36,6 @@ from training.run.step import (
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
 
 
-@dataclass(frozen=True)
-class RandomTokens:
-    """Ids drawn uniformly, in the place of `TrainingData`."""
-
-    vocab_size: int
-    sequence_length: int
-    micro_batch_sequences: int
-
-    def micro_batches(self, position, sequences, rank, world_size, device) -> Iterator[tuple[torch.Tensor, ...]]:
-        shape = (self.micro_batch_sequences, self.sequence_length)
-        for _ in range(rank, sequences // self.micro_batch_sequences, world_size):
-            ids = torch.randint(self.vocab_size, shape, device=device)
-            yield ids, ids.roll(-1, 1)
-
-
 def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int:
     """Print the plan, before the model is built, then make the steps and print what they measured; returns 0.
 
