@@ -7,9 +7,11 @@ from accelerate.state import AcceleratorState
 from modeling_switch_moe import losses
 from scaling_law import Architecture
 from scaling_law.size import training_memory as memory
+from scaling_law.size.recipe import BatchRamp, RampStage
 from training.configuration.reading import from_dict
 from training.run import devices
-from training.run.step import make_session
+from training.run.results import step_seconds
+from training.run.step import Progress, make_session
 from training.run.timing import RandomTokens, StepTimer, peak_bytes
 from training.throughput import Vocabulary
 
@@ -95,3 +97,15 @@ def test_predicted_memory_is_within_ten_percent(model, micro, passes, precision,
     batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
     predicted = memory.training_memory(model, micro, length, **batch, on_cpu=experts is None)
     assert predicted.total == pytest.approx(measured, rel=0.1)
+
+
+def test_the_step_time_of_a_run_is_that_of_its_last_batch_size():
+    ramp = BatchRamp([RampStage(0, 2), RampStage(64, 4)], 8)  # 4 steps of 2 sequences, then of 4
+    progress = Progress(step=7)
+    for second, step in enumerate((1.0, 1.0, 1.0, 9.0, 2.0, 4.0, 3.0), start=1):
+        progress.spent(progress.wall_seconds + step)
+        assert len(progress.recent_seconds) == second
+    assert progress.wall_seconds == 21
+    assert step_seconds(progress, ramp) == 3
+    assert step_seconds(Progress(step=4, recent_seconds=[1.0, 5.0]), ramp) == 3  # resumed: two are known
+    assert step_seconds(Progress(), ramp) is None
