@@ -201,10 +201,9 @@ def effective_speedup(
     else:
         e, same = _experts("b", b), width_of_active(own["n_active"], constraints.vocab_size)
         known = _frontier(law, question, e, constraints)
+        best = question.cheapest(same, e, constraints)
         rows = (
-            question.row_of_width(
-                "best size", question.cheapest(same, e, constraints), e, constraints, known["asymptote"]
-            ),
+            question.row_of_width("best size", best, e, constraints, known["asymptote"]),
             question.row_of_width("same N_act", same, e, constraints),
         )
     return EffectiveSpeedup(
@@ -311,7 +310,8 @@ def _spent(law: Law, a: Model, flops: Any, tokens: Any, constraints: Constraints
         raise ValueError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
     if isinstance(a, Architecture):
         width, variables = float(a.d_model), dict[str, Any](a.variables())
-        variables["tokens"] = tokens or affordable_tokens(positive("flops", flops), variables["n_active"])
+        n_active = variables["n_active"]
+        variables["tokens"] = affordable_tokens(positive("flops", flops), n_active) if tokens is None else tokens
     elif flops is None:
         raise ValueError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:

@@ -127,6 +127,8 @@ def test_bad_questions(law):
     for given in ({}, {"flops": 1e21, "tokens": 1e9}):
         with pytest.raises(ValueError, match="give one of them"):
             effective_speedup(law, 8, 1, **given)
+    with pytest.raises(ValueError, match="tokens=0 must be positive"):
+        effective_speedup(law, Architecture(512), 1, tokens=0)
     with pytest.raises(ValueError, match="has no size; give flops"):
         effective_speedup(law, 8, 1, tokens=1e9)
     with pytest.raises(ValueError, match="b='x' must be a number of experts or an Architecture"):
