@@ -15,6 +15,10 @@ from scaling_law.size.training_memory import Sharding, TrainingMemory, training_
 RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
 
 
+class DoesNotFit(ValueError):
+    """A model whose training takes more memory than the GPUs have."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """What each GPU holds at the peak of a step; sequences of a micro-batch are those of one GPU."""
@@ -36,8 +40,8 @@ class Placement:
 def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
     """The largest micro-batch that fits, on whole or sharded models; activations are computed again if none does.
 
-    None where the memory of the GPUs is not known. ValueError where nothing fits, or where the GPUs cannot share the
-    batches of the ramp equally.
+    None where the memory of the GPUs is not known. DoesNotFit where nothing fits, and ValueError where the GPUs cannot
+    share the batches of the ramp equally.
     """
     if cluster.throughput.memory_bytes is None:
         return None
@@ -56,7 +60,7 @@ def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
     model = (
         f"d_model {architecture.d_model}, E = {architecture.experts} ({format_count(architecture.n_total)} parameters)"
     )
-    raise ValueError(
+    raise DoesNotFit(
         f"{model} cannot be trained on {cluster}: it takes {format_bytes(least)} of each, which has "
         f"{format_bytes(there)} for it; give more gpus, or limit the model (max_parameters, experts)"
     )

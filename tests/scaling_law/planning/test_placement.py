@@ -5,7 +5,7 @@ import yaml
 
 from scaling_law import Architecture, JointLaw, Throughput
 from scaling_law.planning.hours import Cluster
-from scaling_law.planning.placement import RESERVED, place
+from scaling_law.planning.placement import RESERVED, DoesNotFit, place
 from scaling_law.planning.plan import plan
 from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.training_memory import training_memory
@@ -57,3 +57,19 @@ def test_the_plan_of_a_cluster_is_a_configuration_that_train_py_takes():
     arguments.check_processes(8)
     assert made.to_dict()["placement"]["memory"]["optimizer"] > 0
     assert "placement" not in made.configuration()
+
+
+def test_an_optimum_names_the_rows_that_cannot_be_trained():
+    table = JointLaw.published().optimal(hours=72, gpus=8, throughput=H100, integral=True)
+    (note,) = [warning for warning in table.warnings if "training takes more memory" in warning]
+    named = [float(e) for e in note.partition(":")[0].removeprefix("E = ").split(", ")]
+    for row in table:
+        if row.experts in named:
+            with pytest.raises(DoesNotFit):
+                place(row.architecture, Cluster(8, H100))
+        else:
+            assert place(row.architecture, Cluster(8, H100))
+    assert named == [16, 32]
+    small = JointLaw.published().optimal(hours=72, gpus=8, throughput=H100, max_parameters="7B")
+    assert not any("more memory" in warning for warning in small.warnings)
+    assert JointLaw.published().optimal(hours=72, gpus=6, throughput=H100).best.experts == 32
