@@ -51,6 +51,8 @@ from .planning.inverse import flop_savings as flop_savings
 from .planning.matched import matched_memory as matched_memory
 from .planning.optimal_table import OptimalRow as OptimalRow
 from .planning.optimal_table import OptimalTable as OptimalTable
+from .planning.speedup import EffectiveSpeedup as EffectiveSpeedup
+from .planning.speedup import effective_speedup as effective_speedup
 from .runs.table import Runs as Runs
 from .runs.table import load_runs as load_runs
 from .runs.tuning import best_of as best_of
