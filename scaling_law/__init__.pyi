@@ -9,6 +9,7 @@ from .fitting.rate_surface import LearningRateFit as LearningRateFit
 from .fitting.rate_surface import SettingsGrid as SettingsGrid
 from .fitting.rate_surface import fit_learning_rate_grid as fit_learning_rate_grid
 from .fitting.splits import split as split
+from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
 from .fitting.uncertainty import profile_interval as profile_interval
 from .formulas import ChinchillaLaw as ChinchillaLaw
@@ -59,3 +60,5 @@ from .size.architecture import Architecture as Architecture
 from .size.architecture import LatentAttention as LatentAttention
 from .size.recipe import published_design as published_design
 from .size.throughput import Throughput as Throughput
+from .size.training_memory import TrainingMemory as TrainingMemory
+from .size.training_memory import training_memory as training_memory

@@ -19,7 +19,9 @@ from rich.console import Console
 
 from hub.plain.commands import App, Version
 from hub.plain.tables import Table, print_table
-from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios
+from hub.record.filter import select
+from hub.release.sources import load_records
+from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios, of_records
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.throughput import Measurement, Throughput
 from training.configuration.arguments import TrainingArguments
@@ -158,6 +160,13 @@ def report(throughput: Throughput) -> list[Table]:
     return [Table.of(rows, title=title, notes=(note,)), Table(("work", "a unit takes"), rates)]
 
 
+def finish(throughput: Throughput, output: Path) -> None:
+    """Show it and write it."""
+    for table in report(throughput):
+        print_table(table)
+    CONSOLE.print(f"wrote {throughput.save(output)}")
+
+
 @app.command()
 def main(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("throughput.json"),
@@ -171,6 +180,10 @@ def main(
     precision: Annotated[str, typer.Option(help="bf16 or fp32.")] = "bf16",
     gradient_checkpointing: Annotated[bool, typer.Option(help="Recompute activations.")] = False,
     compile: Annotated[bool, typer.Option(help="torch.compile the model.")] = False,
+    runs: Annotated[
+        str | None, typer.Option(help="Measure nothing: read finished runs (folder, runs.jsonl, org/sweep-runs).")
+    ] = None,
+    where: Annotated[str, typer.Option(help="Of those runs, the ones that fulfil this: 'precision = bf16'.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Steps of each batch; the fastest counts.")] = 5,
     version: Version = False,
 ) -> None:
@@ -178,6 +191,9 @@ def main(
 
     Exit status: 0 done, 2 the grid cannot be measured, 3 a step does not fit into memory.
     """
+    if runs is not None:
+        finish(of_records(select(load_records(runs), where)), output)
+        return
     on_gpu = torch.cuda.is_available()
     grid = Grid(
         shapes=tuple(shape or (("512", "768", "1024", "1536x8") if on_gpu else ("64x2", "128x2", "128x6", "256x4"))),
@@ -209,9 +225,7 @@ def main(
         source=f"least of {repeats} steps of each batch on random tokens, torch {torch.__version__}",
     )
     if accelerator.is_main_process:
-        for table in report(throughput):
-            print_table(table)
-        CONSOLE.print(f"wrote {throughput.save(output)}")
+        finish(throughput, output)
 
 
 if __name__ == "__main__":

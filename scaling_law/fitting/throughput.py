@@ -6,14 +6,17 @@ that of architectures left out of the fit, and the draws are refits to architect
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hub.record.run_record import RunRecord
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.throughput import Measurement, ModelWork, Throughput
 
 FITTED = ("steps", "blocks", "flops", "activations", "routing", "weights", "update")
@@ -24,7 +27,13 @@ FloatArray = NDArray[np.float64]
 
 
 def fit_throughput(
-    measurements: Sequence[Measurement], device: str, precision: str, devices: int = 1, seed: int = 0, **known: Any
+    measurements: Sequence[Measurement],
+    device: str,
+    precision: str,
+    devices: int = 1,
+    terms: Sequence[str] = FITTED,
+    seed: int = 0,
+    **known: Any,
 ) -> Throughput:
     """The throughput of `device` from steps that `devices` shared; `known` are more fields of `Throughput`.
 
@@ -36,7 +45,7 @@ def fit_throughput(
     models = list(dict.fromkeys(measured.architecture for measured in measurements))
     if len(models) < LEAST_ARCHITECTURES:
         raise ValueError(f"{len(models)} architectures were measured; at least {LEAST_ARCHITECTURES} are needed")
-    relative = _relative_work(measurements, devices)
+    relative = _relative_work(measurements, devices, terms)
     groups = np.array([models.index(measured.architecture) for measured in measurements])
     misses = _left_out(relative, groups)
     error = float(np.sqrt(np.mean(misses**2)))
@@ -46,7 +55,7 @@ def fit_throughput(
     return Throughput(
         device=device,
         precision=precision,
-        seconds=dict(zip(FITTED, _rates(relative).tolist(), strict=True)),
+        seconds=dict(zip(terms, _rates(relative).tolist(), strict=True)),
         devices=devices,
         draws=draws,
         micro_batch_tokens=max(measured.micro_batch_tokens for measured in measurements),
@@ -62,25 +71,70 @@ def left_out_ratios(throughput: Throughput) -> dict[Architecture, float]:
     measured = throughput.measurements
     models = list(dict.fromkeys(m.architecture for m in measured))
     groups = np.array([models.index(m.architecture) for m in measured])
-    misses = _left_out(_relative_work(measured, throughput.devices), groups)
+    misses = _left_out(_relative_work(measured, throughput.devices, list(throughput.seconds)), groups)
     return {model: float(np.exp(misses[groups == i].mean())) for i, model in enumerate(models)}
 
 
 def without(throughput: Throughput, model: Architecture) -> Throughput:
     """The fit to all architectures but this one."""
     rest = [m for m in throughput.measurements if m.architecture != model]
-    fitted = fit_throughput(rest, throughput.device, throughput.precision, throughput.devices)
+    known = throughput.device, throughput.precision, throughput.devices
+    fitted = fit_throughput(rest, *known, terms=list(throughput.seconds))
     return replace(fitted, settings=throughput.settings, memory_bytes=throughput.memory_bytes)
 
 
-def _relative_work(measurements: Sequence[Measurement], devices: int) -> FloatArray:
+def of_records(records: Iterable[RunRecord]) -> Throughput:
+    """From the records of finished runs that have step times, of one device and one way to train.
+
+    A run is one measurement, at its last batch size. ValueError if the runs differ in hardware, precision,
+    checkpointing or compilation (filter them), and as `fit_throughput`.
+    """
+    timed = [record for record in records if record.step_seconds and record.hardware and record.micro_batch_sequences]
+    ways = sorted({_way(record) for record in timed})
+    if len(ways) != 1:
+        found = "; ".join(map(str, ways)) or "none that says step_seconds, hardware and micro_batch_sequences"
+        raise ValueError(
+            f"runs of one hardware, precision, checkpointing and compilation are needed; there are: {found}"
+        )
+    hardware, precision, checkpointing, compiled = ways[0]
+    count, _, device = hardware.partition(" x ")
+    if not (count.isdigit() and device):
+        raise ValueError(f"{hardware=}; 'COUNT x DEVICE' is needed")
+    return fit_throughput(
+        [_measurement_of(record) for record in timed],
+        device=device,
+        precision=precision,
+        devices=int(count),
+        settings={"gradient_checkpointing": checkpointing, "compile": compiled},
+        source=f"medians of the last steps of {len(timed)} runs",
+    )
+
+
+def _way(record: RunRecord) -> tuple[str, str, bool, bool]:
+    return str(record.hardware), record.precision, bool(record.gradient_checkpointing), bool(record.compile)
+
+
+def _measurement_of(record: RunRecord) -> Measurement:
+    stages = [RampStage(stage.from_tokens, stage.sequences) for stage in record.schedule.batch_ramp]
+    model = Architecture(record.d_model, record.experts, record.n_blocks, record.n_heads, record.vocab_size)
+    return Measurement(
+        architecture=model,
+        sequence_length=record.sequence_length,
+        tokens_per_step=BatchRamp(stages, record.sequence_length).last_batch_tokens(record.tokens),
+        micro_batch_tokens=(record.micro_batch_sequences or 0) * record.sequence_length,
+        step_seconds=record.step_seconds or math.nan,
+        memory_bytes=record.peak_memory_bytes,
+    )
+
+
+def _relative_work(measurements: Sequence[Measurement], devices: int, terms: Sequence[str]) -> FloatArray:
     """Work of each step over its seconds, [n, terms]: rates that fit make every row's sum 1."""
     rows = []
     for m in measurements:
         work = ModelWork.of(m.architecture).in_step(
             m.tokens_per_step, m.micro_batch_tokens, m.sequence_length, devices
         )
-        rows.append([float(work[name]) / m.step_seconds for name in FITTED])
+        rows.append([float(work[name]) / m.step_seconds for name in terms])
     return np.array(rows)
 
 

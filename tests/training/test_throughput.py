@@ -3,7 +3,9 @@
 import pytest
 from typer.testing import CliRunner
 
-from scaling_law import Throughput
+from hub.record.table import write_records
+from scaling_law import Architecture, Throughput
+from tests.hub.samples import make_record
 from training.throughput import app
 
 TINY = ["--shape", "64x1", "--micro-batch", "2", "--sequence-length", "16", "--vocab-size", "100", "--repeats", "2"]
@@ -40,3 +42,22 @@ def test_what_cannot_be_measured_is_refused(tmp_path):
     assert result.exit_code == 2
     assert "1 architectures would be measured; at least 3 are needed" in result.output
     assert not path.exists()
+
+
+def test_finished_runs_stand_in_for_a_measurement(tmp_path):
+    records = []
+    for experts in (1, 2, 4):
+        model = Architecture(64, experts)
+        sizes = {"n_active": model.n_active, "n_total": model.n_total, "vocab_size": model.vocab_size} | model.shape
+        how = {"hardware": "1 x a device", "step_seconds": 0.5 + experts, "micro_batch_sequences": 8}
+        records.append(make_record(run_id=f"run-E{experts}", **sizes, **how))
+    write_records(records, tmp_path)
+    path = tmp_path / "throughput.json"
+    asked = ["-o", str(path), "--runs", str(tmp_path / "runs.jsonl")]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    found = Throughput.from_file(path, device="a device")
+    assert [m.step_seconds for m in found.measurements] == [1.5, 2.5, 4.5]
+    result = CliRunner().invoke(app, [*asked, "--where", "E > 1"])
+    assert result.exit_code == 2
+    assert "2 architectures were measured; at least 3 are needed" in result.output

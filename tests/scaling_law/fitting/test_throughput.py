@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from scaling_law import Architecture
-from scaling_law.fitting.throughput import FITTED, fit_throughput, left_out_ratios, without
+from scaling_law.fitting.throughput import FITTED, fit_throughput, left_out_ratios, of_records, without
 from scaling_law.size.throughput import Measurement, ModelWork, Throughput
+from tests.hub.samples import make_record, record_fields
 
 RATES = {"steps": 2e-3, "blocks": 1e-3, "flops": 1e-12, "activations": 2e-9, "routing": 3e-9, "weights": 2e-10}
 MODELS = [Architecture(d, e, b, max(1, d // 64), 4096) for d, b in ((64, 2), (128, 6), (256, 4)) for e in (1, 4, 16)]
@@ -69,6 +70,45 @@ def test_intervals_cover_the_truth_of_larger_models_and_are_reproducible():
 def test_dense_models_alone_say_nothing_of_routing():
     dense = [m for m in steps() if m.architecture.experts == 1]
     assert fit_throughput(dense, "a device", "bf16").seconds["routing"] == 0
+
+
+def test_flops_alone_miss_what_routing_and_updates_take():
+    alone = fit_throughput(steps(), "a device", "bf16", terms=("flops",))
+    assert set(alone.seconds) == {"flops"}
+    assert alone.error > 0.2
+    assert set(without(alone, MODELS[0]).seconds) == {"flops"}
+
+
+RAMP = record_fields()["schedule"] | {"batch_ramp": [{"from_tokens": 0, "sequences": 4}]}
+
+
+def record(model, **changes):
+    """Of a run on two GPUs whose last batches have 4 sequences in micro-batches of 1, of 1,024 tokens."""
+    seconds = TRUTH.step_seconds(model, 4096, micro_batch_tokens=1024, sequence_length=1024, devices=2)
+    sizes = {name: getattr(model, name) for name in ("n_active", "n_total", "vocab_size")} | model.shape
+    speed = {"step_seconds": seconds, "hardware": "2 x a device", "peak_memory_bytes": 10**9, "precision": "bf16"}
+    return make_record(
+        **sizes, **(speed | {"sequence_length": 1024, "micro_batch_sequences": 1, "schedule": RAMP} | changes)
+    )
+
+
+def test_finished_runs_are_measurements():
+    fitted = of_records(record(model) for model in MODELS)
+    assert (fitted.device, fitted.devices, fitted.precision) == ("a device", 2, "bf16")
+    assert fitted.error < 1e-6
+    first = fitted.measurements[0]
+    assert first == Measurement(MODELS[0], 1024, 4096, 1024, record(MODELS[0]).step_seconds, 1e9)
+    assert fitted.settings == {"gradient_checkpointing": False, "compile": False}
+
+
+def test_runs_that_were_timed_in_different_ways_are_not_mixed():
+    mixed = [record(model, precision="fp32" if model.experts > 1 else "bf16") for model in MODELS]
+    with pytest.raises(ValueError, match=r"are needed; there are: \('2 x a device', 'bf16'.*'fp32'"):
+        of_records(mixed)
+    with pytest.raises(ValueError, match="hardware='2 CPU cores'; 'COUNT x DEVICE' is needed"):
+        of_records([record(model, hardware="2 CPU cores") for model in MODELS])
+    with pytest.raises(ValueError, match="there are: none that says step_seconds"):
+        of_records([record(MODELS[0], step_seconds=None)])
 
 
 def test_what_cannot_be_fitted_is_refused():
