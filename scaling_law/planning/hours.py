@@ -65,9 +65,12 @@ class Cluster:
             throughput = Throughput.from_file(throughput) if is_file else Throughput.assumed(str(throughput))
         return cls(gpus, throughput, price, **({} if ramp is None else {"ramp": ramp}))
 
+    @property
+    def hardware(self) -> str:
+        return f"{self.gpus} × {self.throughput.device}"
+
     def __str__(self) -> str:
-        assumed = ", assumed" if self.throughput.is_assumed else ""
-        return f"{self.gpus} × {self.throughput.device} ({self.throughput.precision}{assumed})"
+        return f"{self.hardware} ({self.throughput.precision}{', assumed' if self.throughput.is_assumed else ''})"
 
     def tokens(self, work: ModelWork, seconds: float, drawn: bool = False) -> FloatArray:
         """That models see in the time; `drawn`: under each draw of the throughput, [n_draws, ...]."""

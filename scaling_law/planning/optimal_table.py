@@ -401,7 +401,7 @@ def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
         except ValueError:  # GPUs that cannot share a batch equally: `plan` says so
             break
     if too_large:
-        yield f"E = {_listed(too_large)}: training takes more memory than {cluster} have: see max_parameters"
+        yield f"E = {_listed(too_large)}: training takes more memory than {cluster.hardware} have: see max_parameters"
 
 
 def _rows(

@@ -61,7 +61,7 @@ def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
         f"d_model {architecture.d_model}, E = {architecture.experts} ({format_count(architecture.n_total)} parameters)"
     )
     raise DoesNotFit(
-        f"{model} cannot be trained on {cluster}: it takes {format_bytes(least)} of each, which has "
+        f"{model} cannot be trained on {cluster.hardware}: it takes {format_bytes(least)} of each, which has "
         f"{format_bytes(there)} for it; give more gpus, or limit the model (max_parameters, experts)"
     )
 
