@@ -150,8 +150,9 @@ def plan(
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
 
-    FLOPs and hours are those of all branches. Refused (exit status 2) where every answer is too far outside the runs
-    of the law, unless --force is given.
+    FLOPs and hours are those of all branches. With --gpu or --throughput it proposes the micro-batch that fits, and
+    refuses a model that does not (exit status 2); so it does where every answer is too far outside the runs of the
+    law, unless --force is given.
 
     Examples:
 
@@ -159,7 +160,7 @@ def plan(
 
         scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
 
-        scaling-law plan --gpu h100 --gpus 8 --hours 72 -o run.yaml
+        scaling-law plan --gpu h100 --gpus 8 --hours 72 --max-parameters 10B -o run.yaml
     """
     question = _without(locals(), "gpu_tflops", "sweep", "output", "law", "learning_rate_law", "as_json", "gpu")
     if gpu is not None or throughput is not None:

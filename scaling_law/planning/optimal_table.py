@@ -5,6 +5,7 @@ Intervals and comparisons take the losses of the same models under every draw, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import refuse_extrapolation
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
-from scaling_law.planning.hours import TimeBudget, drawn_losses, widths_in_time, work_of
+from scaling_law.planning.hours import Cluster, TimeBudget, drawn_losses, widths_in_time, work_of
 from scaling_law.planning.optimum import (
     Constraints,
     WidthOptimum,
@@ -30,6 +31,7 @@ from scaling_law.planning.optimum import (
     positive,
     why_no_optimum,
 )
+from scaling_law.planning.placement import DoesNotFit, place
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -381,9 +383,25 @@ def optimal(
         return table
     spent = table.best.training_flops
     same = optimal(law, spent, e, integral=integral, learning_rate_law=rates, batch_ramp=ramp, force=True, **limits)
-    work = work_of(table.best.d_model, table.best.experts, constraints)
-    notes = (*table.notes, *time.cluster.throughput.warnings(work, time.cluster.gpus))
+    notes = (*table.notes, *_notes_on_time(table, time.cluster))
     return replace(table, flops=spent, equal_flops=same, notes=notes)
+
+
+def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
+    """What step times are worth, and which rows the GPUs cannot train (of the next smaller size that exists)."""
+    best, c = table.best, table.constraints
+    yield from cluster.throughput.warnings(work_of(best.d_model, best.experts, c), cluster.gpus)
+    too_large = []
+    for row in table:
+        width = HEAD_DIM * max(1, int(row.d_model / HEAD_DIM))
+        try:
+            place(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size), cluster)
+        except DoesNotFit:
+            too_large.append(row.experts)
+        except ValueError:  # GPUs that cannot share a batch equally: `plan` says so
+            break
+    if too_large:
+        yield f"E = {_listed(too_large)}: training takes more memory than {cluster} have: see max_parameters"
 
 
 def _rows(

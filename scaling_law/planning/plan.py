@@ -17,6 +17,7 @@ from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.hours import Cluster, TimeBudget
 from scaling_law.planning.optimal_table import optimal
 from scaling_law.planning.optimum import name_limits
+from scaling_law.planning.placement import Placement, place
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork
@@ -30,7 +31,8 @@ class Plan(Summarised):
 
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
-    `time` is that of step times, if they were given; without them GPU-hours follow from `gpu_flops` and `mfu`.
+    `time` is that of step times, if they were given, and `placement` how the run fits into the memory of those GPUs;
+    without them GPU-hours follow from `gpu_flops` and `mfu`.
     """
 
     architecture: Architecture
@@ -59,6 +61,7 @@ class Plan(Summarised):
     mfu: float | None
     warnings: tuple[str, ...]
     time: TimeBudget | None = None
+    placement: Placement | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the sizes of the architecture."""
@@ -70,8 +73,12 @@ class Plan(Summarised):
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default."""
         a = self.architecture
+        run: dict[str, Any] = {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts}", "sweep": sweep}
+        if self.placement is not None:
+            run["micro_batch_sequences"] = self.placement.micro_batch_sequences
+            run["gradient_checkpointing"] = self.placement.gradient_checkpointing
         return {
-            "run": {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts}", "sweep": sweep},
+            "run": run,
             "model": a.shape,
             "data": {"sequence_length": self.sequence_length},
             "schedule": {
@@ -97,6 +104,7 @@ class Plan(Summarised):
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
+        placed = {} if self.placement is None else {"memory in training": str(self.placement)}
         training = f"{format_flops(self.training_flops)} FLOPs"
         if len(self.branches) > 1:
             training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
@@ -112,6 +120,7 @@ class Plan(Summarised):
             "training": training,
             "time": self._training_time(),
             "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value),
+            **placed,
             "predicted loss": f"{self.loss:.4f}{interval} nats per token",
         }
         return Table((), list(lines.items()), title="Plan", warnings=self.warnings)
@@ -156,7 +165,7 @@ def plan(
     `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … `gpu_flops` is the peak
     FLOP/s of one accelerator (989e12: an H100 in bf16), `mfu` the part of it that is used: for GPU-hours where no
     `throughput` gives step times, which goes with flops, too. A budget of hours or money is that of the full run
-    alone. Errors as `law.optimal`.
+    alone. Errors as `law.optimal`, and ValueError for a model that the memory of those GPUs cannot train.
     """
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
@@ -218,6 +227,7 @@ def plan(
         mfu=None if time else mfu,
         warnings=warnings,
         time=time,
+        placement=None if cluster is None else place(architecture, cluster),
     )
 
 

@@ -200,6 +200,9 @@ def test_hours(shell, published, tmp_path):
     assert made["time"]["hours"] == pytest.approx(72, rel=1e-3)
     sped = json.loads(shell("speedup", "--flops", "1e21", *words, "--json").stdout)
     assert sped["rows"][0]["time"] < 1 < sped["rows"][0]["compute"]
+    refused = shell("plan", "--hours", 72, *words)
+    assert refused.exit_code == 2
+    assert "E = 32 (23.7B parameters) cannot be trained on 8 × NVIDIA H100 SXM" in refused.stderr
 
 
 @pytest.mark.parametrize(
