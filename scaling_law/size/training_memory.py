@@ -81,8 +81,9 @@ def training_memory(
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, on_cpu, capacity_factor)
     casts = HALF * _cast_weights(a, on_cpu) if half else 0.0  # autocast's copies live as long as the activations
     kept = (a.blocks * block + casts, a.blocks * block + casts)  # at the head, and in the last block's backward pass
-    if gradient_checkpointing:
-        kept = (a.blocks * stream + casts, block + (a.blocks - 1) * stream + casts / a.blocks)
+    if gradient_checkpointing:  # of the forward pass autocast keeps the linear layers' copies; experts have none then
+        cached = HALF * (a.n_total_non_embedding if a.experts == 1 else a.attention_parameters) if half else 0.0
+        kept = (a.blocks * stream + cached, block + (a.blocks - 1) * stream + casts / a.blocks)
     stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert  # the gradient of one matrix, before it is added
     workspace = (
         _at_the_head(a, tokens, half, on_cpu),
