@@ -155,8 +155,11 @@ class TimeBudget:
         return cls(float(positive("money", money)) / (cluster.price * cluster.gpus), cluster)
 
     def __str__(self) -> str:
-        cost = "" if self.money is None else f", {self.money:,.0f} at {self.cluster.price:g} per GPU-hour"
-        return f"{self.hours:.3g} hours on {self.cluster}{cost}"
+        text = f"{self.hours:.3g} hours on {self.cluster}"
+        if self.money is None:
+            return text
+        cost = f"{self.money:,.0f}" if self.money >= 100 else f"{self.money:.3g}"
+        return f"{text}, which cost {cost} at {self.cluster.price:g} per GPU-hour"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
