@@ -48,6 +48,7 @@ from .planning.design import log_optimal_parameters as log_optimal_parameters
 from .planning.design import next_runs as next_runs
 from .planning.inverse import cheapest_budget as cheapest_budget
 from .planning.inverse import flop_savings as flop_savings
+from .planning.inverse import smallest_memory as smallest_memory
 from .planning.matched import matched_memory as matched_memory
 from .planning.optimal_table import OptimalRow as OptimalRow
 from .planning.optimal_table import OptimalTable as OptimalTable
@@ -59,6 +60,7 @@ from .runs.tuning import best_of as best_of
 from .size.architecture import Architecture as Architecture
 from .size.architecture import LatentAttention as LatentAttention
 from .size.recipe import published_design as published_design
+from .size.serving import decode_seconds as decode_seconds
 from .size.throughput import Throughput as Throughput
 from .size.training_memory import TrainingMemory as TrainingMemory
 from .size.training_memory import training_memory as training_memory

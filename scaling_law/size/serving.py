@@ -25,7 +25,7 @@ from scaling_law.size.architecture import (
     active_parameters,
     kv_cache_elements,
 )
-from scaling_law.size.gpus import Gpu
+from scaling_law.size.gpus import Gpu, named_gpu
 
 
 def share_read(density: ArrayLike, batch: float) -> Any:
@@ -34,20 +34,23 @@ def share_read(density: ArrayLike, batch: float) -> Any:
 
 
 def decode_seconds(
-    gpu: Gpu,
     model: Architecture,
+    gpu: Gpu | str,
     batch: float,
     context: float = 0.0,
     bytes_per_parameter: float = 2.0,
     bytes_per_kv: float = 2.0,
 ) -> float:
-    """GPU-seconds of one generated token, for `batch` sequences of `context` positions each."""
-    a = model
+    """GPU-seconds of one generated token, for `batch` sequences of `context` positions each, on a GPU such as "h100".
+
+    ValueError for a GPU without numbers here.
+    """
+    a, sheet = model, named_gpu(gpu) if isinstance(gpu, str) else gpu
     unread = (1.0 - share_read(a.experts_per_token / a.experts, batch)) * a.experts * a.d_expert
     lookup = 0 if a.tied_embeddings else a.d_model * a.vocab_size  # of a few rows of the embedding
     read = a.n_total - lookup - (3 if a.gated else 2) * a.d_model * a.routed_blocks * unread
     cache = a.kv_cache_bytes(batch * context, bytes_per_kv)
-    return float(_seconds(gpu, a.forward_flops() / 2, bytes_per_parameter * read, cache, batch))
+    return float(_seconds(sheet, a.forward_flops() / 2, bytes_per_parameter * read, cache, batch))
 
 
 def decode_seconds_by_width(
