@@ -54,6 +54,7 @@ from .planning.optimal_table import OptimalRow as OptimalRow
 from .planning.optimal_table import OptimalTable as OptimalTable
 from .planning.speedup import EffectiveSpeedup as EffectiveSpeedup
 from .planning.speedup import effective_speedup as effective_speedup
+from .runs.step_times import step_law_steps as step_law_steps
 from .runs.table import Runs as Runs
 from .runs.table import load_runs as load_runs
 from .runs.tuning import best_of as best_of

@@ -9,6 +9,7 @@ machine does makes a step longer, never shorter.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,7 @@ from hub.record.filter import select
 from hub.release.sources import load_records
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios, of_records
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
+from scaling_law.size.recipe import PAPER
 from scaling_law.size.throughput import Measurement, Throughput
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import from_dict
@@ -31,7 +33,7 @@ from training.run.step import Session, make_session
 from training.run.timing import RandomTokens, StepTimer, device_memory, peak_bytes, release
 
 app = App(single=True)
-CONSOLE = Console(stderr=True)
+CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes the first speaks
 BATCHES = ((1, 1), (1, 2), (0.5, 1))  # (share of the micro-batch, passes): what tells passes, steps and tokens apart
 
 
@@ -174,8 +176,12 @@ def main(
         list[str] | None, typer.Option(help="A width, or WIDTHxBLOCKS; repeat it. [default: by the device]")
     ] = None,
     experts: Annotated[list[int] | None, typer.Option(help="Experts; repeat it. [default: 1 4 16]")] = None,
-    micro_batch: Annotated[int, typer.Option(min=2, help="Sequences in a forward pass of one device.")] = 8,
-    sequence_length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 512,
+    micro_batch: Annotated[
+        int | None, typer.Option(min=2, help="Sequences in a forward pass of one device. [default: 32; on a CPU 4]")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence. [default: 512; on a CPU 128]")
+    ] = None,
     vocab_size: Annotated[int, typer.Option(min=2, help="Entries of the vocabulary.")] = VOCAB_SIZE,
     precision: Annotated[str, typer.Option(help="bf16 or fp32.")] = "bf16",
     gradient_checkpointing: Annotated[bool, typer.Option(help="Recompute activations.")] = False,
@@ -198,8 +204,8 @@ def main(
     grid = Grid(
         shapes=tuple(shape or (("512", "768", "1024", "1536x8") if on_gpu else ("64x2", "128x2", "128x6", "256x4"))),
         experts=tuple(experts or (1, 4, 16)),
-        micro_batch_sequences=micro_batch,
-        sequence_length=sequence_length,
+        micro_batch_sequences=micro_batch or (32 if on_gpu else 4),
+        sequence_length=sequence_length or (PAPER.sequence_length if on_gpu else 128),
         vocab_size=vocab_size,
         precision=precision,
         gradient_checkpointing=gradient_checkpointing,
@@ -213,7 +219,8 @@ def main(
             f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {model.n_total:,} parameters"
         )
         measured += measure(grid, model, repeats)
-    accelerator = devices.make_accelerator(grid.arguments(measured[0].architecture, micro_batch, micro_batch).run)
+    size = grid.micro_batch_sequences
+    accelerator = devices.make_accelerator(grid.arguments(models[0], size, size).run)
     device = accelerator.device
     throughput = fit_throughput(
         measured,
