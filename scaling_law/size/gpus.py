@@ -2,7 +2,7 @@
 
 Both are assumptions until a machine was measured (`python -m training.throughput`). Vendors' pages were read in
 transcriptions that name them: `_STAS` is stas00/ml-engineering @ 744d01e, compute/accelerator/README.md (peaks without
-sparsity), `_SPECS` gmasse/gpu-specs @ 4b0c72d, specs.md.
+sparsity), `_SPECS` winston-zhang-orz/gpu-specs (a copy of gmasse/gpu-specs) @ 4b0c72d, specs.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _STAS = "in stas00/ml-engineering, accelerator tables, 744d01e"
-_SPECS = "in gmasse/gpu-specs, specs.md, 4b0c72d"
+_SPECS = "in winston-zhang-orz/gpu-specs, specs.md, 4b0c72d"
 
 
 class Gpu(NamedTuple):
@@ -35,7 +35,9 @@ GPUS: dict[str, Gpu] = {
     "L40S": Gpu("NVIDIA L40S", 362e12, 0.864e12, 48e9, f"nvidia.com/en-us/data-center/l40s, {_STAS}"),
     "A10": Gpu("NVIDIA A10", 125e12, 0.6e12, 24e9, _SPECS.removeprefix("in ")),
     "L4": Gpu("NVIDIA L4", 121e12, 0.3e12, 24e9, _SPECS.removeprefix("in ")),
-    "RTX 4090": Gpu("NVIDIA GeForce RTX 4090", 165.2e12, 1.008e12, 24e9, f"{_SPECS[3:]}; peak: nanochat 92d63d4"),
+    "RTX 4090": Gpu(
+        "NVIDIA GeForce RTX 4090", 165.2e12, 1.008e12, 24e9, f"{_SPECS[3:]}; peak: nanochat/common.py, 92d63d4"
+    ),
     "MI355X": Gpu("AMD Instinct MI355X", 2.5e15, 8.0e12, 288e9, f"amd.com, Instinct MI355X, {_STAS}"),
     "MI325X": Gpu("AMD Instinct MI325X", 1.3e15, 6.0e12, 256e9, f"amd.com, Instinct MI325X, {_STAS}"),
     "MI300X": Gpu("AMD Instinct MI300X", 1.3e15, 5.3e12, 192e9, f"amd.com, Instinct MI300X, {_STAS}"),
