@@ -23,6 +23,7 @@ APPS = {
     "python -m training.sweep": "training.sweep.__main__",
     "python -m training.prepare": "training.prepare",
     "python -m training.presets": "training.presets",
+    "python -m training.throughput": "training.throughput",
 }
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
@@ -75,6 +76,11 @@ def test_python_blocks_run(guide, tmp_path, monkeypatch):
     assert run_python(DOCS / guide)
 
 
+def test_what_the_page_on_hours_prints(capsys):
+    run_python(DOCS / "hours.md")
+    assert capsys.readouterr().out == "".join(blocks(DOCS / "hours.md", "text"))
+
+
 @every_page
 def test_python_imports_the_packages_themselves(page):
     """Not their rooms, which may be rearranged."""
@@ -86,6 +92,7 @@ def test_python_imports_the_packages_themselves(page):
     "command",
     [
         *(line for line in command_lines(DOCS / "planning.md") if re.match("scaling-law (?!fit)", line)),
+        *(line for line in command_lines(DOCS / "hours.md") if line.startswith("scaling-law ")),
         *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md")),
     ],
 )

@@ -126,6 +126,8 @@ class RunRecord(_Part):
     a run with `status="diverged"`, losses that are not finite are stored as null. In training an expert takes
     `capacity_factor` times its balanced share of each `capacity_group_tokens` consecutive tokens (0: no limit,
     dropless); the balance loss is counted over the same groups. `micro_batch_sequences` are those of one device.
+    `step_seconds` is the median of the last steps, at the last batch size; `peak_memory_bytes` is that of the tensors
+    of one GPU, or of a whole process on a CPU.
 
     Raises RecordError with each offending field, its value and what is allowed.
     """
@@ -164,6 +166,8 @@ class RunRecord(_Part):
     schedule: Schedule
     optimizer: OptimizerSettings
     micro_batch_sequences: PositiveCount | None = None
+    gradient_checkpointing: Annotated[bool, Field(strict=True)] | None = None
+    compile: Annotated[bool, Field(strict=True)] | None = None
     capacity_factor: Real | None = None
     capacity_group_tokens: PositiveCount | None = None
     balance_loss_coefficient: Real | None = None
@@ -180,6 +184,8 @@ class RunRecord(_Part):
     training_flops: Real
     tokens_per_second: Real | None
     mfu: Real | None = None
+    step_seconds: Real | None = None
+    peak_memory_bytes: Count | None = None
     hardware: Line | None
     wall_time_seconds: Real | None
 

@@ -14,6 +14,7 @@ for _command in (
     questions.optimal,
     questions.plan,
     questions.reach,
+    questions.speedup,
     questions.learning_rate,
     questions.figures,
     questions.tables,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -14,6 +15,8 @@ from scaling_law.formulas.law import LawT
 from scaling_law.formulas.shelf import SHELF, published
 from scaling_law.law_files import load_law
 from scaling_law.runs.readers import READERS
+from scaling_law.size.gpus import find_gpu, named_gpu
+from scaling_law.size.throughput import Throughput
 
 
 def option(help: str, *names: str) -> Any:
@@ -32,7 +35,16 @@ RATES = "code (as the paper's runs), paper (as its text says), or a fitted law's
 Force = Annotated[bool, option("Answer even where the law is far outside of its runs.", "--force")]
 Experts = Annotated[Any, quantity(EXPERTS, "To compare: 1,2,4,8 or 1-32. [default: the paper's, or the law's own]")]
 VocabSize = Annotated[int | None, option("Vocabulary size. [default: of the law's runs; if unknown GPT-2's 50257]")]
-Flops = Annotated[float, quantity(COUNT, "Compute budget of training (and inference): 1e22.")]
+Flops = Annotated[Any, quantity(COUNT, "Compute budget of training (and inference): 1e22.")]
+Hours = Annotated[float | None, option("Budget of wall-clock training time, in the place of --flops.")]
+Money = Annotated[float | None, option("Budget of training, in the currency of --price.")]
+Gpus = Annotated[int | None, option("GPUs that train together.")]
+GPU = "Their kind: h100. Without --throughput its speed is assumed, from the data sheet and MFUs of others."
+Gpu = Annotated[str | None, option(GPU)]
+TIMES = "throughput.json of `python -m training.throughput`: step times measured on such a GPU."
+Times = Annotated[Path | None, option(TIMES, "--throughput")]
+Mfu = Annotated[float | None, option("MFU to assume in the place of others' (0.4).")]
+Price = Annotated[float | None, option("Price of a GPU-hour: 2.5.")]
 Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.", "--memory")]
 MaxParameters = Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")]
 KvTokens = Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16,384.", "--kv-tokens")]
@@ -110,6 +122,20 @@ def choose_law(name: str, kind: type[LawT] = Law) -> LawT:  # type: ignore[assig
         needed = "a joint law" if kind is JointLaw else "a joint or a Chinchilla law"
         raise ValueError(f"--law {name}: a {law.name} law cannot answer this; {needed} is needed")
     return law
+
+
+def step_times(gpu: str | None, file: Path | None, mfu: float | None) -> Throughput | None:
+    """What --gpu, --throughput and --mfu name; None for nothing. ValueError for a file of another device."""
+    if file is None:
+        if gpu is None and mfu is not None:
+            raise ValueError(f"--mfu {mfu:g} needs --gpu, the kind whose peak it is of")
+        return None if gpu is None else Throughput.assumed(gpu, mfu=mfu)
+    if mfu is not None:
+        raise ValueError(f"--mfu {mfu:g}: {file} has measured step times; give one of the two")
+    measured = Throughput.from_file(file)
+    if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
+        raise ValueError(f"--throughput {file} was measured on {measured.device!r}, not on --gpu {gpu}")
+    return measured
 
 
 def exit_untrusted(trusted: bool) -> None:

@@ -12,7 +12,7 @@ from hub.plain.commands import COUNT, COUNTS, EXPERTS, Json
 from hub.plain.tables import Table, show
 from hub.plain.units import format_count, parse_count, parse_counts
 from scaling_law.commands import options
-from scaling_law.commands.options import exit_untrusted, option, quantity
+from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
 from scaling_law.figures.drawing import save
 from scaling_law.figures.law_figures import memory_optimal
 from scaling_law.formulas import ChinchillaForm, ChinchillaLaw, JointLaw, Law
@@ -23,6 +23,7 @@ from scaling_law.paper.tables import all_tables, find
 from scaling_law.planning import design
 from scaling_law.planning import plan as planning
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
+from scaling_law.planning.speedup import effective_speedup
 from scaling_law.size.architecture import Architecture
 
 
@@ -76,7 +77,17 @@ def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def optimal(
-    flops: options.Flops,
+    flops: options.Flops = None,
+    hours: options.Hours = None,
+    money: options.Money = None,
+    gpus: options.Gpus = None,
+    gpu: options.Gpu = None,
+    throughput: options.Times = None,
+    mfu: options.Mfu = None,
+    price: options.Price = None,
+    decode_batch: Annotated[
+        float | None, option("Sequences served at once: adds the cost of a million tokens.")
+    ] = None,
     max_memory_bytes: options.Memory = None,
     max_parameters: options.MaxParameters = None,
     kv_cache_tokens: options.KvTokens = 0.0,
@@ -94,32 +105,41 @@ def optimal(
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
-    """The best model for a budget, for every number of experts, and the best of all.
+    """The best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
 
-    Says which numbers of experts the law cannot tell apart. Refused (exit status 2) where every answer is too far
-    outside the runs of the law, unless --force is given.
+    In hours it stands beside the answer for equal FLOPs. Says which numbers of experts the law cannot tell apart.
+    Refused (exit status 2) where every answer is too far outside the runs of the law, unless --force is given.
 
     Examples:
 
         scaling-law optimal --flops 1e22 --memory 80GB --kv-tokens 16k
 
         scaling-law optimal --flops 5e22 --max-parameters 7B --inference-tokens 100B --experts 1-32 --integral --json
+
+        scaling-law optimal --gpu h100 --gpus 8 --hours 72 --price 2.5
     """
+    question = _without(locals(), "law", "as_json", "gpu", "mfu") | {"throughput": step_times(gpu, throughput, mfu)}
     chosen: Law = options.choose_law(law)
-    table = chosen.optimal(**_without(locals(), "law", "as_json", "chosen"))
+    table = chosen.optimal(**question)
     show(table.to_dict() if as_json else None, as_json, table)
 
 
 def plan(
-    flops: options.Flops,
+    flops: options.Flops = None,
+    hours: options.Hours = None,
+    money: options.Money = None,
+    gpus: options.Gpus = None,
+    gpu: options.Gpu = None,
+    throughput: options.Times = None,
+    mfu: options.Mfu = None,
+    price: options.Price = None,
     max_memory_bytes: options.Memory = None,
     max_parameters: options.MaxParameters = None,
     kv_cache_tokens: options.KvTokens = 0.0,
     inference_tokens: options.InferenceTokens = 0.0,
     experts: options.Experts = None,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
-    gpu_tflops: Annotated[float, option("Peak TFLOP/s of one GPU (989: H100, bf16).")] = 989.0,
-    mfu: Annotated[float, option("Part of the peak that training uses.")] = 0.4,
+    gpu_tflops: Annotated[float, option("Without --gpu: peak TFLOP/s of one GPU (989: H100, bf16).")] = 989.0,
     vocab_size: options.VocabSize = None,
     sweep: Annotated[str, option("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
@@ -130,16 +150,24 @@ def plan(
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
 
-    FLOPs and hours are those of all branches. Refused (exit status 2) where every answer is too far outside the runs
-    of the law, unless --force is given.
+    FLOPs and hours are those of all branches. With --gpu or --throughput it proposes the micro-batch that fits, and
+    refuses a model that does not (exit status 2); so it does where every answer is too far outside the runs of the
+    law, unless --force is given.
 
     Examples:
 
         scaling-law plan --flops 1e20 --memory 24GB --kv-tokens 16k -o run.yaml
 
         scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
+
+        scaling-law plan --gpu h100 --gpus 8 --hours 72 --max-parameters 10B -o run.yaml
     """
-    question = _without(locals(), "gpu_tflops", "sweep", "output", "law", "learning_rate_law", "as_json")
+    question = _without(locals(), "gpu_tflops", "sweep", "output", "law", "learning_rate_law", "as_json", "gpu")
+    if gpu is not None or throughput is not None:
+        question |= {"throughput": step_times(gpu, throughput, mfu)}
+        del question["mfu"]
+    elif mfu is None:
+        del question["mfu"]  # the default of `plan`
     rates = LearningRateLaw.named(learning_rate_law)
     chosen = options.choose_law(law, ChinchillaForm)
     made = planning.plan(chosen, **question, gpu_flops=gpu_tflops * 1e12, learning_rate_law=rates)
@@ -155,6 +183,13 @@ def plan(
 def reach(
     loss: Annotated[float, option("The loss to reach, nats per token: 2.2.")],
     flops: Annotated[Any, quantity(COUNT, "With a budget: the least memory that reaches the loss within it.")] = None,
+    hours: options.Hours = None,
+    money: options.Money = None,
+    gpus: options.Gpus = None,
+    gpu: options.Gpu = None,
+    throughput: options.Times = None,
+    mfu: options.Mfu = None,
+    price: options.Price = None,
     max_memory_bytes: options.Memory = None,
     kv_cache_tokens: options.KvTokens = 0.0,
     inference_tokens: options.InferenceTokens = 0.0,
@@ -166,24 +201,65 @@ def reach(
 ) -> None:
     """The cheapest budget that reaches a loss; or, given a budget, the least memory that does.
 
-    Refused (exit status 2) where every answer is too far outside the runs of the law, unless --force is given.
+    With --gpu or --throughput and no budget: the fewest hours. Refused (exit status 2) where every answer is too far
+    outside the runs of the law, unless --force is given.
 
     Examples:
 
         scaling-law reach --loss 2.2 --memory 24GB --kv-tokens 16k
 
         scaling-law reach --loss 2.15 --flops 1e22 --json
+
+        scaling-law reach --loss 2.4 --gpu h100 --gpus 8 --price 2.5
     """
-    if flops is not None and max_memory_bytes is not None:
-        raise ValueError("--memory and --flops: give one of them; the other is the answer")
-    chosen = options.choose_law(law, ChinchillaForm)
+    budget = {"flops": flops, "hours": hours, "money": money}
+    has_budget = any(value is not None for value in budget.values())
+    if has_budget and max_memory_bytes is not None:
+        raise ValueError("--memory and a budget: give one of them; the other is the answer")
+    chosen: Law = options.choose_law(law)
     limits: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "inference_tokens": inference_tokens}
-    limits |= {"vocab_size": vocab_size, "force": force}
-    if flops is None:
-        found = cheapest_budget(chosen, loss, experts, max_memory_bytes=max_memory_bytes, **limits)
+    limits |= {"vocab_size": vocab_size, "force": force, "gpus": gpus, "price": price}
+    limits["throughput"] = step_times(gpu, throughput, mfu)
+    if has_budget:
+        found = smallest_memory(chosen, flops, loss, experts, hours=hours, money=money, **limits)
     else:
-        found = smallest_memory(chosen, flops, loss, experts, **limits)
+        found = cheapest_budget(chosen, loss, experts, max_memory_bytes=max_memory_bytes, **limits)
     show({"loss": loss, "rows": found.to_rows(), "warnings": list(found.warnings)}, as_json, found)
+
+
+def speedup(
+    flops: Annotated[float, quantity(COUNT, "Compute that the model spends: 1e22.")],
+    experts: Annotated[float, option("E of the model.")] = 8.0,
+    baseline: Annotated[float, option("E of the one that must reach its loss.")] = 1.0,
+    gpus: options.Gpus = None,
+    gpu: options.Gpu = None,
+    throughput: options.Times = None,
+    mfu: options.Mfu = None,
+    granularity: Annotated[float | None, option("Experts of 1/G of the width, G times as many active.")] = None,
+    shared_ratio: Annotated[float | None, option("Part of the active width that is shared experts.")] = None,
+    vocab_size: options.VocabSize = None,
+    force: options.Force = False,
+    law: options.LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """How many times the FLOPs, tokens and hours a baseline needs for the loss of a compute-optimal model.
+
+    Says where the law puts the asymptote, on which the factor hangs. Infinite where no number of tokens suffices.
+
+    Examples:
+
+        scaling-law speedup --flops 1e21 --experts 8
+
+        scaling-law speedup --flops 1e22 --experts 32 --baseline 4 --json
+
+        scaling-law speedup --flops 1e21 --experts 8 --gpu h100 --gpus 8
+    """
+    design: dict[str, Any] = {"granularity": granularity, "shared_ratio": shared_ratio}
+    design |= {"gpus": gpus, "throughput": step_times(gpu, throughput, mfu)}
+    chosen: Law = options.choose_law(law)
+    found = effective_speedup(chosen, experts, baseline, flops=flops, vocab_size=vocab_size, **design, force=force)
+    show(found.to_dict() if as_json else None, as_json, found)
+    exit_untrusted(found.rows[0].trusted)
 
 
 def learning_rate(

@@ -1,10 +1,12 @@
 """Questions asked backwards: the cheapest budget and the least memory that reach a loss, and the FLOPs an MoE saves.
 
-The best loss falls with the budget and with the memory (Ludziejewski et al. 2025), so each answer is one root.
+The best loss falls with the budget and with the memory (Ludziejewski et al. 2025), so each answer is one root. Where
+a law or step times have no closed form, it is the least cost over sizes of the tokens that reach the loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -12,20 +14,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
-from scaling_law.formulas import ChinchillaForm
+from scaling_law.formulas import ChinchillaForm, Law
 from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.planning.hours import MIDDLE, SEARCHED, Cluster, TimeBudget, widths_in_time, work_of
 from scaling_law.planning.optimum import (
     Constraints,
     asked_experts,
     compute_optimal,
     has_optimum,
+    loss_of_variables,
+    model_variables,
     name_limits,
     optimal_widths,
     positive,
+    refuse_other_variables,
     root,
     why_no_optimum,
 )
-from scaling_law.size.architecture import HEAD_DIM, active_parameters, affordable_tokens, total_parameters
+from scaling_law.planning.search import cheapest_width, coefficients_of, flops_of, tokens_needed
+from scaling_law.size.architecture import HEAD_DIM, total_parameters, training_flops
 
 FloatArray = NDArray[np.float64]
 FLOPS_RANGE = (1.0, 1e40)  # of budgets that are searched
@@ -37,6 +44,7 @@ class Reached(ResultTable):
 
     `flops` are of training and inference, `memory_bytes` of weights and KV cache: infinite where no model reaches the
     loss, and its sizes NaN. `trusted` is False beyond the range guard; `notes` say which E are left out, and why.
+    `hours` and `money` are those of training, None for a question without step times or a price.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("loss", "experts")
@@ -52,6 +60,8 @@ class Reached(ResultTable):
     trusted: NDArray[np.bool_]
     notes: tuple[str, ...] = ()
     conditions: Conditions | None = field(default=None, repr=False, compare=False)
+    hours: FloatArray | None = None
+    money: FloatArray | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -59,20 +69,42 @@ class Reached(ResultTable):
         return (*self.notes, *range_warnings(self.conditions, self.n_active, self.tokens, experts))
 
     def _columns(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("notes", "conditions")}
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("notes", "conditions")}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @name_limits
 def cheapest_budget(
-    law: ChinchillaForm, loss: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False, **limits: Any
+    law: Law,
+    loss: ArrayLike,
+    experts: ArrayLike | None = None,
+    *,
+    gpus: int | None = None,
+    throughput: Any = None,
+    price: Any = None,
+    force: bool = False,
+    **limits: Any,
 ) -> Reached:
     """Least FLOPs whose best model with E experts reaches `loss`, for each E (None: `law.default_experts()`).
 
-    `limits`: see `Constraints`. ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
+    With a `throughput` the fewest hours on so many `gpus`, and their price, as in `law.optimal`. `limits`: see
+    `Constraints`. ExtrapolationError where all answers for a loss are beyond the guard, unless `force`.
     """
     constraints = Constraints.of(law, **limits)
+    cluster = None if gpus is None and throughput is None and price is None else Cluster.of(gpus, throughput, price)
     target, e = positive("loss", loss), asked_experts(law, experts)
     target = target.reshape(target.shape + (1,) * e.ndim)
+    if cluster is None and isinstance(law, ChinchillaForm):
+        flops, width = _least_flops(law, target, e, constraints)
+    else:
+        flops, width = _least_cost(law, target, e, constraints, cluster)
+    return _reached(law, target, e, flops, width, constraints, force, cluster)
+
+
+def _least_flops(
+    law: ChinchillaForm, target: FloatArray, e: FloatArray, constraints: Constraints
+) -> tuple[FloatArray, FloatArray]:
+    """The budgets, and the widths of their best models; NaN where none reaches the target."""
 
     def excess(log_flops: FloatArray, target: FloatArray, e: FloatArray) -> FloatArray:
         return optimal_widths(law, np.exp(log_flops), e, constraints).loss - target
@@ -80,12 +112,36 @@ def cheapest_budget(
     flops = np.exp(root(excess, *np.log(FLOPS_RANGE), target, e))
     known = np.isfinite(flops)
     found = optimal_widths(law, np.where(known, flops, 1e20), np.broadcast_to(e, known.shape), constraints)
-    return _reached(law, target, e, flops, np.where(known, found.d_model, np.nan), constraints, force)
+    return flops, np.where(known, found.d_model, np.nan)
 
 
-def flop_savings(
-    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
-) -> FloatArray:
+def _least_cost(
+    law: Law, target: FloatArray, e: FloatArray, constraints: Constraints, cluster: Cluster | None
+) -> tuple[FloatArray, FloatArray]:
+    """As `_least_flops`, for any law, or of least hours on a cluster."""
+    for name in ("inference_tokens", "unique_tokens"):
+        if value := getattr(constraints, name):
+            raise ValueError(f"{name}={value:g} go with FLOPs of a Chinchilla or joint law, not with hours")
+    refuse_other_variables(law, constraints, e)
+    experts, loss = (np.reshape(v, (-1, 1)) for v in np.broadcast_arrays(e, target))
+
+    def seconds_of(d_model: FloatArray, _: Mapping[str, Any], tokens: FloatArray) -> FloatArray:
+        assert cluster is not None
+        return cluster.seconds(work_of(d_model, experts, constraints), tokens)
+
+    asked = (law, coefficients_of(law)[:, :1], loss, experts, constraints)
+    cost = flops_of if cluster is None else seconds_of
+    free = cheapest_width(*asked, cost, np.full(loss.shape, MIDDLE), SEARCHED)
+    width = np.maximum(np.minimum(free, constraints.width_limit(experts)), HEAD_DIM)
+    width = np.where(constraints.width_limit(experts) < HEAD_DIM * (1 - 1e-12), np.nan, width)
+    found = constraints.variables(width, experts, 1.0)
+    flops = training_flops(found["n_active"], tokens_needed(*asked[:3], found))
+    shape = np.broadcast_shapes(e.shape, target.shape)
+    known = np.isfinite(flops) & np.isfinite(free)
+    return tuple(np.where(known, values, np.nan).reshape(shape) for values in (flops, width))  # type: ignore[return-value]
+
+
+def flop_savings(law: Law, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False) -> FloatArray:
     """Part of the dense compute-optimal budget that an MoE of equal loss saves: flops.shape + experts.shape.
 
     ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
@@ -99,59 +155,85 @@ def flop_savings(
 
 @name_limits
 def smallest_memory(
-    law: ChinchillaForm,
+    law: Law,
     flops: Any,
     loss: Any,
     experts: ArrayLike | None = None,
     *,
+    hours: Any = None,
+    money: Any = None,
+    gpus: int | None = None,
+    throughput: Any = None,
+    price: Any = None,
     force: bool = False,
     **limits: Any,
 ) -> Reached:
-    """The least memory (weights and KV cache, bytes) with which `flops` reach `loss`; else as `cheapest_budget`."""
-    constraints = Constraints.of(law, **limits)
+    """The least memory (weights and KV cache, bytes) with which a budget reaches `loss`; else as `cheapest_budget`.
+
+    The budget is of `flops`, or (`flops` None) of hours or money, as in `law.optimal`.
+    """
+    time, constraints = TimeBudget.of(flops, hours, money, gpus, throughput, price), Constraints.of(law, **limits)
     if constraints.max_memory_bytes is not None:
         raise ValueError("max_memory_bytes is what is asked for: leave it out")
-    budget, target = float(positive("flops", flops)), float(positive("loss", loss))
-    e = np.atleast_1d(asked_experts(law, experts))
+    target, e = float(positive("loss", loss)), np.atleast_1d(asked_experts(law, experts))
+
+    def models(width: FloatArray, e: FloatArray) -> dict[str, Any]:
+        if time is not None:
+            return time.variables(width, e, constraints)
+        return constraints.variables(width, e, float(positive("flops", flops)))
 
     def excess(width: FloatArray, e: FloatArray) -> FloatArray:
-        n = active_parameters(width, vocab_size=constraints.vocab_size)
-        tokens = affordable_tokens(budget, n, constraints.inference_tokens)
-        return np.asarray(law.loss(n, np.maximum(tokens, 1e-300), e)) - target
+        found = models(width, e)
+        found["tokens"] = np.maximum(found["tokens"], 1e-300)
+        return np.asarray(loss_of_variables(law, found, constraints)) - target
 
-    best = optimal_widths(law, budget, e, constraints)
+    if time is None:
+        best = optimal_widths(law, positive("flops", flops), e, constraints)
+    else:
+        best = widths_in_time(law, time, e, constraints)
     smallest = np.full(e.shape, float(HEAD_DIM))
     width = root(excess, smallest, np.maximum(best.d_model, HEAD_DIM), e)
     width = np.where(excess(smallest, e) <= 0, smallest, width)
     width = np.where(best.fits & (best.loss <= target), width, np.nan)
-    return _reached(law, np.asarray(target), e, np.full(e.shape, budget), width, constraints, force)
+    if time is None:
+        spent = np.full(e.shape, float(positive("flops", flops)))
+    else:
+        found = models(width, e)
+        spent = training_flops(found["n_active"], found["tokens"])
+    cluster = None if time is None else time.cluster
+    return _reached(law, np.asarray(target), e, spent, width, constraints, force, cluster)
 
 
 def _reached(
-    law: ChinchillaForm,
+    law: Law,
     target: FloatArray,
     experts: FloatArray,
     flops: FloatArray,
     width: FloatArray,
     constraints: Constraints,
     force: bool,
+    cluster: Cluster | None,
 ) -> Reached:
     """The models of these widths (NaN: none) and budgets, checked against the law's range."""
-    n_active = active_parameters(width, vocab_size=constraints.vocab_size)
+    at = model_variables(law, width, experts, np.where(np.isnan(width), np.nan, flops), constraints)
+    n_active, tokens = at["n_active"], at["tokens"]
     memory = constraints.weight_bytes(width, experts) + constraints.kv_bytes(width)
-    tokens = np.where(np.isnan(width), np.nan, affordable_tokens(flops, n_active, constraints.inference_tokens))
-    trusted = ~law.beyond_guard(n_active, tokens, experts)
+    trusted = ~law.beyond_guard(**at)
     axes = tuple(range(width.ndim - experts.ndim, width.ndim))
     found = np.isfinite(width)
     lost = found & ~(found & trusted).any(axis=axes, keepdims=True)  # no E is left for this loss
     if lost.any():
-        own = np.broadcast_to(experts, lost.shape)[lost]
-        refuse_extrapolation(law.conditions, n_active[lost], tokens[lost], own, force)
-    exists = has_optimum(law.chinchilla_coefficients(experts))
+        refuse_extrapolation(law.conditions, **{name: values[lost] for name, values in at.items()}, force=force)
+    exists = has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
     notes = [f"E = {e:g} is left out: {why_no_optimum(law, e)}" for e in np.unique(experts[~exists]).tolist()]
     if np.any(found & ~trusted):
         notes.append("rows marked not trusted are too far outside the fitted range to act on")
     n_total = total_parameters(width, experts, vocab_size=constraints.vocab_size)
     spent, memory = (np.where(found, values, np.inf) for values in (flops, memory))
     sizes = (n_active, n_total, tokens, tokens / n_active)
-    return Reached(target, experts, spent, memory, *sizes, trusted, tuple(notes), law.conditions)
+    timed: dict[str, Any] = {}
+    if cluster is not None:
+        notes += cluster.throughput.warnings(work_of(width[found], at["experts"][found], constraints), cluster.gpus)
+        seconds = np.where(found, cluster.seconds(work_of(width, experts, constraints), tokens), np.inf)
+        timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
+    return Reached(target, experts, spent, memory, *sizes, trusted, tuple(notes), law.conditions, **timed)

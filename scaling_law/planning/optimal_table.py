@@ -5,8 +5,9 @@ Intervals and comparisons take the losses of the same models under every draw, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import refuse_extrapolation
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.planning.hours import Cluster, TimeBudget, drawn_losses, widths_in_time, work_of
 from scaling_law.planning.optimum import (
     Constraints,
     WidthOptimum,
@@ -29,6 +31,7 @@ from scaling_law.planning.optimum import (
     positive,
     why_no_optimum,
 )
+from scaling_law.planning.placement import DoesNotFit, place
 from scaling_law.size.architecture import (
     HEAD_DIM,
     Architecture,
@@ -38,7 +41,9 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
+from scaling_law.size.gpus import named_gpu
 from scaling_law.size.recipe import PAPER, BatchRamp
+from scaling_law.size.serving import decode_seconds_by_width
 
 FloatArray = NDArray[np.float64]
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
@@ -49,8 +54,9 @@ class OptimalRow:
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token.
 
     Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
-    draws. `limited_by`: "compute", "memory", or "smallest" for an optimum below d_model 64. `trusted`: see `warnings`.
-    `epochs`: tokens over the unique ones, where these are limited.
+    draws. `limited_by`: "compute" or "time", "memory", or "smallest" for an optimum below d_model 64. `trusted`: see
+    `warnings`. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
+    generated token, where a batch was given.
     """
 
     experts: float
@@ -71,6 +77,7 @@ class OptimalRow:
     trusted: bool
     architecture: Architecture | None
     epochs: float | None = None
+    decode_seconds: float | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -126,6 +133,8 @@ class OptimalTable(ResultTable):
 
     `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
+    With a budget of `time`, draws are those of law and step times together, `flops` those of the best row, and
+    `equal_flops` the answer for so many FLOPs.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -139,6 +148,8 @@ class OptimalTable(ResultTable):
     law_error: float | None = None
     draw_losses: FloatArray | None = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()
+    time: TimeBudget | None = None
+    equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def compared(self) -> tuple[OptimalRow, ...]:
@@ -174,9 +185,23 @@ class OptimalTable(ResultTable):
         return Comparison(best.experts, second.experts, ahead, interval, self.law_error, tied, shares)
 
     @property
+    def reordered(self) -> str | None:
+        """How hours order the E otherwise than equal FLOPs do; None where they do not."""
+        if self.equal_flops is None or self.time is None:
+            return None
+        flops = {row.experts: row.loss for row in self.equal_flops}
+        rows = [row for row in self.compared if row.experts in flops]
+        hours = [row.experts for row in sorted(rows, key=lambda row: row.loss)]
+        if (by_flops := sorted(hours, key=lambda e: flops[e])) == hours:
+            return None
+        budget = f"{format_flops(self.flops)} FLOPs each"
+        return f"best E first: {_listed(hours)} in {self.time.hours:.3g} hours, but {_listed(by_flops)} for {budget}"
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings about the best row, and about the comparison itself."""
-        found = [*self.notes, *(f"best row: {warning}" for warning in self.best.warnings)]
+        found = [*self.notes, *([self.reordered] if self.reordered else [])]
+        found += [f"best row: {warning}" for warning in self.best.warnings]
         if self.comparison is not None and len(self.comparison.tied) > 1:
             found.append(str(self.comparison))
         if untrusted := _listed(row.experts for row in self.rows if not row.trusted):
@@ -207,6 +232,9 @@ class OptimalTable(ResultTable):
         found |= {"comparison": self.comparison and asdict(self.comparison)}
         if self.comparison:
             found["comparison"]["win_shares"] = {f"{e:g}": share for e, share in self.comparison.win_shares.items()}
+        if self.time is not None:
+            found |= {"time": self.time.to_dict(), "reordered": self.reordered}
+            found |= {"equal_flops": self.equal_flops and self.equal_flops.to_dict()}
         left_out = {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()}
         found |= {"experts_without_optimum": left_out, "experts_that_do_not_fit": list(self.experts_that_do_not_fit)}
         return found | {"warnings": list(self.warnings)}
@@ -239,34 +267,52 @@ class OptimalTable(ResultTable):
             f"{format_count(c.unique_tokens or 0)} unique tokens": c.unique_tokens,
         }
         limits = [text for text, given in parts.items() if given]
-        return f"{', '.join([f'{format_flops(self.flops)} FLOPs', *limits])}  ({self.law})"
+        budget = f"{format_flops(self.flops)} FLOPs" if self.time is None else str(self.time)
+        return f"{', '.join([budget, *limits])}  ({self.law})"
 
     def _cells(self, row: OptimalRow) -> dict[str, object]:
         shares, tied = (c.win_shares, c.tied) if (c := self.comparison) else ({}, ())
         mark = "best" if row is self.best else "not trusted" if not row.trusted else "tie" * (row.experts in tied)
         behind = row.loss - self.best.loss if row in self.compared and row is not self.best else None
         names = ("experts", "d_model", "n_active", "n_total", "tokens")
+        same = {r.experts: r.loss for r in self.equal_flops} if self.equal_flops else {}
         return {name: getattr(row, name) for name in names} | {
             "D/N": f"{row.tokens_per_parameter:.3g}",
+            "FLOPs": "" if self.time is None else format_flops(row.training_flops),
             "epochs": "" if row.epochs is None else f"{row.epochs:.3g}",
             "weights": format_bytes(row.weight_bytes),
             "KV cache": format_bytes(row.kv_cache_bytes) if self.constraints.kv_cache_tokens else "",
             "loss": row.loss,
             "95 %": "{:.4f}…{:.4f}".format(*row.loss_interval) if row.loss_interval else "",
             "behind": "" if behind is None else f"{behind:.4f}",
+            "at equal FLOPs": f"{same[row.experts]:.4f}" if row.experts in same else "",
             "wins": f"{shares[row.experts]:.0%}" if row.experts in shares else "",
+            **self._serving(row),
             "peak LR": f"{row.learning_rate:.2e}",
             "limited by": row.limited_by,
             "": mark,
         }
 
+    def _serving(self, row: OptimalRow) -> dict[str, str]:
+        """Of a million generated tokens the price, or without one the GPU-seconds."""
+        if row.decode_seconds is None or self.time is None:
+            return {}
+        seconds, price = 1e6 * row.decode_seconds, self.time.cluster.price
+        return {"GPU-s per M": f"{seconds:.3g}"} if price is None else {"price per M": f"{price * seconds / 3600:.3g}"}
+
 
 @name_limits
 def optimal(
     law: Law,
-    flops: Any,
+    flops: Any = None,
     experts: ArrayLike | None = None,
     *,
+    hours: Any = None,
+    money: Any = None,
+    gpus: int | None = None,
+    throughput: Any = None,
+    price: Any = None,
+    decode_batch: float | None = None,
     integral: bool = False,
     learning_rate_law: LearningRateLaw | None = None,
     batch_ramp: BatchRamp | None = None,
@@ -277,37 +323,51 @@ def optimal(
 
     Args:
         flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
+        hours, money: of training, in the place of flops, on so many `gpus`; money by a `price` per GPU-hour.
+        throughput: how fast they train: a `Throughput`, a throughput.json, or "h100", whose MFU is then assumed.
+        decode_batch: with these, also what it takes to serve so many sequences at once (`size.serving`), which hold
+            `kv_cache_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
-        batch_ramp: its last batch goes into learning-rate laws that have a batch; None: the paper's.
+        batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times; None:
+            the paper's.
         force: compare answers beyond the range guard, too.
         limits: the fields of `planning.optimum.Constraints`: max_memory_bytes="80GB" and so on.
 
-    ValueError where nothing fits or the law has no optimum; ExtrapolationError where no answer is within the range
-    guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
+    ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError where
+    no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
     """
     if np.ndim(flops):
         budgets = np.asarray(flops).tolist()
         raise ValueError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
-    budget, constraints = float(positive("flops", flops)), Constraints.of(law, **limits)
-    e = np.atleast_1d(asked_experts(law, experts))
+    time = TimeBudget.of(flops, hours, money, gpus, throughput, price, batch_ramp)
+    constraints, e = Constraints.of(law, **limits), np.atleast_1d(asked_experts(law, experts))
     if e.ndim != 1 or not e.size:
         raise ValueError(f"experts={e.tolist()!r} must be one number or a list of them")
     if integral and np.any(e != np.round(e)):
         raise ValueError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
-    found = optimal_widths(law, budget, e, constraints, integral)
+    budget: Any
+    if time is None:
+        budget = float(positive("flops", flops))
+        found = optimal_widths(law, budget, e, constraints, integral)
+    else:
+        found = widths_in_time(law, time, e, constraints, integral)
+        budget = training_flops(found.n_active, found.tokens)[found.fits]
     shown = found.fits
     if not shown.any():
-        raise ValueError(_nothing_fits(budget, e[found.exists], constraints))
+        raise ValueError(_nothing_fits(float(np.max(budget, initial=1.0)), e[found.exists], constraints))
     at = model_variables(law, found.d_model[shown], e[shown], budget, constraints)
     if law.beyond_guard(**at).all():
         refuse_extrapolation(law.conditions, **at, force=force)
-    draws = None if law.draws is None else law.loss_draws(**constraints.worth(at))
+    draws = drawn_losses(law, time, at, found.d_model[shown], constraints)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
-    return OptimalTable(
-        _rows(law, found, e, at, constraints, rates, ramp, integral, draws),
-        budget,
+    rows = _rows(law, found, e, at, constraints, rates, ramp, integral, draws, "time" if time else "compute")
+    if decode_batch is not None:
+        rows = _served(rows, decode_batch, time, constraints)
+    table = OptimalTable(
+        rows,
+        budget if time is None else float("nan"),
         constraints,
         integral,
         experts_that_do_not_fit=tuple(e[found.exists & ~shown].tolist()),
@@ -317,7 +377,31 @@ def optimal(
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
         notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], constraints),
+        time=time,
     )
+    if time is None:
+        return table
+    spent = table.best.training_flops
+    same = optimal(law, spent, e, integral=integral, learning_rate_law=rates, batch_ramp=ramp, force=True, **limits)
+    notes = (*table.notes, *_notes_on_time(table, time.cluster))
+    return replace(table, flops=spent, equal_flops=same, notes=notes)
+
+
+def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
+    """What step times are worth, and which rows the GPUs cannot train (of the next smaller size that exists)."""
+    best, c = table.best, table.constraints
+    yield from cluster.throughput.warnings(work_of(best.d_model, best.experts, c), cluster.gpus)
+    too_large = []
+    for row in table:
+        width = HEAD_DIM * max(1, int(row.d_model / HEAD_DIM))
+        try:
+            place(Architecture(width, math.ceil(row.experts), vocab_size=c.vocab_size), cluster)
+        except DoesNotFit:
+            too_large.append(row.experts)
+        except ValueError:  # GPUs that cannot share a batch equally: `plan` says so
+            break
+    if too_large:
+        yield f"E = {_listed(too_large)}: training takes more memory than {cluster.hardware} have: see max_parameters"
 
 
 def _rows(
@@ -330,9 +414,10 @@ def _rows(
     ramp: BatchRamp,
     integral: bool,
     draws: FloatArray | None,
+    spent: str,
 ) -> tuple[OptimalRow, ...]:
     """The row of each E with a model that fits: their variables are `at`, `draws` their losses under each draw."""
-    limits = np.where(found.truncated, "memory", np.where(found.free < HEAD_DIM, "smallest", "compute"))
+    limits = np.where(found.truncated, "memory", np.where(found.free < HEAD_DIM, "smallest", spent))
     columns = (asked, found.d_model, found.n_active, found.tokens, found.loss, limits)
     rows: list[OptimalRow] = []
     for e, d, n, tokens, loss, limit in zip(*(column[found.fits].tolist() for column in columns), strict=True):
@@ -361,6 +446,21 @@ def _rows(
         )
         rows.append(row)
     return tuple(rows)
+
+
+def _served(
+    rows: tuple[OptimalRow, ...], batch: float, time: TimeBudget | None, constraints: Constraints
+) -> tuple[OptimalRow, ...]:
+    """The rows with what serving them takes. ValueError without a GPU whose data sheet is known."""
+    size = float(positive("decode_batch", batch))
+    if time is None:
+        raise ValueError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
+    c, gpu = constraints, named_gpu(time.cluster.throughput.device)
+    cached = c.kv_heads_ratio * c.kv_cache_tokens
+    sizes: dict[str, Any] = {"bytes_per_parameter": c.bytes_per_parameter, "bytes_per_kv": c.bytes_per_kv}
+    sizes |= {"shared_ratio": c.shared_ratio, "vocab_size": c.vocab_size}
+    seconds = (decode_seconds_by_width(gpu, row.d_model, row.experts, size, cached, **sizes) for row in rows)
+    return tuple(replace(row, decode_seconds=float(s)) for row, s in zip(rows, seconds, strict=True))
 
 
 def _smallest_width(experts: FloatArray, constraints: Constraints) -> tuple[str, ...]:

@@ -278,7 +278,7 @@ def searched_widths(
     def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         found = constraints.variables(d, e, budget)
         with np.errstate(invalid="ignore"):
-            return found["n_active"], found["tokens"], _loss(law, found, constraints)
+            return found["n_active"], found["tokens"], loss_of_variables(law, found, constraints)
 
     return settled(loss_at, np.where(exists, free, HEAD_DIM), exists, e, constraints, integral)
 
@@ -291,12 +291,12 @@ def searched_width(
     The best of a grid of widths, then the root of the derivative between its neighbours, taken by a complex step.
     ValueError for a variable that is none of an architecture, and for experts of a law of dense models.
     """
-    _refuse_other_variables(law, constraints, e)
+    refuse_other_variables(law, constraints, e)
 
     def slope(x: FloatArray, flops: FloatArray, experts: FloatArray) -> FloatArray:
         """The derivative of the loss by x = ln d_model."""
         found = constraints.variables(np.exp(x) * (1 + 1e-30j), experts, flops)
-        return np.asarray(_loss(law, found, constraints).imag * 1e30)
+        return np.asarray(loss_of_variables(law, found, constraints).imag * 1e30)
 
     served = inference_flops(1.0, constraints.inference_tokens)
     with np.errstate(divide="ignore"):
@@ -304,7 +304,7 @@ def searched_width(
     x = np.linspace(0.0, np.log(width_of_active(most, constraints.vocab_size)), SEARCHED, axis=-1)
     found = constraints.variables(np.exp(x), e[..., None], budget[..., None])
     with np.errstate(all="ignore"):
-        loss = np.where(found["tokens"] > 0, _loss(law, found, constraints), np.inf)
+        loss = np.where(found["tokens"] > 0, loss_of_variables(law, found, constraints), np.inf)
     i = np.argmin(np.where(np.isfinite(loss), loss, np.inf), axis=-1)
     inside = (i > 0) & (i < SEARCHED - 1)
     low, high = (np.take_along_axis(x, np.clip(j, 0, SEARCHED - 1)[..., None], -1)[..., 0] for j in (i - 1, i + 1))
@@ -312,12 +312,16 @@ def searched_width(
     return width, np.isfinite(width)
 
 
-def _loss(law: Law, variables: Mapping[str, Any], constraints: Constraints) -> Any:
+def loss_of_variables(law: Law, variables: Mapping[str, Any], constraints: Constraints) -> Any:
+    """With tokens that repeat counted for what they are worth; nothing is checked."""
     return law.evaluate(tuple(law.coefficients.values()), constraints.worth(variables))
 
 
-def _refuse_other_variables(law: Law, constraints: Constraints, experts: FloatArray) -> None:
-    if not {*law.variables} & EXPERT_VARIABLES and (others := experts[experts != 1]).size:
+def refuse_other_variables(law: Law, constraints: Constraints, experts: FloatArray) -> None:
+    """ValueError for a variable that is none of an architecture, and for experts that the law does not know."""
+    if isinstance(law, ChinchillaForm):
+        law.chinchilla_coefficients(experts)
+    elif not {*law.variables} & EXPERT_VARIABLES and (others := experts[experts != 1]).size:
         raise ValueError(f"experts={float(others.flat[0]):g}: the {law.name} law is one of dense models, E = 1")
     known = constraints.variables(float(HEAD_DIM), 1.0, 1e20)
     if unknown := [name for name in law.variables if name not in known]:

@@ -6,7 +6,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hub.plain.tables import Summarised, Table
@@ -14,10 +14,13 @@ from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.planning.hours import Cluster, TimeBudget
 from scaling_law.planning.optimal_table import optimal
 from scaling_law.planning.optimum import name_limits
+from scaling_law.planning.placement import Placement, place
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from scaling_law.size.throughput import ModelWork
 
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
@@ -27,7 +30,9 @@ class Plan(Summarised):
     """A run to launch. Tokens, FLOPs, bytes, hours.
 
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
-    and `training_flops` are of that run alone; `total_*` and `gpu_hours` count the decay of every branch.
+    and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
+    `time` is that of step times, if they were given, and `placement` how the run fits into the memory of those GPUs;
+    without them GPU-hours follow from `gpu_flops` and `mfu`.
     """
 
     architecture: Architecture
@@ -52,21 +57,28 @@ class Plan(Summarised):
     gradient_bytes: float
     kv_cache_bytes: float
     gpu_hours: float
-    gpu_flops: float
-    mfu: float
+    gpu_flops: float | None
+    mfu: float | None
     warnings: tuple[str, ...]
+    time: TimeBudget | None = None
+    placement: Placement | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the sizes of the architecture."""
         a = self.architecture
         sizes = {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
-        return asdict(self) | sizes | {"configuration": self.configuration()}
+        found = asdict(replace(self, time=None)) | sizes | {"configuration": self.configuration()}
+        return found | {"time": self.time and self.time.to_dict()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default."""
         a = self.architecture
+        run: dict[str, Any] = {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts}", "sweep": sweep}
+        if self.placement is not None:
+            run["micro_batch_sequences"] = self.placement.micro_batch_sequences
+            run["gradient_checkpointing"] = self.placement.gradient_checkpointing
         return {
-            "run": {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts}", "sweep": sweep},
+            "run": run,
             "model": a.shape,
             "data": {"sequence_length": self.sequence_length},
             "schedule": {
@@ -92,7 +104,7 @@ class Plan(Summarised):
         ramp = ", ".join(f"{stage.sequences} from {format_count(stage.from_tokens)}" for stage in self.batch_ramp)
         memory = {"weights (bf16)": self.weight_bytes, "AdamW (fp32)": self.optimizer_bytes}
         memory |= {"gradients (fp32)": self.gradient_bytes, "KV cache": self.kv_cache_bytes}
-        hours = f"{self.gpu_hours:,.1f}" if self.gpu_hours >= 1 else f"{self.gpu_hours:.2g}"
+        placed = {} if self.placement is None else {"memory in training": str(self.placement)}
         training = f"{format_flops(self.training_flops)} FLOPs"
         if len(self.branches) > 1:
             training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
@@ -106,11 +118,18 @@ class Plan(Summarised):
             "warm-up, decay": f"{format_count(self.warmup_tokens)}, {format_count(self.decay_tokens)} tokens",
             "peak learning rate": f"{self.learning_rate:.3g} ({self._where_the_rate_is_from})",
             "training": training,
-            "time": f"{hours} GPU-hours at {format_flops(self.gpu_flops)} FLOP/s and {self.mfu:.0%} MFU",
+            "time": self._training_time(),
             "memory": ", ".join(f"{name} {format_bytes(value)}" for name, value in memory.items() if value),
+            **placed,
             "predicted loss": f"{self.loss:.4f}{interval} nats per token",
         }
         return Table((), list(lines.items()), title="Plan", warnings=self.warnings)
+
+    def _training_time(self) -> str:
+        hours = f"{self.gpu_hours:,.1f}" if self.gpu_hours >= 1 else f"{self.gpu_hours:.2g}"
+        if self.time is not None:
+            return f"{hours} GPU-hours: {self.time}"
+        return f"{hours} GPU-hours at {format_flops(self.gpu_flops or 0)} FLOP/s and {self.mfu:.0%} MFU"
 
     @property
     def _where_the_rate_is_from(self) -> str:
@@ -124,9 +143,14 @@ class Plan(Summarised):
 @name_limits
 def plan(
     law: ChinchillaForm,
-    flops: float | str,
+    flops: float | str | None = None,
     experts: Any = None,
     *,
+    hours: Any = None,
+    money: Any = None,
+    gpus: int | None = None,
+    throughput: Any = None,
+    price: Any = None,
     branches: int = 1,
     gpu_flops: float = 989e12,
     mfu: float = 0.4,
@@ -136,10 +160,12 @@ def plan(
     force: bool = False,
     **limits: Any,
 ) -> Plan:
-    """The run of the best architecture that exists for `flops`; experts and limits as in `law.optimal`.
+    """The run of the best architecture that exists for a budget; budget, experts and limits as in `law.optimal`.
 
     `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … `gpu_flops` is the peak
-    FLOP/s of one accelerator (989e12: an H100 in bf16), `mfu` the part of it that is used. Errors as `law.optimal`.
+    FLOP/s of one accelerator (989e12: an H100 in bf16), `mfu` the part of it that is used: for GPU-hours where no
+    `throughput` gives step times, which goes with flops, too. A budget of hours or money is that of the full run
+    alone. Errors as `law.optimal`, and ValueError for a model that the memory of those GPUs cannot train.
     """
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
@@ -149,8 +175,11 @@ def plan(
         raise ValueError(f"gpu_flops={gpu_flops!r} must be positive and finite")
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = BatchRamp(batch_ramp, sequence_length)
-    chosen: dict[str, Any] = {"learning_rate_law": rates, "batch_ramp": ramp}
-    table = optimal(law, flops, experts, integral=True, **chosen, force=force, **limits)
+    cluster = None if throughput is None else Cluster.of(gpus, throughput, price, ramp)
+    asked: dict[str, Any] = {"hours": hours, "money": money, "learning_rate_law": rates, "batch_ramp": ramp}
+    if flops is None or cluster is None:
+        asked |= {"gpus": gpus, "throughput": throughput, "price": price}
+    table = optimal(law, flops, experts, integral=True, **asked, force=force, **limits)
     row = table.best
     architecture = row.architecture
     assert architecture is not None  # integral rows have one
@@ -161,7 +190,12 @@ def plan(
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     at = (architecture.n_active, tokens, architecture.experts)
-    warnings = table.warnings
+    warnings, time = table.warnings, None
+    gpu_hours = architecture.training_flops(total) / (gpu_flops * mfu * 3600.0)
+    if cluster is not None:
+        time = TimeBudget(float(cluster.seconds(ModelWork.of(architecture), float(total))) / 3600.0, cluster)
+        gpu_hours = cluster.gpus * time.hours
+        warnings = tuple(dict.fromkeys([*warnings, *cluster.throughput.warnings(architecture, cluster.gpus)]))
     if architecture.vocab_size != VOCAB_SIZE:  # train.py's default is GPT-2's tokenizer
         size = f"{architecture.vocab_size:,}"
         note = f"sizes count a vocabulary of {size}: give train.py a tokenizer of that size (--data.tokenizer)"
@@ -188,10 +222,12 @@ def plan(
         optimizer_bytes=ADAM_BYTES * architecture.n_total,
         gradient_bytes=GRADIENT_BYTES * architecture.n_total,
         kv_cache_bytes=row.kv_cache_bytes,
-        gpu_hours=architecture.training_flops(total) / (gpu_flops * mfu * 3600.0),
-        gpu_flops=gpu_flops,
-        mfu=mfu,
+        gpu_hours=gpu_hours,
+        gpu_flops=None if time else gpu_flops,
+        mfu=None if time else mfu,
         warnings=warnings,
+        time=time,
+        placement=None if cluster is None else place(architecture, cluster),
     )
 
 

@@ -1,1 +1,1 @@
-"""Sizes: parameters, FLOPs, memory, the batch ramp, and the runs of the paper."""
+"""Sizes: parameters, FLOPs, memory, step times, the batch ramp, and the runs of the paper."""

@@ -20,26 +20,13 @@ from typing import Any
 import psutil
 import torch
 
+from scaling_law.size.gpus import find_gpu
 from training.configuration.arguments import ConfigurationError, RunArguments
 
 logger = logging.getLogger(__name__)
 
 _LAUNCHERS = {"accelerate", "accelerate-launch", "torchrun"}
 _LAUNCHER_MODULES = {"accelerate.commands.accelerate_cli", "accelerate.commands.launch", "torch.distributed.run"}
-
-# Dense bf16 matrix FLOP/s of one device, from the vendors' data sheets (without sparsity).
-PEAK_BF16_FLOPS = {
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX 4090": 165e12,
-    "A10": 125e12,
-    "L4": 121e12,
-    "V100": 125e12,
-}
 
 
 def make_accelerator(run: RunArguments):
@@ -154,20 +141,25 @@ class StopSignal:
 
 def describe(device: torch.device, world_size: int) -> str:
     """Such as `8 x NVIDIA H100 80GB HBM3` or `1 x AMD EPYC (2 threads)`."""
+    return f"{world_size} x {name(device)}"
+
+
+def name(device: torch.device) -> str:
+    """Such as `NVIDIA H100 80GB HBM3` or `AMD EPYC (2 threads)`."""
     if device.type == "cuda":
-        return f"{world_size} x {torch.cuda.get_device_name(device)}"
+        return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
-    name = found[1].strip() if found else platform.processor() or platform.machine()
-    return f"{world_size} x {name} ({torch.get_num_threads()} threads)"
+    processor = found[1].strip() if found else platform.processor() or platform.machine()
+    return f"{processor} ({torch.get_num_threads()} threads)"
 
 
 def peak_flops(device: torch.device) -> float | None:
     """Peak dense bf16 FLOP/s of one device; None where no data sheet is known here (a CPU, say)."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for key, peak in PEAK_BF16_FLOPS.items() if key in name), None)
+    gpu = find_gpu(torch.cuda.get_device_name(device))
+    return gpu.peak_flops if gpu else None
 
 
 def peak_memory(device: torch.device) -> int:

@@ -1,15 +1,13 @@
 """What a run costs, before it (`train.py --dry-run`); and what to try instead, after a step that did not fit.
 
-The dry run makes a warm-up step and a measured one on random token ids, and leaves nothing behind.
+The dry run refuses what cannot fit before it builds the model, then makes a warm-up step and a measured one on random
+token ids, and leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,6 +15,8 @@ from rich.console import Console
 
 from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_flops
+from scaling_law.size.architecture import Architecture
+from scaling_law.size.training_memory import TrainingMemory, training_memory
 from training.configuration.arguments import TrainingArguments
 from training.configuration.schedule import total_tokens
 from training.data.tokenizer import load_tokenizer
@@ -29,26 +29,11 @@ from training.run.step import (
     make_session,
     model_config,
     peak_learning_rate,
-    train_step,
     utilisation_flops,
 )
+from training.run.timing import RandomTokens, StepTimer, device_memory
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
-
-
-@dataclass(frozen=True)
-class RandomTokens:
-    """Ids drawn uniformly, in the place of `TrainingData`."""
-
-    vocab_size: int
-    sequence_length: int
-    micro_batch_sequences: int
-
-    def micro_batches(self, position, sequences, rank, world_size, device) -> Iterator[tuple[torch.Tensor, ...]]:
-        shape = (self.micro_batch_sequences, self.sequence_length)
-        for _ in range(rank, sequences // self.micro_batch_sequences, world_size):
-            ids = torch.randint(self.vocab_size, shape, device=device)
-            yield ids, ids.roll(-1, 1)
 
 
 def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int:
@@ -56,7 +41,7 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
 
     Raises:
         ConfigurationError: the processes cannot share the batches, or a micro-batch holds no whole capacity groups.
-        OutOfMemory: a step does not fit; says what to try.
+        OutOfMemory: a step cannot fit, or did not; says what to try.
     """
     a = settled(arguments)
     accelerator = devices.make_accelerator(a.run)
@@ -66,16 +51,15 @@ def dry_run(arguments: TrainingArguments, console: Console | None = None) -> int
     console = (console or Console()) if accelerator.is_main_process else Console(quiet=True)
     for title, rows in _plan(a, tokenizer).items():
         console.print(Table((), rows, title=title))
+    predicted = check_memory(a, accelerator, architecture(a.model, len(tokenizer)))
     session = make_session(a, accelerator, tokenizer, data)
     try:
         session.model.train()
-        for _ in range(2):  # the first warms up
-            started = time.perf_counter()
-            result = train_step(session, 0, session.schedule.learning_rate(0))
-            seconds = time.perf_counter() - started
+        timer = StepTimer(session)
+        _, result = timer.step(), timer.step()  # the first warms up
     except RuntimeError as error:
         raise explained(session, error) from None
-    for title, rows in _measured(session, result, seconds).items():
+    for title, rows in _measured(session, result, timer.seconds[-1], predicted).items():
         console.print(Table((), rows, title=title))
     accelerator.wait_for_everyone()
     accelerator.end_training()
@@ -128,18 +112,54 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
     return {"Model": model, "Schedule": schedule, "Disk": disk}
 
 
-def _measured(session: Session, result: StepResult, seconds: float) -> dict[str, list[tuple[str, str]]]:
+def predicted_memory(a: TrainingArguments, accelerator, arch: Architecture, micro: int) -> TrainingMemory:
+    """Of each device in the largest batch of a run, with micro-batches of so many sequences."""
+    world = accelerator.num_processes
+    largest = max(stage.sequences for stage in a.schedule.stages())
+    return training_memory(
+        arch,
+        micro,
+        a.data.sequence_length,
+        passes=max(1, largest // (micro * world)),
+        precision=a.run.precision,
+        gradient_checkpointing=a.run.gradient_checkpointing,
+        capacity_factor=a.model.capacity_factor,
+        sharding="fsdp2" if accelerator.is_fsdp2 else "ddp" if world > 1 else "none",
+        devices=world,
+        on_cpu=accelerator.device.type == "cpu",
+    )
+
+
+def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> TrainingMemory:
+    """The memory that a step will take on each device. Raises OutOfMemory if the device has less; says what fits."""
+    there, world = device_memory(accelerator.device), accelerator.num_processes
+    predicted = predicted_memory(a, accelerator, arch, a.run.micro_batch_sequences)
+    if predicted.total <= there:
+        return predicted
+    fitting = [
+        micro
+        for micro in smaller_micro_batches(a, world)
+        if predicted_memory(a, accelerator, arch, micro).total <= there
+    ]
+    needed = f"a step needs about {format_bytes(predicted.total)} of a device, which has {format_bytes(there)}"
+    head = f"run.micro_batch_sequences {a.run.micro_batch_sequences}: {needed}"
+    raise OutOfMemory(f"{head}; {_advice(a, fitting, 'what would fit')}")
+
+
+def _measured(
+    session: Session, result: StepResult, seconds: float, predicted: TrainingMemory
+) -> dict[str, list[tuple[str, str]]]:
     """Memory and speed of the first step; rows by title."""
     a, accelerator, device = session.arguments, session.accelerator, session.accelerator.device
-    shards = accelerator.num_processes if accelerator.is_fsdp2 else 1
-    weights = _WEIGHT * sum(p.numel() for p in session.model.parameters()) / shards
-    kind, there = "process", ""
-    if device.type == "cuda":
-        kind, there = "tensors", f" of {format_bytes(torch.cuda.get_device_properties(device).total_memory)}"
+    kind = "tensors" if device.type == "cuda" else "process"
+    there = f" of {format_bytes(device_memory(device))}"
     memory = [
-        ("weights", format_bytes(weights)),
-        ("gradients", format_bytes(weights)),
-        ("Adam's moments", format_bytes(2 * weights)),
+        ("weights", format_bytes(predicted.weights)),
+        ("gradients", format_bytes(predicted.gradients)),
+        ("Adam's moments", format_bytes(predicted.optimizer)),
+        ("activations", format_bytes(predicted.activations)),
+        ("logits, inner gradients", format_bytes(predicted.workspace)),
+        ("predicted peak", f"{format_bytes(predicted.total)}{there}"),
         (f"measured, peak of the {kind}", f"{format_bytes(devices.peak_memory(device))}{there}"),
     ]
     tokens, peak = session.schedule.ramp.tokens(1), session.peak_flops
@@ -149,6 +169,10 @@ def _measured(session: Session, result: StepResult, seconds: float) -> dict[str,
         ("loss", f"{result.loss:.3f} on random ids, gradient norm {result.gradient_norm:.3g}"),
         ("time", f"{seconds:.3g} s for {tokens:,} tokens: {speed:,.0f} tokens/s"),
         *([("MFU", f"{utilisation_flops(session.architecture) * speed / peak:.1%}")] if peak else []),
+        (
+            "micro-batch",
+            f"{a.run.micro_batch_sequences} sequences of {a.data.sequence_length} tokens; {a.run.precision}",
+        ),
         ("estimated for the whole run", f"{hours:.3g} hours (from this one step)"),
     ]
     hardware = devices.describe(device, accelerator.num_processes)
@@ -165,14 +189,21 @@ def explained(session: Session, error: RuntimeError) -> RuntimeError:
     """What to show for an error: for one of an allocator, on GPU or CPU, what to try; else the error itself."""
     if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
         return error
-    a, choices = session.arguments, smaller_micro_batches(session.arguments, session.accelerator.num_processes)
-    advice = f"smaller ones that this run can go on with: {', '.join(map(str, choices))}"
+    a = session.arguments
+    choices = smaller_micro_batches(a, session.accelerator.num_processes)
+    head = f"out of memory with run.micro_batch_sequences {a.run.micro_batch_sequences}"
+    advice = _advice(a, choices, "smaller ones that this run can go on with")
+    return OutOfMemory(f"{head} ({str(error).splitlines()[0][:200]}); {advice}")
+
+
+def _advice(a: TrainingArguments, choices: list[int], what: str) -> str:
+    """The micro-batches to try, or that there are none; and checkpointing, where it is not on."""
+    advice = f"{what}: {', '.join(map(str, choices))}"
     if not choices:
         group = f"holds whole capacity groups of {a.model.capacity_group_tokens} tokens and cuts the batches evenly"
-        advice = f"no smaller one {group}: use more devices with FSDP2, or a smaller model"
-    checkpointing = "" if a.run.gradient_checkpointing else "; or set run.gradient_checkpointing"
-    head = f"out of memory with run.micro_batch_sequences {a.run.micro_batch_sequences}"
-    return OutOfMemory(f"{head} ({str(error).splitlines()[0][:200]}); {advice}{checkpointing}")
+        also = " and fits" if what.endswith("fit") else ""
+        advice = f"no smaller one {group}{also}: use more devices with FSDP2, or a smaller model"
+    return advice if a.run.gradient_checkpointing else f"{advice}; or set run.gradient_checkpointing"
 
 
 def smaller_micro_batches(arguments: TrainingArguments, world: int) -> list[int]:

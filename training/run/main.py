@@ -256,7 +256,7 @@ class Run:
                 rate = self.schedule.learning_rate(progress.step, branch)
                 result = train_step(session, progress.step, rate)
                 count(session, progress, result, branch)
-                progress.wall_seconds = before + time.monotonic() - started
+                progress.spent(before + time.monotonic() - started)
 
                 log(progress, result, rate)
                 if branch is None and progress.step in self.release_steps:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -15,6 +17,7 @@ from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shortened
 from hub.record.run_record import RunRecord
 from hub.store.files import portable_tokenizer_config
 from modeling_switch_moe import SwitchMoeForCausalLM
+from scaling_law.size.recipe import BatchRamp
 from training.configuration.schedule import Branch
 from training.data.tokenizer import description, fingerprint
 from training.run import devices
@@ -25,6 +28,7 @@ from training.run.step import Progress, Session, utilisation_flops
 
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
+_RUN = {"sweep", "seed", "precision", "micro_batch_sequences", "gradient_checkpointing", "compile"}
 _MODEL = {"capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision"}
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
 
@@ -87,7 +91,7 @@ def run_record(
             "weight_decay_on": "all" if a.optimizer.decay_all else "matrices",
             "gradient_clip_norm": a.optimizer.gradient_clip or None,
         },
-        **a.run.model_dump(include={"sweep", "seed", "precision", "micro_batch_sequences"}),
+        **a.run.model_dump(include=_RUN),
         **a.model.model_dump(include=_MODEL),
         balance_loss_coefficient=a.model.balance_loss,
         z_loss_coefficient=a.model.z_loss,
@@ -97,6 +101,8 @@ def run_record(
         training_flops=float(arch.training_flops(tokens)),
         tokens_per_second=speed,
         mfu=utilisation_flops(arch) * speed / session.peak_flops if session.peak_flops else None,
+        step_seconds=step_seconds(progress, ramp),
+        peak_memory_bytes=devices.peak_memory(accelerator.device),
         hardware=devices.describe(accelerator.device, accelerator.num_processes),
         wall_time_seconds=progress.wall_seconds,
         versions={"python": sys.version.split()[0], **{name: version(name) for name in _LIBRARIES}},
@@ -107,6 +113,15 @@ def run_record(
         loss_spikes=len(progress.spikes),
     )
     return _named_by_recipe(record, end)
+
+
+def step_seconds(progress: Progress, ramp: BatchRamp) -> float | None:
+    """The median of the last steps whose batches are as large as the last; None if none was timed."""
+    last = ramp.sequences(max(0, progress.step - 1))
+    latest = enumerate(reversed(progress.recent_seconds), start=1)
+    same = itertools.takewhile(lambda back: ramp.sequences(progress.step - back[0]) == last, latest)
+    times = [seconds for _, seconds in same]
+    return median(times) if times else None
 
 
 def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:

@@ -25,6 +25,7 @@ _SPIKE_WINDOW = 128  # steps to compare with
 _SPIKE_LEAST = 16  # of them before anything is called a spike
 _SPIKE_DEVIATIONS = 6.0
 _MAD_TO_DEVIATION = 1.4826  # for normally distributed values
+_TIMED = 64  # last steps whose times are kept
 _LEAST_DEVIATION = 0.002  # of the median: where all losses are nearly equal, a small rise is no spike
 
 
@@ -229,7 +230,13 @@ class Progress:
     skipped_steps: list[int] = field(default_factory=list)  # whose loss or gradient was not finite
     skipped_in_a_row: int = 0
     recent_losses: list[float] = field(default_factory=list)  # of finite steps; a spike lies far above them
+    recent_seconds: list[float] = field(default_factory=list)  # wall seconds of the last steps
     spikes: list[int] = field(default_factory=list)
+
+    def spent(self, wall_seconds: float) -> None:
+        """After a step: how long the run has trained by now."""
+        seconds = wall_seconds - self.wall_seconds
+        self.wall_seconds, self.recent_seconds = wall_seconds, [*self.recent_seconds, seconds][-_TIMED:]
 
 
 def count(session: Session, progress: Progress, result: StepResult, branch: Branch | None) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scaling_law import Throughput
 from scaling_law.commands.cli import app
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -167,3 +168,59 @@ def test_a_law_that_rises_for_some_experts_answers_for_the_others(shell, publish
     result = shell("optimal", "--law", tmp_path / "none", *words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no compute optimum for any of these experts" in result.stderr
+
+
+def test_speedup(shell):
+    found = json.loads(shell("speedup", "--flops", "1e21", "--experts", "8", "--json").stdout)
+    assert found["factor"] == pytest.approx(1.8348, abs=1e-4)
+    assert [row["size"] for row in found["rows"]] == ["best size", "same N_act"]
+    assert "Asymptote of E = 1: 1.364" in shell("speedup", "--flops", "1e21").stdout
+    wrong = shell("speedup", "--flops", "1e21", "--law", "kaplan")
+    assert wrong.exit_code == 2
+    assert "one of dense models" in wrong.output
+
+
+def test_hours(shell, published, tmp_path):
+    words = ("--gpu", "h100", "--gpus", 8)
+    data = json.loads(shell("optimal", "--hours", 72, *words, "--price", 2.5, "--experts", "1,8", "--json").stdout)
+    assert data["time"]["money"] == pytest.approx(1440)
+    assert data["best"]["experts"] == 1
+    assert data["equal_flops"]["best"]["experts"] == 8
+    assert data["reordered"] in data["warnings"]
+    table = published.optimal(hours=72, gpus=8, throughput=Throughput.assumed("h100", mfu=0.3), experts=[8])
+    given = json.loads(shell("optimal", "--hours", 72, *words, "--mfu", 0.3, "--experts", 8, "--json").stdout)
+    assert given["best"]["loss"] == table.best.loss
+    row = json.loads(shell("reach", "--loss", data["best"]["loss"], *words, "--experts", 1, "--json").stdout)["rows"][
+        0
+    ]
+    assert row["hours"] == pytest.approx(72)
+    least = json.loads(shell("reach", "--loss", 2.5, "--hours", 72, *words, "--experts", 1, "--json").stdout)
+    assert least["rows"][0]["memory_bytes"] < 1e9
+    made = json.loads(shell("plan", "--hours", 72, *words, "--experts", 8, "--json").stdout)
+    assert made["time"]["hours"] == pytest.approx(72, rel=1e-3)
+    sped = json.loads(shell("speedup", "--flops", "1e21", *words, "--json").stdout)
+    assert sped["rows"][0]["time"] < 1 < sped["rows"][0]["compute"]
+    refused = shell("plan", "--hours", 72, *words)
+    assert refused.exit_code == 2
+    assert "E = 32 (23.7B parameters) cannot be trained on 8 × NVIDIA H100 SXM" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--hours 72 --flops 1e21 --gpu h100 --gpus 8", "give exactly one of them"),
+        ("--hours 72 --gpu h100 --price 2", "gpus=None must be given"),
+        ("--hours 72 --gpus 8 --mfu 0.4", "--mfu 0.4 needs --gpu"),
+        ("--hours 72 --gpus 8 --throughput {file} --mfu 0.4", "has measured step times"),
+        ("--hours 72 --gpus 8 --throughput {file} --gpu a100", "on 'NVIDIA H100 80GB HBM3', not on --gpu a100"),
+        ("--hours 1e-9 --gpus 8 --throughput {file} --gpu h100", "hours=1e-09 are no step"),
+        ("--hours 72 --gpus 8 --gpu z80", "gpu='z80' is not known"),
+    ],
+)
+def test_bad_questions_in_hours_are_one_line(shell, tmp_path, words, message):
+    measured = Throughput("NVIDIA H100 80GB HBM3", "bf16", {"flops": 1e-14})
+    file = measured.save(tmp_path / "throughput.json")
+    result = shell("optimal", *words.format(file=file).split())
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -2,14 +2,16 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from hub.plain.units import format_bytes, format_flops
+from scaling_law import Architecture
 from tests.training.ranks import save_configuration
-from training.run import dry_run
+from training.run import dry_run, timing
 from training.run.main import Run, main
 
 
@@ -42,7 +44,7 @@ def test_it_says_what_the_run_will_do(tiny, output):
 
 def test_the_plan_of_a_run_that_does_not_fit_is_shown(tiny, output, monkeypatch):
     too_large = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
-    monkeypatch.setattr(dry_run, "train_step", too_large)
+    monkeypatch.setattr(timing, "train_step", too_large)
     text = output(tiny(model__capacity_group_tokens=32), status=3)
     for part in ("capacity factor 1, counted over groups of 32 tokens", "Schedule", "Disk"):
         assert part in text
@@ -52,3 +54,21 @@ def test_a_dense_model_routes_nothing(tiny, output):
     text = output(tiny(model__experts=1))
     assert "estimated for the whole run" in text
     assert "routing" not in text
+
+
+def test_what_cannot_fit_is_refused_before_the_model_is_built(tiny, output, monkeypatch, capsys):
+    arguments = tiny(run__micro_batch_sequences=4, schedule__batch_ramp=["0:8"], model__capacity_group_tokens=32)
+    assert "predicted peak" in output(arguments)
+    one_cpu = SimpleNamespace(num_processes=1, is_fsdp2=False, device=torch.device("cpu"))
+    model = Architecture(64, 4, 1, 1, 300)
+    needed = dry_run.predicted_memory(arguments, one_cpu, model, 4).total
+    assert needed > dry_run.predicted_memory(arguments, one_cpu, model, 2).total
+    monkeypatch.setattr(dry_run, "make_session", Mock(side_effect=AssertionError("the model was built")))
+    monkeypatch.setattr(dry_run, "device_memory", lambda _: needed - 1)
+    assert main(["--config", str(save_configuration(arguments)), "--dry-run"]) == 3
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"run.micro_batch_sequences 4: a step needs about {format_bytes(needed)} of a device" in error
+    assert "what would fit: 2, 1; or set run.gradient_checkpointing" in error
+    monkeypatch.setattr(dry_run, "device_memory", lambda _: 1000)
+    assert main(["--config", str(save_configuration(arguments)), "--dry-run"]) == 3
+    assert "and fits: use more devices with FSDP2, or a smaller model" in " ".join(capsys.readouterr().err.split())

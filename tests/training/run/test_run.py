@@ -104,6 +104,9 @@ def test_the_record_says_what_decides_the_model_and_the_reloaded_one_has_its_los
     assert (record.balance_loss_coefficient, record.z_loss_coefficient) == (0.01, 0.002)
     assert (record.attention_precision, record.initialization, record.final_norm) == ("compute", "normal", False)
     assert (record.optimizer.weight_decay_on, record.eval_tokens) == ("matrices", 8 * 32)
+    assert (record.gradient_checkpointing, record.compile) == (False, False)
+    assert 0 < record.step_seconds < record.wall_time_seconds
+    assert record.peak_memory_bytes > 16 * record.n_total
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     measured = evaluate(model, held_out(arguments, tokenizer).wait(), 2, torch.device("cpu"))
     assert measured.loss == pytest.approx(record.eval_loss, abs=1e-6)

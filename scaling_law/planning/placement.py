@@ -1,0 +1,81 @@
+"""How a run fits into the memory of its GPUs: the micro-batch, and what must be sharded or computed again for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+from hub.plain.units import format_bytes, format_count
+from scaling_law.planning.hours import Cluster
+from scaling_law.size.architecture import Architecture
+from scaling_law.size.gpus import find_gpu
+from scaling_law.size.training_memory import Sharding, TrainingMemory, training_memory
+
+RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
+
+
+class DoesNotFit(ValueError):
+    """A model whose training takes more memory than the GPUs have."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What each GPU holds at the peak of a step; sequences of a micro-batch are those of one GPU."""
+
+    micro_batch_sequences: int
+    sharding: Sharding
+    gradient_checkpointing: bool
+    memory: TrainingMemory
+
+    def __str__(self) -> str:
+        ways = {"none": [], "ddp": ["DDP"], "fsdp2": ["FSDP2"]}[self.sharding]
+        ways += ["gradient checkpointing"] * self.gradient_checkpointing
+        text = (
+            f"{format_bytes(self.memory.total)} of each GPU, micro-batches of {self.micro_batch_sequences} sequences"
+        )
+        return ", ".join([text, *ways])
+
+
+def place(architecture: Architecture, cluster: Cluster) -> Placement | None:
+    """The largest micro-batch that fits, on whole or sharded models; activations are computed again if none does.
+
+    None where the memory of the GPUs is not known. DoesNotFit where nothing fits, and ValueError where the GPUs cannot
+    share the batches of the ramp equally.
+    """
+    if cluster.throughput.memory_bytes is None:
+        return None
+    gpus, batches = cluster.gpus, [stage.sequences for stage in cluster.ramp.stages]
+    if (share := math.gcd(*batches)) % gpus:
+        raise ValueError(f"gpus={gpus} cannot share batches of {', '.join(map(str, batches))} sequences equally")
+    sizes = [size for size in range(share // gpus, 0, -1) if share // gpus % size == 0]
+    ways: tuple[Sharding, ...] = ("none",) if gpus == 1 else ("ddp", "fsdp2")
+    there = cluster.throughput.memory_bytes - (RESERVED if find_gpu(cluster.throughput.device) else 0.0)
+    least = math.inf
+    for again, size, sharding in product((False, True), sizes, ways):
+        placed = Placement(size, sharding, again, _memory(architecture, cluster, size, sharding, again))
+        if placed.memory.total <= there:
+            return placed
+        least = min(least, placed.memory.total)
+    model = (
+        f"d_model {architecture.d_model}, E = {architecture.experts} ({format_count(architecture.n_total)} parameters)"
+    )
+    raise DoesNotFit(
+        f"{model} cannot be trained on {cluster.hardware}: it takes {format_bytes(least)} of each, which has "
+        f"{format_bytes(there)} for it; give more gpus, or limit the model (max_parameters, experts)"
+    )
+
+
+def _memory(a: Architecture, cluster: Cluster, size: int, sharding: Sharding, again: bool) -> TrainingMemory:
+    """Of each GPU in the largest batch of the ramp."""
+    return training_memory(
+        a,
+        size,
+        cluster.ramp.sequence_length,
+        passes=max(stage.sequences for stage in cluster.ramp.stages) // (size * cluster.gpus),
+        precision="fp32" if cluster.throughput.precision == "fp32" else "bf16",
+        gradient_checkpointing=again,
+        sharding=sharding,
+        devices=cluster.gpus,
+        on_cpu=find_gpu(cluster.throughput.device) is None,
+    )

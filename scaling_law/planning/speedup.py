@@ -1,0 +1,370 @@
+"""Effective speed-up: what model b must spend for the loss of model a, over what a spends.
+
+    factor = C_b / C_a   where   L_b(C_b) = L_a(C_a)
+
+The field also calls it compute-equivalent gain (Davidson et al. 2023, arXiv 2312.07413). Marin's gate for promoting a
+variant takes L_b(C) = L∞ + A C^−α with a pinned L∞ and α, and A through b's loss at C_a (marin-community/marin,
+experiments/grug/moe/agent.md; its issue 8096 asks for the interval):
+
+    factor = ((L_b(C_a) − L∞) / (L_a − L∞))^(1/α)
+
+The best models of a law m N^μ + n D^ν + c lie on just that curve, with L∞ = c and α = μν / −(μ + ν). The factor hangs
+on L∞, which no run measures, and grows without bound as L_a comes down to it: both are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hub.plain.tables import ResultTable, Table, as_text
+from hub.plain.units import format_count, format_flops
+from scaling_law.formulas import Law
+from scaling_law.formulas.conditions import refuse_extrapolation
+from scaling_law.formulas.law import checked_experts
+from scaling_law.planning.hours import Cluster, work_of
+from scaling_law.planning.optimum import Constraints, optimal_widths, positive
+from scaling_law.planning.search import ENDLESS, cheapest_width, coefficients_of, floor, flops_of, tokens_needed
+from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
+from scaling_law.size.throughput import ModelWork
+
+FloatArray = NDArray[np.float64]
+Model = float | Architecture
+SEARCHED = ((4.0, 33), (0.25, 9), (0.02, 5))  # ln d_model to both sides of the best so far, and points: see `least`
+
+
+@dataclass(frozen=True)
+class SpeedupRow:
+    """One way for b to reach a's loss: at the size of least FLOPs ("best size"), at one size with more tokens.
+
+    `compute`, `data` and `time` are b's FLOPs, tokens and hours over a's, each with 95 % of its values under the
+    draws; infinite where b's loss ends at `floor` nats per token, however many tokens it gets, as in the part
+    `unreached` of the draws. `n_active`, `tokens`, `flops`, `hours` are b's; without step times `hours` and `time` are
+    None. `trusted`: within the range guard.
+    """
+
+    size: str
+    n_active: float
+    tokens: float
+    flops: float
+    compute: float
+    compute_interval: tuple[float, float] | None
+    data: float
+    data_interval: tuple[float, float] | None
+    floor: float
+    unreached: float
+    trusted: bool
+    hours: float | None = None
+    time: float | None = None
+    time_interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class EffectiveSpeedup(ResultTable):
+    """What b needs for a's loss: a row for each way, the first the headline. Parameters, tokens, FLOPs, nats.
+
+    `n_active` … `loss` are a's. `asymptote` is b's loss at endless size and tokens with 95 % of its values under the
+    draws, `exponent` the α of L∞ + A C^−α along b's best models, `baseline_loss` that of b's best at a's FLOPs; both
+    are None where b is one architecture.
+    """
+
+    rows: tuple[SpeedupRow, ...]
+    a: str
+    b: str
+    n_active: float
+    tokens: float
+    flops: float
+    loss: float
+    law: str
+    asymptote: float
+    asymptote_interval: tuple[float, float] | None
+    exponent: float | None = None
+    baseline_loss: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def factor(self) -> float:
+        """Times a's FLOPs that b needs, of the first row."""
+        return self.rows[0].compute
+
+    def at_asymptote(self, asymptote: float) -> float:
+        """The factor were L∞ `asymptote`, with α and b's loss at a's FLOPs as they are (Marin's rule).
+
+        Infinite where a's loss is not above it. ValueError where b is one architecture.
+        """
+        if self.exponent is None or self.baseline_loss is None:
+            raise ValueError(f"b={self.b} is one size: only the best models of an E follow L∞ + A C^−α")
+        if self.loss <= asymptote:
+            return float("inf")
+        return float(((self.baseline_loss - asymptote) / (self.loss - asymptote)) ** (1.0 / self.exponent))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        found = list(self.notes)
+        for row in self.rows:
+            if np.isinf(row.compute):
+                found.append(
+                    f"{row.size}: {self.b} ends at {row.floor:.4f} nats, a's loss is {self.loss:.4f}: no number of "
+                    "tokens reaches it"
+                )
+            elif row.unreached:
+                found.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
+        if any(not row.trusted for row in self.rows):
+            found.append("rows marked not trusted are too far outside the fitted range to act on")
+        return tuple(found)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The values of each row."""
+        return [asdict(row) for row in self.rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; what is infinite is null in JSON, and `floor` says why."""
+        return asdict(self) | {"factor": self.factor, "warnings": list(self.warnings)}
+
+    def summary(self) -> Table:
+        rows = [
+            {
+                "b": row.size,
+                "n_active": row.n_active,
+                "tokens": row.tokens,
+                "flops": row.flops,
+                "× FLOPs": _times(row.compute),
+                "95 %": _between(row.compute_interval),
+                "× tokens": _times(row.data),
+                "95 % ": _between(row.data_interval),
+                "× hours": "" if row.time is None else _times(row.time),
+                " 95 %": _between(row.time_interval),
+                "floor": f"{row.floor:.4f}",
+                "trusted": row.trusted,
+            }
+            for row in self.rows
+        ]
+        model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
+        title = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
+        return Table.of(rows, title=f"{title}  ({self.law})", notes=[self._assumed()], warnings=self.warnings)
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def _assumed(self) -> str:
+        """What the asymptote is, and what its error would do to the factor."""
+        interval = " ({:.3f}…{:.3f})".format(*self.asymptote_interval) if self.asymptote_interval else ""
+        text = f"Asymptote of {self.b}: {self.asymptote:.3f}{interval} nats"
+        if self.exponent is None or not np.isfinite(self.factor):
+            return text
+        low, high = self.asymptote_interval or (self.asymptote - 0.05, self.asymptote + 0.05)
+        pinned = " and ".join(f"{_times(self.at_asymptote(value))} at {value:.3f}" for value in (low, high))
+        return f"{text}, α = {self.exponent:.4f}. Pinned there with the same α and loss at a's FLOPs: × FLOPs {pinned}"
+
+
+def effective_speedup(
+    law: Law,
+    a: Model,
+    b: Model = 1.0,
+    *,
+    flops: Any = None,
+    tokens: Any = None,
+    gpus: int | None = None,
+    throughput: Any = None,
+    granularity: float | None = None,
+    shared_ratio: float | None = None,
+    vocab_size: int | None = None,
+    force: bool = False,
+) -> EffectiveSpeedup:
+    """How many times a's compute and tokens model b needs for a's loss, with 95 % of the law's draws.
+
+    Args:
+        a, b: an E, which stands for its compute-optimal model, or an `Architecture`.
+        flops: that a spends (6 N_act D), a number or text such as "1e22"; or, for an architecture, its `tokens`.
+        throughput, gpus: for hours, too, as in `law.optimal`; the best size is that of least FLOPs all the same.
+        granularity, shared_ratio, vocab_size: of the models that an E stands for, as in `law.optimal`.
+
+    An E as b answers at its best size and at a's N_act, an architecture at its own. ValueError for a law without
+    tokens and unless exactly one of flops and tokens is given; ExtrapolationError where a is beyond the range guard,
+    unless `force`.
+    """
+    if "tokens" not in law.variables:
+        raise ValueError(f"this {law.name} law knows no tokens: it cannot say how many more are needed")
+    constraints = Constraints.of(law, granularity=granularity, shared_ratio=shared_ratio, vocab_size=vocab_size)
+    cluster = None if gpus is None and throughput is None else Cluster.of(gpus, throughput)
+    own, width = _spent(law, a, flops, tokens, constraints)
+    refuse_extrapolation(law.conditions, **own, force=force)
+    work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, own["experts"], constraints)
+    question = _Question.of(law, own, work, cluster)
+    if isinstance(b, Architecture):
+        rows: tuple[SpeedupRow, ...] = (question.row("as given", b.variables(), ModelWork.of(b)),)
+        known = _asymptote(question, b.variables())
+    else:
+        e, same = _experts("b", b), width_of_active(own["n_active"], constraints.vocab_size)
+        known = _frontier(law, question, e, constraints)
+        best = question.cheapest(same, e, constraints)
+        rows = (
+            question.row_of_width("best size", best, e, constraints, known["asymptote"]),
+            question.row_of_width("same N_act", same, e, constraints),
+        )
+    return EffectiveSpeedup(
+        rows=rows,
+        a=_named(a),
+        b=_named(b),
+        n_active=float(own["n_active"]),
+        tokens=float(own["tokens"]),
+        flops=question.flops,
+        loss=float(question.loss[0, 0]),
+        law=law.conditions.provenance if law.conditions else "fitted law",
+        notes=() if cluster is None else cluster.throughput.warnings(work, cluster.gpus),
+        **known,
+    )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """a's loss under the law itself and under each of its draws, [1 + n_draws], for others to reach."""
+
+    law: Law
+    coefficients: FloatArray  # [n_coefficients, 1 + n_draws, 1], the law's own first
+    loss: FloatArray  # [1 + n_draws, 1]
+    tokens: float
+    flops: float
+    seconds: FloatArray | None  # [1 + n_draws]
+    cluster: Cluster | None
+
+    @classmethod
+    def of(cls, law: Law, own: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Question:
+        columns, tokens = coefficients_of(law), float(own["tokens"])
+        loss = np.asarray(law.evaluate(columns, own), float)
+        seconds = None if cluster is None else _seconds(cluster, work, np.full(len(loss), tokens))
+        return cls(law, columns, loss, tokens, float(training_flops(own["n_active"], tokens)), seconds, cluster)
+
+    def floor(self, variables: Mapping[str, Any]) -> FloatArray:
+        """The loss of models with endless tokens, [1 + n_draws, ...]."""
+        return floor(self.law, self.coefficients, variables)
+
+    def asymptote(self, variables: Mapping[str, Any]) -> FloatArray:
+        """The floor of endlessly large models with the same E, [1 + n_draws]."""
+        return self.floor({k: v * ENDLESS if is_size(k) else v for k, v in variables.items()})[:, 0]
+
+    def tokens_needed(self, variables: Mapping[str, Any]) -> FloatArray:
+        """With which models reach a's loss under each draw, [1 + n_draws, ...]; infinite where none suffice."""
+        return tokens_needed(self.law, self.coefficients, self.loss, variables)
+
+    def cheapest(self, start: float, experts: float, constraints: Constraints) -> FloatArray:
+        """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
+        asked = (self.law, self.coefficients, self.loss, experts, constraints)
+        return cheapest_width(*asked, flops_of, np.full(self.loss.shape, np.log(start)), SEARCHED)
+
+    def row_of_width(
+        self, size: str, d_model: Any, experts: float, constraints: Constraints, floor: float | None = None
+    ) -> SpeedupRow:
+        """What models of one width, or of one for each draw, need."""
+        every = np.broadcast_to(d_model, self.loss.shape)
+        variables, work = constraints.variables(every, experts, 1.0), work_of(every[:, 0], experts, constraints)
+        return self.row(size, variables, work, floor)
+
+    def row(self, size: str, variables: Mapping[str, Any], work: ModelWork, floor: float | None = None) -> SpeedupRow:
+        """What models of these sizes need, under the law itself and as intervals; `floor` where the size is free."""
+        tokens = np.broadcast_to(self.tokens_needed(variables), self.loss.shape)[:, 0]
+        flops = training_flops(np.broadcast_to(variables["n_active"], self.loss.shape)[:, 0], tokens)
+        timed: dict[str, Any] = {}
+        if self.cluster is not None and self.seconds is not None:
+            seconds = _seconds(self.cluster, work, tokens)
+            times = seconds / self.seconds
+            timed = {
+                "hours": float(seconds[0] / 3600.0),
+                "time": float(times[0]),
+                "time_interval": _interval(times[1:]),
+            }
+        asked = {**variables, "tokens": tokens}
+        own = {name: float(np.ravel(asked[name])[0]) for name in ("n_active", "experts", *self.law.variables)}
+        return SpeedupRow(
+            size=size,
+            n_active=own["n_active"],
+            tokens=own["tokens"],
+            flops=float(flops[0]),
+            compute=float(flops[0] / self.flops),
+            compute_interval=_interval(flops[1:] / self.flops),
+            data=float(tokens[0] / self.tokens),
+            data_interval=_interval(tokens[1:] / self.tokens),
+            floor=float(self.floor(variables)[0, 0]) if floor is None else floor,
+            unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
+            trusted=not self.law.beyond_guard(**own),
+            **timed,
+        )
+
+
+def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArray:
+    """By the step times themselves first, then by their draws, as often as there are tokens, [1 + n_draws]."""
+    own = cluster.seconds(work, tokens)
+    if cluster.throughput.draws is None:
+        return own
+    drawn, i = cluster.seconds(work, tokens, drawn=True), np.arange(len(tokens))
+    return np.where(i == 0, own, drawn[(i - 1) % len(drawn), i])
+
+
+def _spent(law: Law, a: Model, flops: Any, tokens: Any, constraints: Constraints) -> tuple[dict[str, Any], float]:
+    """The variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
+    if (flops is None) == (tokens is None):
+        raise ValueError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
+    if isinstance(a, Architecture):
+        width, variables = float(a.d_model), dict[str, Any](a.variables())
+        n_active = variables["n_active"]
+        variables["tokens"] = affordable_tokens(positive("flops", flops), n_active) if tokens is None else tokens
+    elif flops is None:
+        raise ValueError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
+    else:
+        e, budget = _experts("a", a), positive("flops", flops)
+        width = float(optimal_widths(law, budget, e, constraints).d_model)
+        variables = constraints.variables(width, e, budget)
+    if missing := [name for name in law.variables if name not in variables]:
+        raise ValueError(f"{missing[0]}, a variable of the {law.name} law, is none of an architecture")
+    variables["tokens"] = positive("tokens", variables["tokens"])
+    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
+    return {name: variables[name] for name in names}, width
+
+
+def _frontier(law: Law, question: _Question, experts: float, constraints: Constraints) -> dict[str, Any]:
+    """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
+    found = _asymptote(question, constraints.variables(64.0, experts, 1.0))
+    budgets = question.flops * np.array([1.0, 2.0])
+    loss, further = optimal_widths(law, budgets, experts, constraints).loss
+    above = (loss - found["asymptote"]) / (further - found["asymptote"])
+    return found | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
+
+
+def _asymptote(question: _Question, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """L∞ of the models of these variables, and 95 % of its values under the draws."""
+    floors = question.asymptote(variables)
+    return {"asymptote": float(floors[0]), "asymptote_interval": _interval(floors[1:])}
+
+
+def _interval(draws: FloatArray) -> tuple[float, float] | None:
+    """Of 95 % of the draws, infinite ones too, without those that have no optimum; None for a law without draws."""
+    known = draws[~np.isnan(draws)]
+    if not known.size:
+        return None
+    low, high = np.quantile(known, (0.025, 0.975), method="inverted_cdf")  # which cannot fall between x and infinity
+    return float(low), float(high)
+
+
+def _experts(name: str, value: Any) -> float:
+    """ValueError for what is no single E."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ValueError(f"{name}={value!r} must be a number of experts or an Architecture")
+    return float(checked_experts(value))
+
+
+def _named(model: Model) -> str:
+    if not isinstance(model, Architecture):
+        return f"E = {model:g}"
+    return f"d_model {model.d_model}, E = {model.experts_equivalent:.4g}"
+
+
+def _times(factor: float) -> str:
+    return "∞" if np.isinf(factor) else f"{factor:.3g}"
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else "…".join(map(_times, interval))

@@ -1,0 +1,156 @@
+"""The memory that training takes on each device: state, activations, and what is in the making at the peak.
+
+It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
+with capacity buffers (on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all of the
+state, and its gradients always; FSDP2 shards it, gathers two blocks at a time, and keeps whole gradients while a step
+accumulates several passes.
+
+The tests compare it with the peak of torch's allocator on a CPU. What a CUDA context, NCCL and fragmentation take
+(a GB or two) comes on top, and FSDP2's part was not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, Architecture
+
+Sharding = Literal["none", "ddp", "fsdp2"]
+WEIGHT_BYTES = 4.0
+MOMENT_BYTES = ADAM_BYTES - WEIGHT_BYTES
+HALF, SINGLE = 2.0, 4.0
+LOGIT_CHUNK_BYTES = {"cpu": 2**21, "accelerator": 2**28}  # fp32 logits at a time (modeling_switch_moe.losses)
+LEAST_CHUNK_ROWS = 64
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes of one device at the peak of a step; `activations` are kept for the backward pass, bf16 weights too.
+
+    `workspace` is what exists only at the peak: logits of a chunk, or gradients of a block's activations.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+
+    def to_dict(self) -> dict[str, float]:
+        """With the total."""
+        return {**vars(self), "total": self.total}
+
+
+def training_memory(
+    architecture: Architecture,
+    micro_batch_sequences: int,
+    sequence_length: int,
+    *,
+    passes: int = 2,
+    precision: Literal["bf16", "fp32"] = "bf16",
+    gradient_checkpointing: bool = False,
+    capacity_factor: float = 1.0,
+    sharding: Sharding = "none",
+    devices: int = 1,
+    on_cpu: bool = False,
+) -> TrainingMemory:
+    """At the peak of a step of `passes` micro-batches, each of `micro_batch_sequences` sequences on this device.
+
+    `devices` share the state under `sharding="fsdp2"`. `capacity_factor` 0 is dropless. ValueError names what is not
+    allowed.
+    """
+    for name, value in {"micro_batch_sequences": micro_batch_sequences, "passes": passes, "devices": devices}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value!r} must be at least 1")
+    if sharding not in ("none", "ddp", "fsdp2") or precision not in ("bf16", "fp32"):
+        raise ValueError(f"sharding={sharding!r}, precision={precision!r}; allowed: none, ddp, fsdp2; bf16, fp32")
+    a, tokens, half = architecture, micro_batch_sequences * sequence_length, precision == "bf16"
+    parameters = a.n_total + a.routed_blocks * a.d_model * (a.experts if a.experts > 1 else 0)
+    sharded = sharding == "fsdp2" and devices > 1
+    own = parameters / devices if sharded else float(parameters)
+    block_parameters = (parameters - a.embedding_parameters) / a.blocks
+    gathered = WEIGHT_BYTES * (2 * block_parameters + a.embedding_parameters) if sharded else 0.0
+
+    stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, on_cpu, capacity_factor)
+    casts = HALF * _cast_weights(a, on_cpu) if half else 0.0  # autocast's copies live as long as the activations
+    kept = (a.blocks * block + casts, a.blocks * block + casts)  # at the head, and in the last block's backward pass
+    if gradient_checkpointing:  # of the forward pass autocast keeps the linear layers' copies; experts have none then
+        cached = HALF * (a.n_total_non_embedding if a.experts == 1 else a.attention_parameters) if half else 0.0
+        kept = (a.blocks * stream + cached, block + (a.blocks - 1) * stream + casts / a.blocks)
+    stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert  # the gradient of one matrix, before it is added
+    workspace = (
+        _at_the_head(a, tokens, half, on_cpu),
+        _in_a_block(a, tokens, half, on_cpu, capacity_factor) + (stacked if passes > 1 or sharded else 0.0),
+    )
+    whole, reduced = GRADIENT_BYTES * parameters, GRADIENT_BYTES * own
+    before = whole if passes > 1 or sharding == "ddp" else 0.0
+    # The end of a backward pass: nothing is kept any more, and every gradient is there.
+    moments = [(before, k, w + gathered) for k, w in zip(kept, workspace, strict=True)]
+    moments.append((max(before, reduced), 0.0, stacked + gathered))
+    gradients, activations, transient = max(moments, key=sum)
+    return TrainingMemory(WEIGHT_BYTES * own, gradients, MOMENT_BYTES * own, activations, transient)
+
+
+def largest_micro_batch(
+    architecture: Architecture,
+    memory_bytes: float,
+    candidates: Iterable[int],
+    sequence_length: int,
+    **settings: object,
+) -> int | None:
+    """The largest of the candidate micro-batches that fits into so many bytes; None if none does."""
+    fitting = (
+        size
+        for size in candidates
+        if training_memory(architecture, size, sequence_length, **settings).total <= memory_bytes  # type: ignore[arg-type]
+    )
+    return max(fitting, default=None)
+
+
+def _rows(a: Architecture, capacity_factor: float, on_cpu: bool) -> float:
+    """Rows that the experts compute, by token and active expert: a buffer has as many as the capacity."""
+    return 1.0 if a.experts == 1 or on_cpu or not capacity_factor else capacity_factor
+
+
+def _kept_by_a_block(a: Architecture, half: bool, on_cpu: bool, capacity_factor: float) -> float:
+    """Bytes by token that a block's backward pass needs. Autocast copies the input of every projection."""
+    d, width, compute = a.d_model, a.active_width, HALF if half else SINGLE
+    attended = 2 * a.heads * a.head_dim + 2 * a.n_kv_heads * a.head_dim  # queries, outputs, keys and values, fp32
+    kept = 2 * d * SINGLE + attended * SINGLE + (4 * HALF if half else SINGLE) * d  # two residuals; the inputs
+    kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
+    if a.experts == 1:
+        return kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
+    rows, compute = _rows(a, capacity_factor, on_cpu), SINGLE if on_cpu else compute
+    kept += rows * (4 * width + a.experts_per_token * d) * compute  # gate, up, its activation, product; the buffer
+    kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
+    return kept + 2 * a.experts * SINGLE + 40  # logits and probabilities, indices
+
+
+def _cast_weights(a: Architecture, on_cpu: bool) -> float:
+    """Matrices of the blocks of which autocast keeps copies; a CPU multiplies experts in fp32."""
+    return a.attention_parameters if on_cpu and a.experts > 1 else a.n_total_non_embedding
+
+
+def _at_the_head(a: Architecture, tokens: int, half: bool, on_cpu: bool) -> float:
+    """The chunked cross-entropy: hidden states, their gradient, that of the head, and two chunks of logits."""
+    d, vocabulary = a.d_model, a.vocab_size
+    chunk = LOGIT_CHUNK_BYTES["cpu" if on_cpu else "accelerator"]
+    rows = min(tokens, max(LEAST_CHUNK_ROWS, chunk // (4 * vocabulary)))
+    logits = rows * vocabulary * SINGLE
+    chunks = min(2, math.ceil(tokens / rows)) + (1 if half else 0)  # the one before is still there
+    copies = (tokens + vocabulary) * d * HALF if half else 0.0
+    return tokens * d * (SINGLE + (HALF if half else SINGLE)) + vocabulary * d * SINGLE + chunks * logits + copies
+
+
+def _in_a_block(a: Architecture, tokens: int, half: bool, on_cpu: bool, capacity_factor: float) -> float:
+    """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
+    compute = HALF if half and not (on_cpu and a.experts > 1) else SINGLE
+    inner = _rows(a, capacity_factor, on_cpu) * 2 * a.active_width * compute
+    return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

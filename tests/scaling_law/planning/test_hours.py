@@ -1,0 +1,210 @@
+"""Budgets in hours: against step-by-step sums, brute force over widths, and one draw at a time."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hub.plain.tables import as_text
+from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, cheapest_budget, published
+from scaling_law.planning.hours import Cluster, TimeBudget, work_of
+from scaling_law.planning.inverse import smallest_memory
+from scaling_law.planning.optimum import Constraints
+from scaling_law.planning.plan import plan
+from scaling_law.size.recipe import BatchRamp, RampStage
+from scaling_law.size.throughput import ModelWork
+
+LIMITS = Constraints()
+RATES = {"steps": 0.02, "flops": 1 / 4e14, "routed_flops": 1 / 4e14, "weights": 1e-12, "update": 1e-11}
+
+
+@pytest.fixture(scope="module")
+def law():
+    return JointLaw.published()
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Step times with an overhead and costs per parameter, which no MFU has, and 30 draws."""
+    draws = np.array([*RATES.values()]) * np.random.default_rng(0).lognormal(0, 0.1, (30, len(RATES)))
+    return Throughput("a GPU", "bf16", RATES, draws=draws, devices=8)
+
+
+def test_time_is_the_sum_of_the_steps(measured):
+    ramp = BatchRamp((RampStage(0, 8), RampStage(40_960, 16), RampStage(122_880, 32)), 512)
+    cluster = Cluster(4, measured, ramp=ramp)
+    for model in (Architecture(256, 8), Architecture(256)):
+        work = ModelWork.of(model)
+        for n in (3, 10, 15, 20, 40):
+            batches = [ramp.sequences(step) * 512 for step in range(n)]
+            steps = [measured.step_seconds(model, batch, sequence_length=512, devices=4) for batch in batches]
+            assert ramp.tokens(n) == sum(batches)
+            assert cluster.seconds(work, ramp.tokens(n)) == pytest.approx(sum(steps))
+            assert cluster.tokens(work, sum(steps)) == pytest.approx(ramp.tokens(n))
+            drawn = cluster.tokens(work, sum(steps), drawn=True)
+            np.testing.assert_allclose(cluster.seconds(work, drawn[7], drawn=True)[7], sum(steps))
+
+
+@pytest.mark.parametrize(("name", "experts"), [(None, [1, 2, 8, 32]), ("abnar", [1, 16]), ("chinchilla", [1])])
+def test_no_width_is_better(law, measured, name, experts):
+    law = published(name) if name else law
+    table = law.optimal(hours=24, gpus=8, throughput=measured, experts=experts, force=True)
+    cluster, limits = table.time.cluster, Constraints.of(law)
+    for row in table:
+        widths = row.d_model * np.exp(np.linspace(-1, 1, 4001))
+        sizes = limits.variables(widths, row.experts, 1.0)
+        tokens = cluster.tokens(work_of(widths, row.experts, limits), 24 * 3600)
+        losses = law.evaluate(tuple(law.coefficients.values()), sizes | {"tokens": tokens})
+        assert row.loss <= losses.min() + 1e-9
+        assert row.d_model == pytest.approx(widths[np.argmin(losses)], rel=2e-3)
+        assert cluster.seconds(work_of(row.d_model, row.experts, limits), row.tokens) == pytest.approx(24 * 3600)
+
+
+def test_limits_and_sizes_that_exist(law, measured):
+    asked = {"hours": 72, "gpus": 8, "throughput": measured, "experts": [1, 32]}
+    table = law.optimal(**asked, max_memory_bytes="24GB", integral=True)
+    row = table[32]
+    assert row.limited_by == "memory"
+    assert row.memory_bytes <= 24e9
+    assert row.architecture.d_model % 64 == 0
+    free = law.optimal(**asked, integral=True)
+    assert free[1].limited_by == "time"
+    fractional = law.optimal(**asked)[1].d_model
+    assert free[1].d_model in (64 * np.floor(fractional / 64), 64 * np.ceil(fractional / 64))
+
+
+def test_equal_throughput_per_flop_gives_the_answer_for_flops(law):
+    """Where time is proportional to 6 N D, hours are FLOPs."""
+    same = Throughput("a GPU", "bf16", {"flops": 1e-15}, draws=None)
+    table = law.optimal(hours=100, gpus=8, throughput=same)
+    for row in table:
+        assert row.loss == pytest.approx(law.optimal(row.training_flops, [row.experts]).best.loss, abs=2e-3)
+        assert row.training_flops == pytest.approx(100 * 3600 * 8e15, rel=0.1)  # scores of attention, embedding
+    assert table.reordered is None
+    assert table.equal_flops.flops == table.flops == table.best.training_flops
+
+
+def test_draws_of_law_and_throughput_are_joint(law, measured):
+    few = law.replace(draws=law.draws[:60])
+    table = few.optimal(hours=72, gpus=8, throughput=measured, experts=[1, 8])
+    row, cluster = table[8], table.time.cluster
+    tokens = cluster.tokens(work_of(row.d_model, 8, LIMITS), 72 * 3600, drawn=True)
+    expected = [JointLaw(*few.draws[i]).loss(row.n_active, tokens[i % 30], 8) for i in range(60)]
+    np.testing.assert_allclose(table.draw_losses[:, 1], expected)
+    assert table.comparison.win_shares[1.0] + table.comparison.win_shares[8.0] == pytest.approx(1)
+    certain = Throughput("a GPU", "bf16", RATES, devices=8)
+    narrow = few.optimal(hours=72, gpus=8, throughput=certain, experts=[8]).best.loss_interval
+    assert np.diff(row.loss_interval) > np.diff(narrow)
+    bare = law.replace(draws=None).optimal(hours=72, gpus=8, throughput=measured, experts=[8])
+    assert bare.draw_losses.shape == (30, 1)
+
+
+def test_a_slow_moe_changes_the_order(law):
+    table = law.optimal(hours=72, gpus=8, throughput="h100")
+    assert table.reordered.startswith("best E first: 32, 16, 1, 8, 4, 2 in 72 hours, but 32, 16, 8, 4, 2, 1 for")
+    assert table.reordered in table.warnings
+    assert any("assumed, not measured: MFU" in warning for warning in table.warnings)
+    assert "72 hours on 8 × NVIDIA H100 SXM (bf16, assumed)" in str(table)
+    data = json.loads(json.dumps(table.to_dict()))
+    assert data["time"]["throughput"]["is_assumed"]
+    assert data["equal_flops"]["best"]["experts"] == 32
+
+
+def test_money_is_hours_at_a_price(law, measured):
+    asked = {"gpus": 8, "throughput": measured, "experts": [1]}
+    table = law.optimal(money=2400, price=2.5, **asked)
+    assert table.time.hours == pytest.approx(120)
+    assert table.best == law.optimal(hours=120, **asked).best
+    assert law.optimal(hours=120, price=2.5, **asked).time.money == pytest.approx(2400)
+
+
+def test_a_file_and_a_name_stand_for_throughputs(law, measured, tmp_path):
+    path = measured.save(tmp_path / "throughput.json")
+    from_file = law.optimal(hours=72, gpus=8, throughput=str(path), experts=[8]).best
+    assert from_file == law.optimal(hours=72, gpus=8, throughput=measured, experts=[8]).best
+    assert Cluster.of(8, "h100").throughput == Throughput.assumed("h100")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"flops": 1e21, "hours": 3}, "flops=1e[+]21, hours=3, money=None: give exactly one"),
+        ({}, "give exactly one"),
+        ({"flops": 1e21, "gpus": 8}, "gpus goes with hours or money, not with flops=1e[+]21"),
+        ({"hours": 72, "price": 2.5, "throughput": "h100"}, "price=2.5 is per GPU-hour: gpus=None must be given"),
+        ({"hours": 72, "gpus": 8}, "throughput=None must be given"),
+        ({"hours": 72, "gpus": 0, "throughput": "h100"}, "gpus=0 must be a whole number"),
+        ({"hours": -1, "gpus": 8, "throughput": "h100"}, "hours=-1 must be positive"),
+        ({"money": 100, "gpus": 8, "throughput": "h100"}, "money=100 needs a price"),
+        ({"hours": 72, "gpus": 8, "throughput": "h100", "price": 0}, "price=0 must be positive"),
+        ({"hours": 72, "gpus": 8, "throughput": "z80"}, "gpu='z80' is not known"),
+        ({"hours": 1e-7, "gpus": 8, "throughput": "h100"}, "hours=1e-07 are no step: the smallest model .d_model 64"),
+        ({"hours": 72, "gpus": 8, "throughput": "h100", "inference_tokens": 1e9}, "they go with a budget of flops"),
+    ],
+)
+def test_bad_questions(law, asked, message):
+    with pytest.raises(ValueError, match=message):
+        law.optimal(**asked)
+
+
+def test_hours_beyond_the_guard_are_refused(law):
+    with pytest.raises(ExtrapolationError, match="N_act"):
+        law.optimal(hours=1e9, gpus=10_000, throughput="h100")
+    with pytest.raises(ValueError, match="E = 1"):
+        published("chinchilla").optimal(hours=72, gpus=8, throughput="h100", experts=[8])
+    assert TimeBudget.of(1e21, None, None) is None
+
+
+def test_reach_in_hours_inverts_the_best_loss_in_hours(law, measured):
+    asked = {"gpus": 8, "throughput": measured, "price": 2.0}
+    best = law.optimal(hours=72, experts=[1, 8, 32], **asked)
+    for row in best:
+        found = cheapest_budget(law, row.loss, [row.experts], **asked)
+        assert found.hours == pytest.approx(72, rel=1e-6)
+        assert found.money == pytest.approx(72 * 8 * 2)
+        assert found.n_active == pytest.approx(row.n_active, rel=1e-3)
+        assert found.flops == pytest.approx(row.training_flops, rel=1e-3)
+    limited = cheapest_budget(law, 2.6, [8], max_memory_bytes="4GB", **asked)
+    assert limited.memory_bytes == pytest.approx(4e9)
+    assert limited.hours > cheapest_budget(law, 2.6, [8], **asked).hours
+    assert np.isinf(cheapest_budget(law, 1.3, [1], **asked).hours).all()
+    with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 go with FLOPs"):
+        cheapest_budget(law, 2.6, [8], inference_tokens=1e9, **asked)
+
+
+def test_reach_for_any_law(measured):
+    law = published("abnar")
+    found = cheapest_budget(law, 2.4, [1, 16])
+    for e, flops in zip((1, 16), found.flops, strict=True):
+        assert law.optimal(flops, [e], force=True).best.loss == pytest.approx(2.4, abs=1e-6)
+    hours = cheapest_budget(law, 2.4, [16], gpus=8, throughput=measured).hours
+    assert law.optimal(hours=hours.item(), gpus=8, throughput=measured, experts=[16]).best.loss == pytest.approx(2.4)
+
+
+def test_least_memory_in_hours(law, measured):
+    asked = {"gpus": 8, "throughput": measured}
+    found = smallest_memory(law, None, 2.5, [1, 8], hours=72, **asked)
+    np.testing.assert_allclose(found.hours, 72)
+    for e, memory in zip((1, 8), found.memory_bytes, strict=True):
+        at_most = law.optimal(hours=72, experts=[e], max_memory_bytes=memory, **asked).best
+        assert at_most.loss == pytest.approx(2.5, abs=1e-6)
+        assert at_most.limited_by == "memory"
+
+
+def test_plan_in_hours(law, measured):
+    made = plan(law, hours=10, gpus=8, throughput=measured, price=2.0, experts=[8])
+    best = law.optimal(hours=10, gpus=8, throughput=measured, experts=[8], integral=True).best
+    assert made.architecture == best.architecture
+    assert best.tokens - 512 * 512 <= made.tokens <= best.tokens
+    assert made.time.hours == pytest.approx(10, rel=2e-3)  # whole steps
+    assert made.gpu_hours == pytest.approx(8 * made.time.hours)
+    assert made.to_dict()["time"]["money"] == pytest.approx(2 * made.gpu_hours)
+    assert made.mfu is None
+    assert "GPU-hours: 10 hours on 8 × a GPU (bf16)" in str(as_text(made))
+    branched = plan(law, hours=10, gpus=8, throughput=measured, experts=[8], branches=4)
+    assert branched.time.hours == pytest.approx(1.175 * 10, rel=2e-2)
+    timed = plan(law, 1e20, gpus=8, throughput=measured, experts=[8])
+    assert timed.training_flops == plan(law, 1e20, experts=[8]).training_flops
+    assert timed.time.hours == pytest.approx(timed.gpu_hours / 8)
+    with pytest.raises(ValueError, match="gpus goes with hours or money"):
+        plan(law, 1e20, gpus=8)

@@ -1,0 +1,162 @@
+"""Effective speed-up: against closed forms, other searches, and Marin's rule."""
+
+import numpy as np
+import pytest
+
+from scaling_law import (
+    Architecture,
+    ExtrapolationError,
+    JointLaw,
+    Throughput,
+    cheapest_budget,
+    effective_speedup,
+    published,
+)
+from scaling_law.planning.hours import Cluster, work_of
+from scaling_law.planning.matched import tokens_to_reach
+from scaling_law.planning.optimum import Constraints
+from scaling_law.planning.speedup import EffectiveSpeedup
+from scaling_law.size.architecture import width_of_active
+from scaling_law.size.throughput import ModelWork
+
+
+@pytest.fixture(scope="module")
+def law():
+    return JointLaw.published()
+
+
+@pytest.mark.parametrize(("a", "b", "flops"), [(8, 1, 1e21), (32, 1, 1e22), (1, 8, 1e20), (4, 4, 3e20)])
+def test_factors_are_those_of_the_other_searches(law, a, b, flops):
+    found = effective_speedup(law, a, b, flops=flops)
+    assert found.loss == pytest.approx(law.optimal(flops, [a]).best.loss)
+    best, same = found.rows
+    assert best.compute == pytest.approx(cheapest_budget(law, found.loss, b).flops / flops, rel=1e-6)
+    needed = tokens_to_reach(law, found.loss, found.n_active, b)
+    assert same.tokens == pytest.approx(needed, rel=1e-9)
+    assert same.compute == pytest.approx(same.data)
+    assert same.data == pytest.approx(needed / found.tokens)
+    assert best.compute <= same.compute * (1 + 1e-9)
+    assert found.factor == best.compute
+
+
+def marin(baseline_loss, baseline_tps, variant_loss, variant_tps, budget, floor=1.6, alpha=0.0941):
+    """marin-community/marin, experiments/grug/moe/agent.md, "Effective speedup calculation"."""
+    a = (baseline_loss - floor) * budget**alpha
+    needed = (a / (variant_loss - floor)) ** (1 / alpha)
+    return (needed / baseline_tps) / (budget / variant_tps)
+
+
+def test_marins_rule_is_the_same_at_the_asymptote_of_the_law(law):
+    found = effective_speedup(law, 8, 1, flops=1e21)
+    _, mu, _, nu = law.chinchilla_coefficients(1.0)
+    assert found.exponent == pytest.approx(-mu * nu / (mu + nu))
+    assert found.baseline_loss == pytest.approx(law.compute_optimal(1e21, 1).loss)
+    assert found.at_asymptote(law.c) == pytest.approx(found.factor, rel=1e-5)
+    for asymptote in (1.2, 1.6):
+        asked = (found.baseline_loss, 1.0, found.loss, 1.0, 1e21, asymptote, found.exponent)
+        assert found.at_asymptote(asymptote) == pytest.approx(marin(*asked))
+    assert found.at_asymptote(found.loss) == np.inf
+
+
+def test_marins_own_example():
+    """A = 87.7 through 3.5422 at 3.82e17 FLOPs; their issue 8096 asks for this test."""
+    budget, floor, alpha = 3.82e17, 1.6, 0.0941
+    assert (3.5422 - floor) * budget**alpha == pytest.approx(87.7, abs=0.1)
+    named = {"rows": (), "a": "variant", "b": "baseline", "n_active": 1e8, "tokens": 1e9, "law": ""}
+    asymptote = {"asymptote": floor, "asymptote_interval": None, "exponent": alpha, "baseline_loss": 3.5422}
+    found = EffectiveSpeedup(**named, flops=budget, loss=3.52, **asymptote)
+    hours = found.at_asymptote(floor) * 410_000 / 433_986
+    assert hours == pytest.approx(marin(3.5422, 433_986, 3.52, 410_000, budget))
+
+
+def test_intervals_ask_every_draw_for_itself(law):
+    few = law.replace(draws=law.draws[:40])
+    found = effective_speedup(few, 8, 1, flops=1e21)
+    at = (found.n_active, found.tokens)
+    factors = []
+    for values in few.draws:
+        drawn = JointLaw(*values)
+        loss = drawn.loss(*at, 8)
+        factors.append((cheapest_budget(drawn, loss, 1, force=True).flops / found.flops).item())
+    low, high = found.rows[0].compute_interval
+    expected = np.quantile(factors, (0.025, 0.975), method="inverted_cdf")
+    np.testing.assert_allclose((low, high), expected, rtol=1e-5)
+    assert low < found.factor < high
+    assert found.asymptote_interval == pytest.approx(
+        np.quantile(few.draws[:, 10], (0.025, 0.975), method="inverted_cdf")
+    )
+
+
+def test_a_loss_below_the_floor_of_a_size_is_out_of_reach(law):
+    small, large = Architecture(512), Architecture(2048, 16)
+    found = effective_speedup(law, large, small, tokens="50B")
+    assert found.factor == found.rows[0].data == np.inf
+    m, mu, _, _ = law.chinchilla_coefficients(1.0)
+    assert found.rows[0].floor == pytest.approx(m * small.n_active**mu + law.c)
+    assert found.rows[0].floor > found.loss
+    assert any("no number of tokens reaches it" in warning for warning in found.warnings)
+    assert "∞" in str(found)
+    with pytest.raises(ValueError, match="is one size"):
+        found.at_asymptote(1.3)
+
+
+def test_near_the_floor_part_of_the_draws_cannot_reach_it(law):
+    b = Architecture(1024)
+    m, mu, _, _ = law.chinchilla_coefficients(1.0)
+    floor = m * b.n_active**mu + law.c
+    tokens = tokens_to_reach(law, floor + 0.01, Architecture(1024, 8).n_active, 8)
+    found = effective_speedup(law, Architecture(1024, 8), b, tokens=tokens, force=True)
+    assert 0 < found.rows[0].unreached < 1
+    assert found.rows[0].compute_interval[1] == np.inf
+    assert any("of the draws" in warning for warning in found.warnings)
+    assert not found.rows[0].trusted
+
+
+@pytest.mark.parametrize(("name", "design"), [("abnar", {}), ("krajewski", {"granularity": 8.0}), ("kaplan", {})])
+def test_any_law_of_a_size_and_tokens(name, design):
+    law, e = published(name), (64 if name == "krajewski" else 1)
+    found = effective_speedup(law, e, e, flops=1e20, **design, force=True)
+    best, same = found.rows
+    assert best.compute == pytest.approx(1.0, rel=1e-6)  # its own loss costs what it costs
+    assert best.n_active == pytest.approx(found.n_active, rel=1e-3)
+    assert same.tokens == pytest.approx(found.tokens, rel=1e-9)
+    assert best.compute_interval is None
+
+
+def test_bad_questions(law):
+    for given in ({}, {"flops": 1e21, "tokens": 1e9}):
+        with pytest.raises(ValueError, match="give one of them"):
+            effective_speedup(law, 8, 1, **given)
+    with pytest.raises(ValueError, match="tokens=0 must be positive"):
+        effective_speedup(law, Architecture(512), 1, tokens=0)
+    with pytest.raises(ValueError, match="has no size; give flops"):
+        effective_speedup(law, 8, 1, tokens=1e9)
+    with pytest.raises(ValueError, match="b='x' must be a number of experts or an Architecture"):
+        effective_speedup(law, 8, "x", flops=1e21)
+    with pytest.raises(ValueError, match=r"experts=0\.5"):
+        effective_speedup(law, 0.5, 1, flops=1e21)
+    with pytest.raises(ValueError, match="E = 1"):
+        effective_speedup(published("chinchilla"), 1, 8, flops=1e21)
+    with pytest.raises(ExtrapolationError):
+        effective_speedup(law, 8, 1, flops=1e29)
+
+
+def test_hours_of_both_models(law):
+    """FLOPs times the ratio of MFUs, where time is FLOPs; each draw of the step times with one of the law."""
+    few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
+    found = effective_speedup(few, 8, 1, flops=1e21, gpus=8, throughput=h100)
+    best, same = found.rows
+    cluster, limits = Cluster(8, h100), Constraints()
+    own = cluster.seconds(work_of(width_of_active(found.n_active), 8.0, limits), found.tokens)
+    for row in (best, same):
+        seconds = cluster.seconds(work_of(width_of_active(row.n_active), 1.0, limits), row.tokens)
+        assert row.hours == pytest.approx(seconds / 3600)
+        assert row.time == pytest.approx(seconds / own)
+        assert row.time_interval[0] < row.time < row.time_interval[1]
+    assert same.time == pytest.approx(same.compute * 0.139 / 0.267, rel=1e-3)
+    assert any("assumed, not measured" in warning for warning in found.warnings)
+    sure = effective_speedup(few, 8, 1, flops=1e21, gpus=8, throughput=Throughput.assumed("h100", mfu=0.4))
+    assert sure.rows[1].time_interval == pytest.approx(sure.rows[1].compute_interval, rel=1e-2)
+    a, b = Architecture(1024, 8), Architecture(1024)
+    given = effective_speedup(few, a, b, tokens=2e10, gpus=8, throughput=h100).rows[0]
+    assert given.hours == pytest.approx(cluster.seconds(ModelWork.of(b), given.tokens) / 3600)

@@ -1,0 +1,156 @@
+"""Step times: the work of a step, what is assumed of a GPU, and files."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hub.plain.errors import RecordError
+from scaling_law import Architecture, Throughput
+from scaling_law.size.gpus import GPUS, MEASURED_MFU, find_gpu
+from scaling_law.size.throughput import TERMS, Measurement, ModelWork
+
+MODELS = [Architecture(512, 1), Architecture(512, 8), Architecture(1024, 32)]
+BATCH = {"tokens_per_step": 65_536, "micro_batch_tokens": 8_192}
+MEASURED = Throughput(
+    device="a device",
+    precision="bf16",
+    seconds={"steps": 0.01, "blocks": 1e-4, "flops": 1e-13, "routing": 2e-11, "update": 3e-11},
+    draws=np.array([[0.01, 1e-4, 1e-13, 2e-11, 3e-11], [0.02, 1e-4, 2e-13, 2e-11, 3e-11]]),
+    micro_batch_tokens=8_192,
+    measurements=(Measurement(MODELS[0], 512, 65_536, 8_192, 0.5, 1e9),),
+    error=0.05,
+)
+
+
+def test_the_work_of_a_step_is_counted_by_hand():
+    dense, moe = Architecture(128, 1, 2, 2, 1000), Architecture(128, 4, 2, 2, 1000)
+    weights = 2 * 13 * 128**2 + 128 * 1000
+    work = ModelWork.of(dense).in_step(4096, 1024, 256, 2)
+    assert work["flops"] == 6 * 2048 * (weights + 256 * 2 * 2 * 128)
+    assert work["blocks"] == 2 * 2
+    assert work["activations"] == 2048 * 2 * 128
+    assert work["weights"] == 2 * dense.n_total
+    assert work["update"] == dense.n_total
+    assert (work["routing"], work["routed_flops"], work["steps"]) == (0, 0, 1)
+    routed = ModelWork.of(moe).in_step(4096, 1024, 256, 2)
+    assert routed["routing"] == 2048 * 2 * 128
+    assert routed["routed_flops"] == routed["flops"] == work["flops"] + 6 * 2048 * 2 * 128 * 4  # the router's
+
+
+def test_widths_and_architectures_do_the_same_work():
+    by_width, of_each = ModelWork.by_width([512, 512, 1024], [1, 8, 32]), ModelWork.of(MODELS)
+    for name in vars(of_each):
+        np.testing.assert_allclose(getattr(by_width, name), getattr(of_each, name), rtol=1e-12, err_msg=name)
+
+
+def test_seconds_are_the_sum_over_the_terms_and_broadcast():
+    one = [MEASURED.step_seconds(model, **BATCH) for model in MODELS]
+    assert MEASURED.step_seconds(MODELS, **BATCH) == pytest.approx(one)
+    work = ModelWork.of(MODELS[2]).in_step(65_536, 8_192, 512, 1)
+    assert one[2] == pytest.approx(sum(MEASURED.seconds[name] * work[name] for name in MEASURED.seconds))
+    draws = MEASURED.step_seconds_draws(MODELS, **BATCH)
+    assert draws.shape == (2, 3)
+    assert draws[0] == pytest.approx(one)
+    assert MEASURED.tokens_per_second(MODELS[0], **BATCH) == pytest.approx(65_536 / one[0])
+
+
+def test_more_devices_share_the_tokens_and_not_the_update():
+    model = MODELS[2]
+    alone, shared = (MEASURED.step_seconds(model, **BATCH, devices=n) for n in (1, 8))
+    fixed = 0.01 + 3e-11 * model.n_total
+    assert shared - fixed == pytest.approx((alone - fixed) / 8)
+
+
+def test_an_assumed_throughput_has_the_mfu_of_its_architecture():
+    h100 = Throughput.assumed("h100", devices=8, mfu=(0.4, 0.2))
+    for model, mfu in zip(MODELS, (0.4, 0.2, 0.2), strict=True):
+        flops = model.training_flops(65_536, context=512)
+        assert h100.step_seconds(model, 65_536) == pytest.approx(flops / (8 * 989e12 * mfu))
+    assert h100.draws is None
+    assert Throughput.assumed().step_seconds_draws(MODELS, 65_536).shape == (len(MEASURED_MFU), 3)
+    assert Throughput.assumed("a100", mfu=0.3).step_seconds(MODELS[1], 512) == pytest.approx(
+        MODELS[1].training_flops(512, context=512) / (312e12 * 0.3)
+    )
+    assert "assumed" in Throughput.assumed().warnings(MODELS)[0]
+
+
+def test_a_measured_one_names_what_lies_outside():
+    assert MEASURED.warnings(MODELS[0]) == ()
+    active, total = MEASURED.warnings(MODELS[2])
+    assert "the largest that was timed" in active
+    assert "total parameters" in total
+    assert "measured on 1 devices" in MEASURED.warnings(MODELS[0], devices=8)[0]
+
+
+def test_files_keep_everything(tmp_path):
+    path = MEASURED.save(tmp_path / "throughput.json")
+    read = Throughput.from_file(path)
+    assert read == MEASURED
+    np.testing.assert_array_equal(read.draws, MEASURED.draws)
+    assert Throughput.from_file(path, device="a device") == MEASURED
+    assumed = Throughput.assumed("H100-PCIe")
+    assert Throughput.from_file(assumed.save(path)) == assumed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "law"}, "format is 'law', allowed is 'throughput'"),
+        ({"version": 99}, "update the package"),
+        ({"seconds": {"fflops": 1.0}}, "'fflops' is none of steps, blocks"),
+        ({"seconds": {"flops": -1.0}, "draws": None}, "seconds of flops=-1.0 must be finite and at least 0"),
+        ({"seconds": {"flops": 0.0}, "draws": None}, "all are 0"),
+        ({"draws": [[1.0]]}, r"draws have shape \(1, 1\); \[n, 5\] is needed"),
+        ({"devices": 0}, "devices=0 must be a whole number of at least 1"),
+        ({"device": None}, "device=None must be a name"),
+    ],
+)
+def test_a_file_that_cannot_be_right_is_refused(tmp_path, change, message):
+    path = MEASURED.save(tmp_path / "throughput.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RecordError, match=message):
+        Throughput.from_file(path)
+
+
+def test_bad_questions_get_one_line(tmp_path):
+    path = MEASURED.save(tmp_path / "throughput.json")
+    with pytest.raises(RecordError, match=r"of 'a device', and cannot say how fast 'another' is"):
+        Throughput.from_file(path, device="another")
+    with pytest.raises(ValueError, match=r"gpu='h900' is not known; give one of b300, .* or a throughput file"):
+        Throughput.assumed("h900")
+    with pytest.raises(ValueError, match=r"mfu=1\.2 must be above 0 and at most 1"):
+        Throughput.assumed(mfu=1.2)
+    with pytest.raises(ValueError, match="with experts no higher than without"):
+        Throughput.assumed(mfu=(0.2, 0.4))
+    with pytest.raises(ValueError, match="tokens_per_step=0 must be positive"):
+        MEASURED.step_seconds(MODELS[0], 0)
+    with pytest.raises(ValueError, match="has no draws"):
+        Throughput.assumed(mfu=0.4).step_seconds_draws(MODELS[0], 512)
+
+
+@pytest.mark.parametrize(
+    ("driver", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("h200", "H200"),
+    ],
+)
+def test_gpus_are_found_by_their_drivers_name(driver, key):
+    assert find_gpu(driver) is GPUS[key]
+
+
+def test_other_gpus_are_not_taken_for_one_of_these():
+    assert find_gpu("NVIDIA A1000") is None
+    assert find_gpu("NVIDIA GH200 480GB") is None
+    assert find_gpu("AMD EPYC 9354") is None
+
+
+def test_every_term_says_what_it_counts():
+    assert set(ModelWork.of(MODELS[1]).in_step(1, 1, 1, 1)) == set(TERMS)

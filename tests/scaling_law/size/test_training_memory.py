@@ -1,0 +1,62 @@
+"""Memory of training: the state counted by hand, and what changes it; `tests/training` compares it with torch."""
+
+import pytest
+
+from scaling_law import Architecture
+from scaling_law.size.training_memory import largest_micro_batch, training_memory
+
+MODEL = Architecture(512, 8)
+PARAMETERS = MODEL.n_total + 8 * 8 * 512  # and the routers'
+
+
+def test_the_state_is_sixteen_bytes_a_parameter():
+    memory = training_memory(MODEL, 8, 512)
+    state = (memory.weights, memory.optimizer, memory.gradients)
+    assert state == (4 * PARAMETERS, 8 * PARAMETERS, 4 * PARAMETERS)
+    assert memory.total == sum(state) + memory.activations + memory.workspace
+    assert memory.to_dict()["total"] == memory.total
+
+
+def test_activations_grow_with_the_micro_batch_and_shrink_with_checkpointing():
+    one, two = (training_memory(MODEL, n, 512).activations for n in (8, 16))
+    casts = 2 * MODEL.n_total_non_embedding
+    assert two - casts == pytest.approx(2 * (one - casts))
+    assert training_memory(MODEL, 16, 512, gradient_checkpointing=True).activations < 0.3 * two
+    assert training_memory(MODEL, 8, 512, precision="fp32").activations > one - casts
+    assert training_memory(MODEL, 8, 512, capacity_factor=2).activations > one
+
+
+def test_a_single_pass_has_no_gradients_at_its_start():
+    long, short = (training_memory(MODEL, n, 512, passes=1) for n in (64, 1))
+    assert long.gradients == 0
+    assert long.activations > 0
+    assert (short.gradients, short.activations) == (4 * PARAMETERS, 0)  # its peak is the end of the backward pass
+    assert training_memory(MODEL, 64, 512, passes=1, sharding="ddp").gradients == 4 * PARAMETERS
+
+
+def test_fsdp2_shards_the_state_and_keeps_whole_gradients_over_passes():
+    sharded = training_memory(MODEL, 8, 512, sharding="fsdp2", devices=8)
+    assert sharded.weights == 4 * PARAMETERS / 8
+    assert sharded.optimizer == 8 * PARAMETERS / 8
+    assert sharded.gradients == 4 * PARAMETERS
+    assert training_memory(MODEL, 64, 512, passes=1, sharding="fsdp2", devices=8).gradients == 0
+    assert training_memory(MODEL, 8, 512, sharding="fsdp2") == training_memory(MODEL, 8, 512)
+    assert training_memory(MODEL, 8, 512, sharding="ddp", devices=8) == training_memory(MODEL, 8, 512)
+
+
+def test_the_largest_micro_batch_that_fits():
+    def total(size: int) -> float:
+        return training_memory(MODEL, size, 512).total
+
+    sizes = [1, 2, 4, 8, 16]
+    assert largest_micro_batch(MODEL, total(4), sizes, 512) == 4
+    assert largest_micro_batch(MODEL, total(4) - 1, sizes, 512) == 2
+    assert largest_micro_batch(MODEL, total(1) - 1, sizes, 512) is None
+    assert largest_micro_batch(MODEL, total(4) - 1, sizes, 512, gradient_checkpointing=True) == 16
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="micro_batch_sequences=0 must be at least 1"):
+        training_memory(MODEL, 0, 512)
+    with pytest.raises(ValueError, match="sharding='zero3', precision='bf16'; allowed: none, ddp, fsdp2; bf16, fp32"):
+        training_memory(MODEL, 1, 512, sharding="zero3")

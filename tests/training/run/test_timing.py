@@ -1,0 +1,111 @@
+"""What steps take, measured; and the memory model beside what torch's allocator counted."""
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+
+from modeling_switch_moe import losses
+from scaling_law import Architecture
+from scaling_law.size import training_memory as memory
+from scaling_law.size.recipe import BatchRamp, RampStage
+from training.configuration.reading import from_dict
+from training.run import devices
+from training.run.results import step_seconds
+from training.run.step import Progress, make_session
+from training.run.timing import RandomTokens, StepTimer, peak_bytes
+from training.throughput import Vocabulary
+
+CPU = torch.device("cpu")
+
+
+def session(model: Architecture, micro: int, length: int, passes: int = 1, **run):
+    """A session whose batches have `passes` micro-batches of random tokens."""
+    a = from_dict(
+        {
+            "run": {"output_dir": "unused", "precision": "fp32", "micro_batch_sequences": micro} | run,
+            "model": model.shape | {"capacity_group_tokens": micro * length},
+            "data": {"sequence_length": length},
+            "schedule": {"batch_ramp": [f"0:{micro * passes}"], "tokens": ["1T"], "warmup_tokens": 0},
+        }
+    )
+    AcceleratorState._reset_state(True)  # which keeps the precision of the session before
+    data = RandomTokens(model.vocab_size, length, micro)
+    made = make_session(a, devices.make_accelerator(a.run), Vocabulary(model.vocab_size), data)
+    made.model.train()
+    return made
+
+
+def test_the_peak_of_tensors_is_exact():
+    def work():
+        kept = torch.ones(1000, dtype=torch.float64)
+        for _ in range(3):
+            torch.ones(500, dtype=torch.float64)
+        return kept
+
+    kept, peak = peak_bytes(CPU, work)
+    assert kept.sum() == 1000
+    assert peak == 12_000
+
+
+def test_a_timer_collects_seconds_and_trains():
+    timer = StepTimer(session(Architecture(64, 1, 1, 1, 100), 2, 16))
+    before, after = timer.step(), timer.step()
+    assert after.loss != before.loss
+    assert len(timer.seconds) == 2
+    assert min(timer.seconds) > 0
+
+
+def test_chunks_of_logits_are_those_of_the_model():
+    for kind, device in (("cpu", "cpu"), ("accelerator", "cuda")):
+        rows = losses.rows_per_chunk(1000, torch.device(device))
+        assert max(memory.LEAST_CHUNK_ROWS, memory.LOGIT_CHUNK_BYTES[kind] // 4000) == rows
+
+
+DENSE, MOE = Architecture(128, 1, 2, 2, 1000), Architecture(128, 4, 2, 2, 1000)
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("model", "micro", "passes", "precision", "checkpointing", "experts"),
+    [
+        (DENSE, 8, 1, "fp32", False, None),
+        (DENSE, 8, 2, "bf16", False, None),
+        (MOE, 8, 2, "fp32", False, None),
+        pytest.param(MOE, 8, 1, "bf16", False, None, marks=slow),
+        pytest.param(Architecture(128, 4, 4, 2, 1000), 8, 2, "bf16", True, None, marks=slow),
+        pytest.param(Architecture(128, 1, 4, 2, 500), 32, 2, "bf16", True, None, marks=slow),
+        pytest.param(Architecture(128, 1, 4, 2, 500), 32, 1, "fp32", False, None, marks=slow),
+        pytest.param(Architecture(128, 16, 2, 2, 500), 4, 1, "fp32", False, None, marks=slow),
+        # With buffers, as on a GPU; the vocabulary is so small that there, too, all logits are one chunk.
+        pytest.param(Architecture(128, 4, 2, 2, 256), 8, 2, "bf16", False, "capacity", marks=slow),
+        pytest.param(Architecture(128, 4, 2, 2, 256), 8, 1, "fp32", False, "capacity", marks=slow),
+    ],
+)
+def test_predicted_memory_is_within_ten_percent(model, micro, passes, precision, checkpointing, experts):
+    length = 128
+
+    def work():
+        made = session(model, micro, length, passes, precision=precision, gradient_checkpointing=checkpointing)
+        if experts:
+            made.model.set_experts_implementation(experts)
+        timer = StepTimer(made)
+        for _ in range(2):  # the moments are made in the first
+            timer.step()
+        return made
+
+    _, measured = peak_bytes(CPU, work)
+    batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
+    predicted = memory.training_memory(model, micro, length, **batch, on_cpu=experts is None)
+    assert predicted.total == pytest.approx(measured, rel=0.1)
+
+
+def test_the_step_time_of_a_run_is_that_of_its_last_batch_size():
+    ramp = BatchRamp([RampStage(0, 2), RampStage(64, 4)], 8)  # 4 steps of 2 sequences, then of 4
+    progress = Progress(step=7)
+    for second, step in enumerate((1.0, 1.0, 1.0, 9.0, 2.0, 4.0, 3.0), start=1):
+        progress.spent(progress.wall_seconds + step)
+        assert len(progress.recent_seconds) == second
+    assert progress.wall_seconds == 21
+    assert step_seconds(progress, ramp) == 3
+    assert step_seconds(Progress(step=4, recent_seconds=[1.0, 5.0]), ramp) == 3  # resumed: two are known
+    assert step_seconds(Progress(), ramp) is None

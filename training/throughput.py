@@ -1,0 +1,239 @@
+"""`python -m training.throughput -o throughput.json`: how fast this machine trains, for questions in hours.
+
+It times steps of a grid of shapes and numbers of experts on random tokens, each with several batches, and fits
+seconds per unit of work (`scaling_law.size.throughput`). Under `accelerate launch` it measures those processes
+together. The time of a step is the least of `--repeats`, taken in turns over the batches of a model: whatever else the
+machine does makes a step longer, never shorter.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from hub.plain.commands import App, Version
+from hub.plain.tables import Table, print_table
+from hub.record.filter import select
+from hub.release.sources import load_records
+from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios, of_records
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture
+from scaling_law.size.recipe import PAPER
+from scaling_law.size.throughput import Measurement, Throughput
+from training.configuration.arguments import TrainingArguments
+from training.configuration.reading import from_dict
+from training.run import devices
+from training.run.step import Session, make_session
+from training.run.timing import RandomTokens, StepTimer, device_memory, peak_bytes, release
+
+app = App(single=True)
+CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes the first speaks
+BATCHES = ((1, 1), (1, 2), (0.5, 1))  # (share of the micro-batch, passes): what tells passes, steps and tokens apart
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a session asks of a tokenizer."""
+
+    size: int
+    eos_token_id: int = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is measured: every shape "d_model" or "d_modelxblocks" with every number of experts."""
+
+    shapes: tuple[str, ...]
+    experts: tuple[int, ...]
+    micro_batch_sequences: int
+    sequence_length: int
+    vocab_size: int
+    precision: str
+    gradient_checkpointing: bool
+    compile: bool
+
+    def architectures(self) -> list[Architecture]:
+        """Of every model, the smallest first. ValueError names a shape that is none."""
+        found = []
+        for shape in self.shapes:
+            width, _, blocks = shape.partition("x")
+            if not (width.isdigit() and (blocks.isdigit() or not blocks)):
+                raise ValueError(f"--shape {shape!r}: give a width such as 512, or width x blocks such as 512x4")
+            heads = max(1, int(width) // 64)
+            depth = int(blocks) if blocks else heads
+            found += [Architecture(int(width), e, depth, heads, self.vocab_size) for e in self.experts]
+        return sorted(found, key=lambda a: a.n_total)
+
+    def arguments(self, model: Architecture, micro_batch_sequences: int, sequences: int) -> TrainingArguments:
+        """Of a run of this model whose batches have so many sequences."""
+        length = self.sequence_length
+        run = {name: getattr(self, name) for name in ("precision", "gradient_checkpointing", "compile")}
+        return from_dict(
+            {
+                "run": run | {"output_dir": "unused", "micro_batch_sequences": micro_batch_sequences},
+                "model": model.shape | {"capacity_group_tokens": length * self._common},
+                "data": {"sequence_length": length},
+                "schedule": {"batch_ramp": [f"0:{sequences}"], "tokens": ["1T"], "warmup_tokens": 0},
+            }
+        )
+
+    @property
+    def _common(self) -> int:
+        """Sequences that divide every micro-batch, so that all of them hold whole capacity groups."""
+        return math.gcd(*(self.sequences_of(share) for share, _ in BATCHES))
+
+    def sequences_of(self, share: float) -> int:
+        """Sequences of a share of the micro-batch."""
+        return max(1, round(share * self.micro_batch_sequences))
+
+
+def measure(grid: Grid, model: Architecture, repeats: int) -> list[Measurement]:
+    """The steps of one model, by batch. The first has the peak memory, of making the model and of two steps."""
+    size = grid.micro_batch_sequences
+    arguments = grid.arguments(model, size, size)
+    accelerator = devices.make_accelerator(arguments.run)
+    world, vocabulary = accelerator.num_processes, Vocabulary(grid.vocab_size)
+
+    def session_of(share: float, passes: int, made: Session | None = None) -> Session:
+        micro = grid.sequences_of(share)
+        a = grid.arguments(model, micro, micro * passes * world)
+        data = RandomTokens(grid.vocab_size, grid.sequence_length, micro)
+        if made is None:
+            return make_session(a, accelerator, vocabulary, data)
+        return replace(made, arguments=a, data=data, schedule=a.schedule_at(made.schedule.peak))
+
+    def first() -> Session:
+        made = session_of(*BATCHES[0])
+        made.model.train()
+        for _ in range(2):
+            StepTimer(made).step()
+        return made
+
+    made, memory = peak_bytes(accelerator.device, first)
+    timers = [StepTimer(session_of(*batch, made)) for batch in BATCHES]
+    for _ in range(repeats + 1):  # the first of each warms up
+        for timer in timers:
+            timer.step()
+    measured = []
+    for timer, (share, passes) in zip(timers, BATCHES, strict=True):
+        micro = grid.sequences_of(share) * grid.sequence_length
+        peak = memory if (share, passes) == BATCHES[0] else None
+        measured.append(
+            Measurement(model, grid.sequence_length, micro * passes * world, micro, min(timer.seconds[1:]), peak)
+        )
+    del made, timers
+    release(accelerator.device)
+    return measured
+
+
+def report(throughput: Throughput) -> list[Table]:
+    """What was measured beside the fit, and what the fit says a unit of work takes."""
+    left_out, rows = left_out_ratios(throughput), []
+    for m in throughput.measurements:
+        batch = {"micro_batch_tokens": m.micro_batch_tokens, "sequence_length": m.sequence_length}
+        predicted = throughput.step_seconds(m.architecture, m.tokens_per_step, **batch)
+        rows.append(
+            {
+                "d_model": m.architecture.d_model,
+                "blocks": m.architecture.blocks,
+                "experts": m.architecture.experts,
+                "n_active": m.architecture.n_active,
+                "n_total": m.architecture.n_total,
+                "tokens/step": f"{m.tokens_per_step:,}",
+                "seconds": m.step_seconds,
+                "tokens/s": f"{m.tokens_per_step / m.step_seconds:,.0f}",
+                "memory_bytes": m.memory_bytes,
+                "fit / measured": f"{predicted / m.step_seconds:.2f}",
+                "left out": f"{left_out[m.architecture]:.2f}",
+            }
+        )
+    title = f"{throughput.devices} x {throughput.device}, {throughput.precision}"
+    note = f"shapes that the fit has not seen are off by {throughput.error:.1%} (rms)"
+    rates = [(name, f"{value:.3g} s") for name, value in throughput.seconds.items()]
+    return [Table.of(rows, title=title, notes=(note,)), Table(("work", "a unit takes"), rates)]
+
+
+def finish(throughput: Throughput, output: Path) -> None:
+    """Show it and write it."""
+    for table in report(throughput):
+        print_table(table)
+    CONSOLE.print(f"wrote {throughput.save(output)}")
+
+
+@app.command()
+def main(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("throughput.json"),
+    shape: Annotated[
+        list[str] | None, typer.Option(help="A width, or WIDTHxBLOCKS; repeat it. [default: by the device]")
+    ] = None,
+    experts: Annotated[list[int] | None, typer.Option(help="Experts; repeat it. [default: 1 4 16]")] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(min=2, help="Sequences in a forward pass of one device. [default: 32; on a CPU 4]")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence. [default: 512; on a CPU 128]")
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(min=2, help="Entries of the vocabulary.")] = VOCAB_SIZE,
+    precision: Annotated[str, typer.Option(help="bf16 or fp32.")] = "bf16",
+    gradient_checkpointing: Annotated[bool, typer.Option(help="Recompute activations.")] = False,
+    compile: Annotated[bool, typer.Option(help="torch.compile the model.")] = False,
+    runs: Annotated[
+        str | None, typer.Option(help="Measure nothing: read finished runs (folder, runs.jsonl, org/sweep-runs).")
+    ] = None,
+    where: Annotated[str, typer.Option(help="Of those runs, the ones that fulfil this: 'precision = bf16'.")] = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Steps of each batch; the fastest counts.")] = 5,
+    version: Version = False,
+) -> None:
+    """Time training steps on this machine and write throughput.json, which answers in hours are computed from.
+
+    Exit status: 0 done, 2 the grid cannot be measured, 3 a step does not fit into memory.
+    """
+    if runs is not None:
+        finish(of_records(select(load_records(runs), where)), output)
+        return
+    on_gpu = torch.cuda.is_available()
+    grid = Grid(
+        shapes=tuple(shape or (("512", "768", "1024", "1536x8") if on_gpu else ("64x2", "128x2", "128x6", "256x4"))),
+        experts=tuple(experts or (1, 4, 16)),
+        micro_batch_sequences=micro_batch or (32 if on_gpu else 4),
+        sequence_length=sequence_length or (PAPER.sequence_length if on_gpu else 128),
+        vocab_size=vocab_size,
+        precision=precision,
+        gradient_checkpointing=gradient_checkpointing,
+        compile=compile,
+    )
+    models, measured = grid.architectures(), list[Measurement]()
+    if len(models) < LEAST_ARCHITECTURES:
+        raise ValueError(f"{len(models)} architectures would be measured; at least {LEAST_ARCHITECTURES} are needed")
+    for model in models:
+        CONSOLE.print(
+            f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {model.n_total:,} parameters"
+        )
+        measured += measure(grid, model, repeats)
+    size = grid.micro_batch_sequences
+    accelerator = devices.make_accelerator(grid.arguments(models[0], size, size).run)
+    device = accelerator.device
+    throughput = fit_throughput(
+        measured,
+        device=devices.name(device),
+        precision=precision,
+        devices=accelerator.num_processes,
+        settings={"gradient_checkpointing": gradient_checkpointing, "compile": compile, "vocab_size": vocab_size},
+        memory_bytes=device_memory(device),
+        source=f"least of {repeats} steps of each batch on random tokens, torch {torch.__version__}",
+    )
+    if accelerator.is_main_process:
+        finish(throughput, output)
+
+
+if __name__ == "__main__":
+    app()
