@@ -87,8 +87,8 @@ class Description(Summarised):
         memory = {"weights": a.weight_bytes(self.bytes_per_parameter), "bf16 KV cache per token": a.kv_cache_bytes(1)}
         memory["training state"] = a.training_state_bytes
         lines = {
-            "architecture": _shape(a),
-            "experts": _experts(a),
+            "architecture": shape_of(a),
+            "experts": experts_of(a),
             "active": f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)} {apart}",
             "total": f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)} {apart}",
             "exact": f"{m.parameters:,} parameters, with {left_out}",
@@ -179,7 +179,8 @@ def _predict(
     return Prediction(tokens, flops, float(law.loss(**at)), interval, trusted, optimum, refusal)
 
 
-def _shape(a: Architecture) -> str:
+def shape_of(a: Architecture) -> str:
+    """Width, blocks, heads and vocabulary, in words."""
     mla = a.latent_attention
     heads = f"{a.heads} heads of {a.head_dim}"
     if mla is not None:
@@ -199,7 +200,8 @@ def _flops(a: Architecture, context: float | None) -> str:
     return f"{text}; at {context:,.0f} positions exactly {training} and {inference}"
 
 
-def _experts(a: Architecture) -> str:
+def experts_of(a: Architecture) -> str:
+    """The feed-forward, in words."""
     if a.experts == 1:
         return f"dense, feed-forward width {a.d_expert:,}"
     text = f"{a.experts_per_token} of {a.experts} per token, each {a.d_expert:,} wide"
