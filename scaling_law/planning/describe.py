@@ -135,7 +135,7 @@ def describe(
     warnings, predicted = ignored(model.architecture, law), None
     if tokens is not None:
         d = float(positive("tokens", tokens))
-        at = _law_variables(law, model.architecture, d)
+        at = law_variables(law, model.architecture, d)
         predicted = _predict(law, model.architecture, at, d, size, force)
         warnings += law.warnings(**at)
         if predicted.optimum is not None:
@@ -156,7 +156,7 @@ def ignored(a: Architecture, law: Law) -> list[str]:
     return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"] if names else []
 
 
-def _law_variables(law: Law, a: Architecture, tokens: float) -> dict[str, float]:
+def law_variables(law: Law, a: Architecture, tokens: float) -> dict[str, float]:
     """N_act, D, E and the law's other variables. ValueError for one that is none of an architecture."""
     found = a.variables() | {"tokens": tokens}
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))

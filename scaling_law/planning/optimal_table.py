@@ -356,7 +356,7 @@ def _rows(
             limited_by=limit,
             warnings=tuple(dict.fromkeys([*law.warnings(**own), *rates.warnings_at(*tuned)])),
             trusted=not law.beyond_guard(**own),
-            architecture=Architecture(round(d), int(e), vocab_size=constraints.vocab_size) if integral else None,
+            architecture=constraints.architecture(d, e) if integral else None,
             epochs=tokens / constraints.unique_tokens if constraints.unique_tokens else None,
         )
         rows.append(row)

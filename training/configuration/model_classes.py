@@ -48,8 +48,11 @@ class ModelClassArguments(BaseModel):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ModelClassArguments:
-        """From the section `model` of a YAML file or of flags. ValueError with a line for each problem."""
-        given = {name: _plain(value) for name, value in values.items() if value is not None}
+        """From the section `model` of a YAML file or of flags; null is a value of a class's fields (`q_lora_rank`).
+
+        ValueError with a line for each problem.
+        """
+        given = {name: _plain(value) for name, value in values.items()}
         kind, group = str(given.pop("type")), given.pop("capacity_group_tokens", None)
         if kind.endswith(".json"):
             kind, fields = _of_file(Path(kind))

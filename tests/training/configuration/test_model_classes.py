@@ -30,6 +30,12 @@ def test_flags_are_read_as_yaml_is():
     assert config.tie_word_embeddings is True
 
 
+def test_null_is_a_value_of_a_class():
+    arguments = from_dict({"model": SHARED | {"q_lora_rank": None, "capacity_group_tokens": None}, **OUT})
+    assert arguments.model.config(300).q_lora_rank is None
+    assert from_dict(arguments.to_dict()) == arguments
+
+
 def test_ours_is_the_default_and_writes_no_type():
     named = from_dict({"model": {"type": "switch_moe", "experts": 4}, **OUT})
     assert named == from_dict({"model": {"experts": 4}, **OUT})
