@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields as fields_of_dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,9 +85,8 @@ class ModelClassArguments(BaseModel):
         for name, (value, whose) in least.items():
             if given[name] < value:
                 raise ValueError(f"model.{name}: {given[name]}; it must be at least {whose} {value}")
-        return AutoConfig.for_model(
-            self.type, **given, **dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
-        )
+        tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
+        return AutoConfig.for_model(self.type, **given, **tokens)
 
     def model(self, vocab_size: int | None = None) -> Model:
         """In the terms of laws, for a tokenizer of so many tokens; else with the vocabulary given, or GPT-2's."""
@@ -120,7 +119,7 @@ class ModelClassArguments(BaseModel):
         """0: these classes drop nothing."""
         return 0.0
 
-    @property
+    @cached_property
     def balance_loss(self) -> float:
         """The class's coefficient of its load-balancing loss; 0 where it has no such loss."""
         config = self.config(1)
@@ -132,7 +131,7 @@ class ModelClassArguments(BaseModel):
         """0: these classes have none."""
         return 0.0
 
-    @property
+    @cached_property
     def _architecture(self) -> Architecture:
         return self.model().architecture
 

@@ -16,6 +16,8 @@ OUT = {"run": {"output_dir": "out"}}
 @pytest.mark.parametrize("section", CLASSES.values(), ids=CLASSES)
 def test_a_configuration_is_saved_as_it_was_given(section, tmp_path):
     arguments = from_dict({"model": section, **OUT})
+    assert arguments.model.experts >= 1
+    assert arguments.model.balance_loss >= 0  # what is remembered of them is not saved
     assert arguments.to_dict()["model"] == {"capacity_group_tokens": None, **section}
     arguments.save(tmp_path / "config.yaml")
     again = parse_command_line(["--config", str(tmp_path / "config.yaml")])

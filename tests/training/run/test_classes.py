@@ -8,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from hub import load_records, open_store, push_run
 from hub.record.run_record import OF_A_CLASS, RunRecord
+from hub.release.push import push_listing
 from scaling_law import describe, fit, load_runs
 from tests.hub.samples import HIDDEN
 from tests.model_classes import CLASSES, DENSE, SHARED, TOP_K
@@ -159,6 +163,21 @@ def test_describe_reads_what_was_trained(released, kind):
     assert described.model.parameters == sum(value.numel() for value in weights_there.values()) - buffers
 
 
+def test_classes_are_pushed_and_listed_beside_each_other(released, tmp_path):
+    """Each in a repository of its own; both tables of the index have what laws ask about."""
+    store = open_store(tmp_path / "hub")
+    pushed = [push_run(store, folder, record) for _, record, folder in released.values()]
+    push_listing(store, "tiny", pushed)
+    index = tmp_path / "hub" / "datasets" / "tiny-runs" / "main"
+    for table in ("runs.jsonl", "runs.parquet"):
+        listed = {record.model_type: record for record in load_records(index / table)}
+        assert {record.model_type: record for record in pushed} == listed
+    assert pandas.read_parquet(index / "runs.parquet")["granularity"].tolist() == [r.granularity for r in pushed]
+    places = {path.name for path in (tmp_path / "hub" / "models").iterdir()}
+    assert places == {f"tiny-{arguments.model.name}" for arguments, _, _ in released.values()}
+    assert "qwen3_moe Mixture-of-Experts models" in store.read("model", pushed[1].repo, "README.md").decode()
+
+
 def test_a_law_is_refitted_on_such_runs(released, tiny, tmp_path):
     """Records of classes beside ours: E is that of laws, and every run has what open laws ask about."""
     ours = tiny(schedule__tokens=[1280], run__output_dir=str(tmp_path / "ours"))
@@ -248,3 +267,26 @@ def test_processes_train_what_one_trains(tiny, tmp_path, section):
         assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-6)
         for name, weight in weights(one, 1280).items():
             torch.testing.assert_close(weights(other, 1280)[name], weight, rtol=0, atol=2e-5)
+
+
+def test_tied_embeddings_are_released_once_and_load(tiny):
+    arguments = tiny(model=DENSE | {"tie_word_embeddings": True}, schedule__tokens=[1280])
+    (record,), (folder,) = finish(arguments).values(), folders(arguments)
+    assert record.n_total == architecture(arguments.model, 300).n_total
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"run.compile": True}, {"run.gradient_checkpointing": True}], ids=str)
+def test_a_class_that_is_compiled_or_recomputed_trains_the_same(tiny, tmp_path, changes):
+    plain = tiny(model=TOP_K, schedule__tokens=[1280], run__output_dir=str(tmp_path / "plain"))
+    other = tiny(model=TOP_K, schedule__tokens=[1280], **changes)
+    (expected,), (record,) = (finish(arguments).values() for arguments in (plain, other))
+    assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-3)
+    one, two = lines_of(plain)[0], lines_of(other)[0]
+    assert two["tokens_per_expert"] == one["tokens_per_expert"]
+    for name in ("loss", "gradient_norm", "balance_loss", "router_entropy"):
+        assert two[name] == pytest.approx(one[name], rel=1e-4)
