@@ -395,6 +395,7 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
     bounds = int((problem.used & ~problem.measured).sum())
     aside += f"; {bounds} of {len(runs)} runs as upper bounds" if bounds else ""
     chosen_by = f", where {runs.where}" if runs.where else ""
+    chosen_by += f", read with {runs.read_as}" if runs.read_as else ""
     conditions = Conditions(
         provenance=f"fitted on {runs.source}{chosen_by} ({runs.loss_name}){aside}",
         objective=problem.settings.to_dict(),

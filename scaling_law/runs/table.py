@@ -51,6 +51,7 @@ class Runs:
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
     `skipped` says what was left out and why; `load_runs(dataset, revision=commit)` reads the same index again.
     `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or mixed).
+    `read_as` is the format and the mapping of columns that were asked for (None: the source had our columns).
     """
 
     n_active: FloatArray
@@ -68,6 +69,7 @@ class Runs:
     warmup_tokens: float | None = None
     vocab_size: int | None = None
     where: str | None = None
+    read_as: str | None = None
     columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -272,8 +274,15 @@ def load_runs(
         warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
         vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
+        read_as=_read_as(format, columns or {}),
         columns={name: values for name, values in others.items() if name not in (*_COLUMNS, loss)},
     )
+
+
+def _read_as(format: str | None, columns: Mapping[str, Column]) -> str | None:
+    told = [f"format {format}"] * bool(format)
+    told += [f"{name} = {getattr(column, '__name__', column)}" for name, column in columns.items()]
+    return "; ".join(told) or None
 
 
 class _Prepared(NamedTuple):

@@ -143,6 +143,7 @@ def test_every_numeric_column_is_kept_flat_and_read_only():
     assert "rare" in runs
     with pytest.raises(ValueError, match="read-only"):
         runs["rare"][0] = 1.0
+    assert runs.read_as == "; ".join(f"{name} = {column}" for name, column in MAPPING.items())
     part = runs.subset(runs.loss < 2.95)
     np.testing.assert_array_equal(part["ti"], [2000, 3000, 4000])
     assert runs.take(np.array([3, 0]))["ti"].tolist() == [4000, 1000]
