@@ -83,10 +83,14 @@ class OptimalRow:
         return found | {"architecture": architecture}
 
     def config_arguments(self) -> dict[str, int]:
-        """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture."""
+        """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for an architecture that is
+        fractional, or that this class has not.
+        """
         a = self.architecture
         if a is None:
             raise ValueError("this row is no architecture that exists: ask for optimal(..., integral=True)")
+        if not a.is_of_the_paper:
+            raise ValueError("SwitchMoeConfig has whole top-1 experts only: plan writes the configuration of a class")
         names = {"hidden_size": a.d_model, "num_hidden_layers": a.blocks, "num_attention_heads": a.heads}
         return names | {"num_experts": a.experts, "vocab_size": a.vocab_size}
 

@@ -276,6 +276,11 @@ class Architecture:
         plain |= {name: default(self) for name, default in _DEFAULTS.items() if name in plain}
         return same | {name: value for name, value in asdict(self).items() if name in plain and value != plain[name]}
 
+    @property
+    def is_of_the_paper(self) -> bool:
+        """Whether shape and vocabulary say it all: whole top-1 experts, and plain attention."""
+        return set(self.to_dict()) == {*self.shape, "vocab_size"}
+
     # -- parameters
 
     @property

@@ -19,7 +19,7 @@ def model_section(a: Architecture) -> Section:
     Dense models other than the paper's are Llama, routed ones Qwen3-MoE, with shared experts Qwen2-MoE (which has one,
     as wide as all of `a` together), with latent attention DeepSeek-V3. ValueError, with a reason, where none fits.
     """
-    if set(a.to_dict()) == {*a.shape, "vocab_size"}:
+    if a.is_of_the_paper:
         return dict(a.shape)
     if not a.gated:
         raise ValueError("gated=False: no class here has feed-forwards of two matrices")

@@ -169,10 +169,11 @@ def test_classes_are_pushed_and_listed_beside_each_other(released, tmp_path):
     pushed = [push_run(store, folder, record) for _, record, folder in released.values()]
     push_listing(store, "tiny", pushed)
     index = tmp_path / "hub" / "datasets" / "tiny-runs" / "main"
-    for table in ("runs.jsonl", "runs.parquet"):
-        listed = {record.model_type: record for record in load_records(index / table)}
+    for name in ("runs.jsonl", "runs.parquet"):
+        listed = {record.model_type: record for record in load_records(index / name)}
         assert {record.model_type: record for record in pushed} == listed
-    assert pandas.read_parquet(index / "runs.parquet")["granularity"].tolist() == [r.granularity for r in pushed]
+    table = pandas.read_parquet(index / "runs.parquet").set_index("model_type")["granularity"]
+    assert table.to_dict() == {record.model_type: record.granularity for record in pushed}
     places = {path.name for path in (tmp_path / "hub" / "models").iterdir()}
     assert places == {f"tiny-{arguments.model.name}" for arguments, _, _ in released.values()}
     assert "qwen3_moe Mixture-of-Experts models" in store.read("model", pushed[1].repo, "README.md").decode()
