@@ -159,7 +159,7 @@ def _loading(store: Store, record: RunRecord) -> str:
     place, revision = record.repo or "", record.commit or record.branch
     if isinstance(store, LocalStore):
         place, revision = str(store.folder("model", place, record.branch or "").resolve()), None
-    return loading_code(place, revision, tokenizer=tokenizer_name(record))
+    return loading_code(place, revision, tokenizer=tokenizer_name(record), has_code=record.model_type is None)
 
 
 def _plan(store: Store, runs: list[tuple[Path, RunRecord]]) -> Table:

@@ -71,7 +71,7 @@ def token_caches(tmp_path_factory):
 
 @pytest.fixture
 def tiny(corpus, tokenizer_folder, token_caches, tmp_path):
-    """A function: arguments of a tiny run, with changes such as {"model.experts": 1}."""
+    """A function: arguments of a tiny run, with changes such as {"model.experts": 1}, or of a whole section."""
     from training.configuration.reading import from_dict
 
     def build(**changes):
@@ -102,7 +102,10 @@ def tiny(corpus, tokenizer_folder, token_caches, tmp_path):
         }
         for name, value in changes.items():
             section, _, field = name.replace("__", ".").partition(".")
-            values[section][field] = value
+            if field:
+                values[section][field] = value
+            else:
+                values[section] = value
         return from_dict(values)
 
     return build

@@ -14,6 +14,7 @@ from accelerate.commands.launch import launch_command_parser
 
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
+from training.configuration.model_classes import fields_of
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -59,6 +60,7 @@ def options_of(command: Any) -> set[str]:
 
 def train_options() -> set[str]:
     fields = {f"--{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields}
+    fields |= {f"--model.{name}" for name in fields_of("qwen3_moe")}  # the class of the guides
     return fields | {"--section.field", "--config", "--preset", "--dry-run", "--push-to-hub", "--help"}
 
 

@@ -25,13 +25,38 @@ GIVEN_RATE = "given"  # what a record has as its learning-rate law when there wa
 
 def repo_name(record: RunRecord) -> str:
     """The name of the run's model repository, without organisation."""
-    return f"{record.sweep}-{size_name(record.d_model, record.experts, record.n_blocks, record.n_heads)}"
+    size = size_name(
+        *(record.d_model, record.experts, record.n_blocks, record.n_heads),
+        model_type=record.model_type,
+        experts_per_token=record.experts_per_token,
+        d_expert=record.d_expert,
+        shared_experts=record.shared_experts,
+    )
+    return f"{record.sweep}-{size}"
 
 
-def size_name(d_model: int, experts: int, n_blocks: int, n_heads: int) -> str:
-    """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64."""
+def size_name(
+    d_model: int,
+    experts: int,
+    n_blocks: int,
+    n_heads: int,
+    *,
+    model_type: str | None = None,
+    experts_per_token: int | None = None,
+    d_expert: int | None = None,
+    shared_experts: int | None = None,
+) -> str:
+    """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64.
+
+    Other classes than ours have their model type in front and their feed-forward behind, as in
+    qwen3_moe-d512-E64-k8-f256 for 8 of 64 experts, each 256 wide, per token, and -s1 for a shared one.
+    """
     on_rule = 64 * n_blocks == 64 * n_heads == d_model
-    return f"d{d_model}{'' if on_rule else f'-b{n_blocks}-h{n_heads}'}-E{experts}"
+    size = f"d{d_model}{'' if on_rule else f'-b{n_blocks}-h{n_heads}'}-E{experts}"
+    if model_type is None:
+        return size
+    routed = f"-k{experts_per_token}" if experts > 1 else ""
+    return f"{model_type}-{size}{routed}-f{d_expert}{f'-s{shared_experts}' if shared_experts else ''}"
 
 
 def index_name(sweep: str) -> str:
@@ -65,7 +90,8 @@ def recipe_suffix(record: RunRecord) -> str:
     already. `-lrscale2`: it is this multiple of what the law says. What a record does not say (null, in records of
     older versions) departs from nothing.
     """
-    optimizer, moe, law = record.optimizer, record.experts > 1, record.schedule.learning_rate_law
+    optimizer, law = record.optimizer, record.schedule.learning_rate_law
+    moe, ours, balance = record.experts > 1, record.model_type is None, record.balance_loss_coefficient
     rate, scaled = f"lr{_number(record.schedule.peak_learning_rate)}", _SCALED.search(law)
     betas = (optimizer.beta1, optimizer.beta2)
     clip, factor = optimizer.gradient_clip_norm, record.capacity_factor
@@ -79,9 +105,9 @@ def recipe_suffix(record: RunRecord) -> str:
         "noclip" if clip is None else f"clip{_number(clip)}": clip is None or _departs(clip, 0.1),
         "finalnorm": bool(record.final_norm),
         re.sub(r"[^A-Za-z0-9]+", "", f"{record.initialization}init"): record.initialization not in (None, "paper"),
-        "dropless" if factor == 0 else f"cf{_number(factor)}": moe and _departs(factor, 1.0),
-        f"balance{_number(record.balance_loss_coefficient)}": moe and _departs(record.balance_loss_coefficient, 0.01),
-        f"z{_number(record.z_loss_coefficient)}": moe and _departs(record.z_loss_coefficient, 0.001),
+        "dropless" if factor == 0 else f"cf{_number(factor)}": moe and ours and _departs(factor, 1.0),
+        f"balance{_number(balance)}": moe and _departs(balance, 0.01 if ours else 0.001),
+        f"z{_number(record.z_loss_coefficient)}": moe and ours and _departs(record.z_loss_coefficient, 0.001),
     }
     return "".join(f"-{part}" for part, departs in departing.items() if departs)
 

@@ -62,7 +62,7 @@ Integer = Annotated[int, BeforeValidator(_number), Field(ge=-(1 << 63), lt=1 << 
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow", str_strip_whitespace=False)
+    model_config = ConfigDict(frozen=True, extra="allow", str_strip_whitespace=False, protected_namespaces=())
 
 
 class BatchRampStage(_Part):
@@ -129,6 +129,10 @@ class RunRecord(_Part):
     `step_seconds` is the median of the last steps, at the last batch size; `peak_memory_bytes` is that of the tensors
     of one GPU, or of a whole process on a CPU.
 
+    A model of another class than ours has its `model_type` in transformers, `experts` routed experts, of which
+    `experts_per_token` are active, and what laws ask about its architecture (`scaling_law.Architecture.variables`);
+    `experts_equivalent` is the E of laws of top-1 models. Records of our class lack these fields (`OF_A_CLASS`).
+
     Raises RecordError with each offending field, its value and what is allowed.
     """
 
@@ -147,6 +151,19 @@ class RunRecord(_Part):
     sequence_length: Width
     n_active: PositiveCount
     n_total: PositiveCount
+
+    model_type: Annotated[str, Field(max_length=40, pattern=NAME_PATTERN)] | None = None
+    experts_per_token: PositiveCount | None = None
+    d_expert: Width | None = None
+    shared_experts: Count | None = None
+    dense_blocks: Count | None = None
+    experts_equivalent: Real | None = None
+    granularity: Real | None = None
+    density: Fraction | None = None
+    activation_ratio: Fraction | None = None
+    shared_ratio: Fraction | None = None
+    n_active_non_embedding: PositiveCount | None = None
+    n_total_non_embedding: PositiveCount | None = None
 
     tokens: Count
     unique_tokens: Count | None = None
@@ -258,7 +275,8 @@ class RunRecord(_Part):
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values, unknown fields included, in the schema's order."""
-        return self.model_dump(mode="json")
+        fields = self.model_dump(mode="json")
+        return {name: value for name, value in fields.items() if value is not None or name not in OF_A_CLASS}
 
     def to_json(self, *, indent: int | None = None) -> str:
         return strict_json.dumps(self.to_dict(), indent=indent)
@@ -266,6 +284,10 @@ class RunRecord(_Part):
     def replaced(self, **changes: Any) -> RunRecord:
         """A validated copy with some fields changed."""
         return type(self)(**{**self.to_dict(), **changes})
+
+
+_NAMES = [*RunRecord.model_fields]
+OF_A_CLASS = frozenset(_NAMES[_NAMES.index("model_type") : _NAMES.index("tokens")])  # left out where null
 
 
 def type_of(annotation: Any) -> type:
@@ -286,10 +308,13 @@ def _contradictions(record: RunRecord) -> list[str]:
     """What no single field shows: fields that cannot be true together."""
     heads, width, total, active = record.n_heads, record.d_model, record.n_total, record.n_active
     point, tokens, dense = record.branch_point_tokens, record.tokens, record.experts == 1
+    given = {name for name in OF_A_CLASS if getattr(record, name) is not None}
+    of_a_class = f"{', '.join(sorted(OF_A_CLASS - given))} missing, required with one of the others"
     unknown_loss = record.train_loss is None and record.status != "diverged" and record.train_loss_window_tokens
     stages = [stage.from_tokens for stage in record.schedule.batch_ramp]
     checks = (
-        (width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
+        (given and given != OF_A_CLASS, of_a_class),
+        (not given and width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
         (total < active, f"n_total is {total}, allowed is at least n_active {active}"),
         (dense and total != active, f"n_total is {total}, allowed with experts 1 is n_active {active}"),
         (unknown_loss, 'train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0'),

@@ -23,6 +23,7 @@ from hub.record.table import viewer_file
 
 PAPER = "[Joint MoE Scaling Laws](https://arxiv.org/abs/2502.05172) (Ludziejewski et al. 2025)"
 TAGS = ("scaling-laws", "mixture-of-experts", "switch-transformer", "joint-moe-scaling-laws")
+OURS = "switch-transformer"  # the tag in whose place another class has its model type
 RUN, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "loading", "place", "law", "revisions", "main"  # blocks
 _FROM_RECORDS = ("tags", "datasets", "model-index")  # metadata that follows from the records
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -72,10 +73,10 @@ def model_card(
     """
     kind, purpose = "dense", "as the one-expert case of a Mixture-of-Experts scaling law"
     if record.experts > 1:
-        kind, purpose = (
-            "Switch Mixture-of-Experts",
-            "to measure how loss depends on size, data and the number of experts",
-        )
+        kind = f"{'Switch ' if record.model_type is None else ''}Mixture-of-Experts"
+        purpose = "to measure how loss depends on size, data and the number of experts"
+    if record.model_type is not None:
+        kind += f" ({record.model_type} of transformers)"
     status = {
         "diverged": "**This run diverged; its weights are kept for study only.**",
         "intermediate": "This is an intermediate checkpoint of a run that went on.",
@@ -140,7 +141,8 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
     runs = sorted(records, key=lambda record: (record.status != "final", record.tokens, record.branch or ""))
     shown = shown_on_main(runs)
     like = shown or runs[-1]
-    kind = f"Switch Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
+    switch = "Switch " if like.model_type is None else f"{like.model_type} "
+    kind = f"{switch}Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
     what_main_is = _NO_WEIGHTS
     if on_main and shown:
         what_main_is = (
@@ -184,7 +186,7 @@ def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license
     metadata = {
         "license": license and checked_license(license),
         "language": "en",
-        "tags": [*TAGS, *(f"sweep:{name}" for name in names)],
+        "tags": _tags(runs),
         "pretty_name": f"Runs of {sweep}",
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": viewer_file()}]}],
     }
@@ -199,10 +201,17 @@ def _metadata(records: Sequence[RunRecord], license: str | None) -> dict[str, An
         "language": "en",
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": [*TAGS, *sorted({f"sweep:{record.sweep}" for record in records})],
+        "tags": _tags(records),
         "datasets": sorted(datasets) or None,
         "model-index": [model for record in records[:_MAX_RESULTS] for model in _results(record)] or None,
     }
+
+
+def _tags(records: Sequence[RunRecord]) -> list[str]:
+    """Ours, the classes of the models, and the sweeps."""
+    classes = {record.model_type or OURS for record in records} or {OURS}
+    kept = [tag for tag in TAGS if tag != OURS or tag in classes]
+    return [*kept, *sorted(classes - {OURS}), *sorted({f"sweep:{record.sweep}" for record in records})]
 
 
 def _results(record: RunRecord) -> list[dict[str, Any]]:
@@ -227,19 +236,23 @@ def _results(record: RunRecord) -> list[dict[str, Any]]:
     return list(eval_results_to_model_index(f"{repo_name(record)}-{record.branch or branch_name(record)}", found))
 
 
-def loading_code(place: str, revision: str | None = None, *, tokenizer: str | None = None) -> str:
+def loading_code(
+    place: str, revision: str | None = None, *, tokenizer: str | None = None, has_code: bool = True
+) -> str:
     """Python that loads a release and its tokenizer in a fresh interpreter, without this project.
 
     `place` is a repository, with a branch or commit as `revision`, or a folder, without. `tokenizer` names one on the
-    Hub that the release lacks. Both calls trust the release's code, since transformers asks at a prompt otherwise.
+    Hub that the release lacks. Where the release `has_code`, as models of our class do, both calls trust it, since
+    transformers asks at a prompt otherwise.
     """
     names, source = ("folder", "folder") if revision is None else ("repo, revision", "repo, revision=revision")
     values = ", ".join(json.dumps(value) for value in (place, revision) if value is not None)
-    words = f"{source}, trust_remote_code=True" if tokenizer is None else json.dumps(tokenizer)
+    trust = ", trust_remote_code=True" if has_code else ""
+    words = f"{source}{trust}" if tokenizer is None else json.dumps(tokenizer)
     return f"""from transformers import AutoModelForCausalLM, AutoTokenizer
 
 {names} = {values}
-model = AutoModelForCausalLM.from_pretrained({source}, trust_remote_code=True, use_safetensors=True)
+model = AutoModelForCausalLM.from_pretrained({source}{trust}, use_safetensors=True)
 tokenizer = AutoTokenizer.from_pretrained({words})"""
 
 
@@ -252,18 +265,18 @@ def tokenizer_name(record: RunRecord) -> str | None:
 def _loading_example(record: RunRecord) -> str:
     # Repository and branch match patterns without quotes, so they are safe inside the string literals.
     repo, branch = record.repo or repo_name(record), record.branch or branch_name(record)
+    more: dict[str, Any] = {"tokenizer": tokenizer_name(record), "has_code": record.model_type is None}
     if "/" in repo:
         lead = "Every run is a branch of its repository, so give the `revision`"
         lead += f", here the commit of `{branch}`:" if record.commit else ":"
-        code = loading_code(repo, record.commit or branch, tokenizer=tokenizer_name(record))
+        code = loading_code(repo, record.commit or branch, **more)
     else:  # a local store
         lead = "From the store's folder (or give the whole path):"
-        code = loading_code(f"models/{repo}/{branch}", tokenizer=tokenizer_name(record))
-    return f"""{lead}
-
-```python
-{code}
-```
+        code = loading_code(f"models/{repo}/{branch}", **more)
+    example = f"{lead}\n\n```python\n{code}\n```"
+    if record.model_type is not None:
+        return f"{example}\n\nThe class is transformers' own: no code comes with the weights."
+    return f"""{example}
 
 `trust_remote_code=True` runs the model's code, the `.py` files of this revision, with your rights: read them first.
 None of it runs where the package `modeling_switch_moe` of `joint-moe-scaling-laws` is installed: import it, and leave
@@ -371,7 +384,7 @@ def _measured(record: RunRecord) -> Sequence[tuple[str, object]]:
     return (
         ("Run", f"{record.run_id} ({record.status})"),
         ("Branched from", f"{parent} after {format_count(record.branch_point_tokens)} tokens" if parent else ""),
-        ("Experts E (one active per token)", record.experts),
+        *_experts(record),
         ("Active parameters", f"{format_count(record.n_active)} ({record.n_active:,})"),
         ("Total parameters", f"{format_count(record.n_total)} ({record.n_total:,})"),
         ("Width, blocks, heads", f"{record.d_model}, {record.n_blocks}, {record.n_heads}"),
@@ -383,6 +396,19 @@ def _measured(record: RunRecord) -> Sequence[tuple[str, object]]:
         ("Tokens dropped by the router", format_decimal(record.drop_rate) if routed else ""),
         ("Largest expert load over the mean", format_decimal(record.expert_load_max_over_mean, 3) if routed else ""),
     )
+
+
+def _experts(record: RunRecord) -> Sequence[tuple[str, object]]:
+    if record.model_type is None:
+        return (("Experts E (one active per token)", record.experts),)
+    rows: list[tuple[str, object]] = [("Class in transformers", record.model_type)]
+    if record.experts > 1:
+        shared = f", {record.shared_experts} shared" if record.shared_experts else ""
+        rows.append(("Experts", f"{record.experts_per_token} of {record.experts} per token{shared}"))
+        rows.append(
+            ("E of laws of top-1 models, granularity", f"{record.experts_equivalent:g}, {record.granularity:g}")
+        )
+    return rows
 
 
 def _recipe(record: RunRecord) -> Sequence[tuple[str, object]]:

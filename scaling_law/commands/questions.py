@@ -26,6 +26,9 @@ from scaling_law.planning.inverse import cheapest_budget, smallest_memory
 from scaling_law.planning.speedup import effective_speedup
 from scaling_law.size.architecture import Architecture
 
+GRANULARITY = "Experts of 1/G of the width, G times as many active."
+SHARED = "Part of the active width that is shared experts."
+
 
 def loss(
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
@@ -96,8 +99,8 @@ def optimal(
     bytes_per_parameter: Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
     bytes_per_kv: Annotated[float, option("Bytes of a KV cache element.")] = 2.0,
     kv_heads_ratio: Annotated[float, option("KV heads / heads (grouped queries).")] = 1.0,
-    granularity: Annotated[float, option("Experts of 1/G of the width, G times as many active.")] = 1.0,
-    shared_ratio: Annotated[float, option("Part of the active width that is shared experts.")] = 0.0,
+    granularity: Annotated[float, option(GRANULARITY)] = 1.0,
+    shared_ratio: Annotated[float, option(SHARED)] = 0.0,
     unique_tokens: Annotated[Any, quantity(COUNT, "Unique tokens; more are repetitions, worth less: 100B.")] = None,
     vocab_size: options.VocabSize = None,
     integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False,
@@ -138,6 +141,8 @@ def plan(
     kv_cache_tokens: options.KvTokens = 0.0,
     inference_tokens: options.InferenceTokens = 0.0,
     experts: options.Experts = None,
+    granularity: Annotated[float, option(GRANULARITY)] = 1.0,
+    shared_ratio: Annotated[float, option(SHARED)] = 0.0,
     branches: Annotated[int, option("Measurements from one trunk: the full run, half, a quarter, …")] = 1,
     gpu_tflops: Annotated[float, option("Without --gpu: peak TFLOP/s of one GPU (989: H100, bf16).")] = 989.0,
     vocab_size: options.VocabSize = None,
@@ -150,9 +155,9 @@ def plan(
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
 
-    FLOPs and hours are those of all branches. With --gpu or --throughput it proposes the micro-batch that fits, and
-    refuses a model that does not (exit status 2); so it does where every answer is too far outside the runs of the
-    law, unless --force is given.
+    The model is ours, or with --granularity of a class of transformers. FLOPs and hours are those of all branches. With
+    --gpu or --throughput it proposes the micro-batch that fits, and refuses a model that does not (exit status 2); so it
+    does where every answer is too far outside the runs of the law, unless --force is given.
 
     Examples:
 
@@ -161,6 +166,8 @@ def plan(
         scaling-law plan --flops 1e21 --experts 8 --branches 4 --mfu 0.35 --json
 
         scaling-law plan --gpu h100 --gpus 8 --hours 72 --max-parameters 10B -o run.yaml
+
+        scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
     question = _without(locals(), "gpu_tflops", "sweep", "output", "law", "learning_rate_law", "as_json", "gpu")
     if gpu is not None or throughput is not None:
@@ -169,7 +176,7 @@ def plan(
     elif mfu is None:
         del question["mfu"]  # the default of `plan`
     rates = LearningRateLaw.named(learning_rate_law)
-    chosen = options.choose_law(law, ChinchillaForm)
+    chosen: Law = options.choose_law(law)
     made = planning.plan(chosen, **question, gpu_flops=gpu_tflops * 1e12, learning_rate_law=rates)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -87,8 +87,8 @@ class Description(Summarised):
         memory = {"weights": a.weight_bytes(self.bytes_per_parameter), "bf16 KV cache per token": a.kv_cache_bytes(1)}
         memory["training state"] = a.training_state_bytes
         lines = {
-            "architecture": _shape(a),
-            "experts": _experts(a),
+            "architecture": shape_of(a),
+            "experts": experts_of(a),
             "active": f"{format_count(a.n_active)}, {format_count(a.n_active_non_embedding)} {apart}",
             "total": f"{format_count(a.n_total)}, {format_count(a.n_total_non_embedding)} {apart}",
             "exact": f"{m.parameters:,} parameters, with {left_out}",
@@ -135,7 +135,7 @@ def describe(
     warnings, predicted = ignored(model.architecture, law), None
     if tokens is not None:
         d = float(positive("tokens", tokens))
-        at = _law_variables(law, model.architecture, d)
+        at = law_variables(law, model.architecture, d)
         predicted = _predict(law, model.architecture, at, d, size, force)
         warnings += law.warnings(**at)
         if predicted.optimum is not None:
@@ -156,7 +156,7 @@ def ignored(a: Architecture, law: Law) -> list[str]:
     return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"] if names else []
 
 
-def _law_variables(law: Law, a: Architecture, tokens: float) -> dict[str, float]:
+def law_variables(law: Law, a: Architecture, tokens: float) -> dict[str, float]:
     """N_act, D, E and the law's other variables. ValueError for one that is none of an architecture."""
     found = a.variables() | {"tokens": tokens}
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
@@ -179,7 +179,8 @@ def _predict(
     return Prediction(tokens, flops, float(law.loss(**at)), interval, trusted, optimum, refusal)
 
 
-def _shape(a: Architecture) -> str:
+def shape_of(a: Architecture) -> str:
+    """Width, blocks, heads and vocabulary, in words."""
     mla = a.latent_attention
     heads = f"{a.heads} heads of {a.head_dim}"
     if mla is not None:
@@ -199,7 +200,8 @@ def _flops(a: Architecture, context: float | None) -> str:
     return f"{text}; at {context:,.0f} positions exactly {training} and {inference}"
 
 
-def _experts(a: Architecture) -> str:
+def experts_of(a: Architecture) -> str:
+    """The feed-forward, in words."""
     if a.experts == 1:
         return f"dense, feed-forward width {a.d_expert:,}"
     text = f"{a.experts_per_token} of {a.experts} per token, each {a.d_expert:,} wide"

@@ -90,10 +90,14 @@ class OptimalRow:
         return found | {"architecture": architecture}
 
     def config_arguments(self) -> dict[str, int]:
-        """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for a fractional architecture."""
+        """Keyword arguments of `modeling_switch_moe.SwitchMoeConfig`; ValueError for an architecture that is
+        fractional, or that this class has not.
+        """
         a = self.architecture
         if a is None:
             raise ValueError("this row is no architecture that exists: ask for optimal(..., integral=True)")
+        if not a.is_of_the_paper:
+            raise ValueError("SwitchMoeConfig has whole top-1 experts only: plan writes the configuration of a class")
         names = {"hidden_size": a.d_model, "num_hidden_layers": a.blocks, "num_attention_heads": a.heads}
         return names | {"num_experts": a.experts, "vocab_size": a.vocab_size}
 
@@ -441,7 +445,7 @@ def _rows(
             limited_by=limit,
             warnings=tuple(dict.fromkeys([*law.warnings(**own), *rates.warnings_at(*tuned)])),
             trusted=not law.beyond_guard(**own),
-            architecture=Architecture(round(d), int(e), vocab_size=constraints.vocab_size) if integral else None,
+            architecture=constraints.architecture(d, e) if integral else None,
             epochs=tokens / constraints.unique_tokens if constraints.unique_tokens else None,
         )
         rows.append(row)

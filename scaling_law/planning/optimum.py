@@ -27,6 +27,7 @@ from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
     HEAD_DIM,
     VOCAB_SIZE,
+    Architecture,
     active_parameters,
     affordable_tokens,
     inference_flops,
@@ -103,6 +104,10 @@ class Constraints:
 
     def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
         return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)
+
+    def architecture(self, d_model: float, experts: float) -> Architecture:
+        """That of a width and E, which are whole. ValueError where its experts cannot be split so."""
+        return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
 
     def kv_bytes(self, d_model: ArrayLike) -> Any:
         return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_cache_tokens)

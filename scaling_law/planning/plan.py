@@ -11,14 +11,16 @@ from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.formulas import ChinchillaForm
+from scaling_law.formulas import Law
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.planning.describe import experts_of, law_variables
 from scaling_law.planning.hours import Cluster, TimeBudget
 from scaling_law.planning.optimal_table import optimal
 from scaling_law.planning.optimum import name_limits
 from scaling_law.planning.placement import Placement, place
 from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture
+from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork
 
@@ -71,15 +73,18 @@ class Plan(Summarised):
         return found | {"time": self.time and self.time.to_dict()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
-        """The sections of `train.py`'s YAML; everything left out has the paper's value there by default."""
+        """The sections of `train.py`'s YAML; everything left out has the paper's value there by default.
+
+        The model is ours, or of a class of transformers that has the architecture (`size.model_sections`).
+        """
         a = self.architecture
-        run: dict[str, Any] = {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts}", "sweep": sweep}
+        run: dict[str, Any] = {"output_dir": f"runs/{sweep}-d{a.d_model}-E{a.experts_equivalent:g}", "sweep": sweep}
         if self.placement is not None:
             run["micro_batch_sequences"] = self.placement.micro_batch_sequences
             run["gradient_checkpointing"] = self.placement.gradient_checkpointing
         return {
             "run": run,
-            "model": a.shape,
+            "model": model_section(a),
             "data": {"sequence_length": self.sequence_length},
             "schedule": {
                 "tokens": list(self.branches),
@@ -110,7 +115,8 @@ class Plan(Summarised):
             training = f"{format_flops(self.total_flops)} FLOPs with all branches, {training} of the longest run"
         per_parameter = self.tokens / a.n_active
         lines = {
-            "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts}",
+            "architecture": f"d_model {a.d_model}, {a.blocks} blocks, {a.heads} heads, E = {a.experts_equivalent:g}",
+            **({"class": f"{model}, {experts_of(a)}"} if (model := model_section(a).get("type")) else {}),
             "parameters": f"{format_count(a.n_active)} active, {format_count(a.n_total)} in total",
             "tokens": f"{self.tokens:,} in {self.steps:,} steps ({per_parameter:.1f} per active parameter)",
             "branches": ", ".join(format_count(tokens) for tokens in self.branches),
@@ -142,7 +148,7 @@ class Plan(Summarised):
 
 @name_limits
 def plan(
-    law: ChinchillaForm,
+    law: Law,
     flops: float | str | None = None,
     experts: Any = None,
     *,
@@ -160,7 +166,8 @@ def plan(
     force: bool = False,
     **limits: Any,
 ) -> Plan:
-    """The run of the best architecture that exists for a budget; budget, experts and limits as in `law.optimal`.
+    """The run of the best architecture that exists for a budget; budget, experts and limits as in `law.optimal`,
+    `granularity` and `shared_ratio` too.
 
     `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … `gpu_flops` is the peak
     FLOP/s of one accelerator (989e12: an H100 in bf16), `mfu` the part of it that is used: for GPU-hours where no
@@ -189,7 +196,7 @@ def plan(
     warmup = int(min(PAPER.warmup_tokens, WARMUP_SHARE * tokens))
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
-    at = (architecture.n_active, tokens, architecture.experts)
+    at = law_variables(law, architecture, tokens)
     warnings, time = table.warnings, None
     gpu_hours = architecture.training_flops(total) / (gpu_flops * mfu * 3600.0)
     if cluster is not None:
@@ -213,8 +220,8 @@ def plan(
         learning_rate_law=rates.source,
         learning_rate_batch=ramp.last_batch_tokens(tokens) if rates.slope_batch else None,
         learning_rate_regret=rates.regret,
-        loss=float(law.loss(*at)),
-        loss_interval=percentile_interval(law.loss_draws(*at)) if law.draws is not None else None,
+        loss=float(law.loss(**at)),
+        loss_interval=percentile_interval(law.loss_draws(**at)) if law.draws is not None else None,
         training_flops=architecture.training_flops(tokens),
         total_tokens=total,
         total_flops=architecture.training_flops(total),

@@ -16,6 +16,7 @@ import hub  # lazy: its rooms are imported when runs are read
 from hub.plain.errors import RecordError
 from hub.plain.tables import literal
 from scaling_law.formulas.conditions import FittedRange, fitted_ranges
+from scaling_law.runs.architectures import in_terms_of_laws, is_of_a_class
 from scaling_law.runs.columns import Column, with_columns
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.rows import (
@@ -224,6 +225,9 @@ def load_runs(
         format: a public table read as its authors publish it: "step_law", "marin_isoflop", "open_athena",
             "epoch_chinchilla", "gemstones", "clark" or "clark_curves" (docs/fitting.md says where they are from).
 
+    Runs of other classes than ours (`model_type`) have as `experts` the E of laws, total over active feed-forward
+    width, their routed experts in `routed_experts`, and columns for the other variables of laws, as ours then have.
+
     A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
     where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates and sizes
     that contradict their shape (unless `columns` or `format` say what n_active is); `hub.HubError` for what the Hub
@@ -304,6 +308,7 @@ def _prepared(
         origin, apart, loss = f"{origin} ({public.name})", public.apart, loss or public.loss
         where = ", ".join(filter(None, (own, where)))
         trunks = public.trunks if trunks == "auto" else trunks
+    rows = in_terms_of_laws(rows)
     rows, more = with_columns(rows, columns, origin) if columns else (rows, {})
     says_size = public is not None or "n_active" in columns
     return _Prepared([_with_size(row) for row in rows], origin, more | failed, says_size, loss, where, trunks, apart)
@@ -315,7 +320,7 @@ def _problems_of_rows(rows: Sequence[Row], chosen: Sequence[int], loss: str, mad
     labels, run_ids = [label(i, rows[i]) for i in chosen], [rows[i].get("run_id") for i in chosen]
     known = [name for name in ("seed", *RATES) if any(name in row for row in rows)]
     settings = [tuple(repr(rows[i].get(name)) for name in known) for i in chosen]
-    sizes = [None if made.says_size else _size_problem(rows[i]) for i in chosen]
+    sizes = [None if made.says_size or is_of_a_class(rows[i]) else _size_problem(rows[i]) for i in chosen]
     found = _problems(needed, labels, settings, run_ids, sizes)
     return [made.failed.get(i) or problem for i, problem in zip(chosen, found, strict=True)]
 

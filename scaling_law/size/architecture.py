@@ -220,6 +220,38 @@ class Architecture:
         if self.heads % self.n_kv_heads:
             raise ValueError(f"n_heads={self.heads} is not divisible by n_kv_heads={self.n_kv_heads}")
 
+    @classmethod
+    def split(
+        cls,
+        d_model: int,
+        experts: int,
+        granularity: float = 1.0,
+        shared_ratio: float = 0.0,
+        vocab_size: int = VOCAB_SIZE,
+    ) -> Architecture:
+        """A paper's model with every expert split into G = `granularity`, of whose G active ones a part is shared.
+
+        `shared_ratio` is that part. Its parameters are those of the model that is split (`variables_of_width`).
+        ValueError where the parts are not whole: G must divide 3 d_model, and G · shared_ratio must be a whole number
+        below G. A dense model stays whole.
+        """
+        parts, shared = round(granularity), round(granularity * shared_ratio)
+        if parts != granularity or 3 * d_model % parts:
+            width = 3 * d_model
+            raise ValueError(f"granularity={granularity:g} must be a whole number that divides 3 d_model, {width}")
+        if abs(shared - granularity * shared_ratio) > 1e-6 or not 0 <= shared < parts:
+            share = f"{shared_ratio:g} of granularity={granularity:g} experts"
+            raise ValueError(f"shared_ratio={share} must be a whole number of them, below all")
+        if experts == 1 or parts == 1:
+            return cls(d_model, experts, vocab_size=vocab_size)
+        return cls(
+            *(d_model, experts * parts - shared),
+            vocab_size=vocab_size,
+            experts_per_token=parts - shared,
+            d_expert=3 * d_model // parts,
+            shared_experts=shared,
+        )
+
     @property
     def blocks(self) -> int:
         """n_blocks, known to be an integer."""
@@ -243,6 +275,11 @@ class Architecture:
         plain = {f.name: f.default for f in fields(self) if f.name not in same}
         plain |= {name: default(self) for name, default in _DEFAULTS.items() if name in plain}
         return same | {name: value for name, value in asdict(self).items() if name in plain and value != plain[name]}
+
+    @property
+    def is_of_the_paper(self) -> bool:
+        """Whether shape and vocabulary say it all: whole top-1 experts, and plain attention."""
+        return set(self.to_dict()) == {*self.shape, "vocab_size"}
 
     # -- parameters
 

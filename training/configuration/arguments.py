@@ -20,7 +20,9 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    SerializeAsAny,
     ValidationInfo,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -32,6 +34,7 @@ from hub.record.run_record import NAME_PATTERN
 from hub.release.cards import LICENSES
 from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from training.configuration.model_classes import OURS, ModelClassArguments
 from training.configuration.schedule import Schedule
 
 CAPACITY_GROUP_TOKENS = 16_384  # by default: 32 sequences of 512, as in the authors' runs of larger models
@@ -146,6 +149,9 @@ class RunArguments(_Section):
 class ModelArguments(_Section):
     """The architecture and its losses."""
 
+    type: Annotated[Literal["switch_moe"], Field(exclude=True)] = OURS
+    """The class: ours, or a model type of transformers with the fields of its class, or the path of a config.json
+    (docs/bring_your_own_architecture.md)."""
     d_model: PositiveInt = 512
     """Width of the residual stream."""
     experts: PositiveInt = 1
@@ -191,6 +197,15 @@ class ModelArguments(_Section):
         """The size as names of runs and repositories have it; see `hub.record.names.size_name`."""
         by_rule = self.d_model // 64
         return size_name(self.d_model, self.experts, self.n_blocks or by_rule, self.n_heads or by_rule)
+
+
+def _ours_or_a_class(section: Any, ours: Callable[[Any], ModelArguments]) -> ModelArguments | ModelClassArguments:
+    """The section `model`, by its `type`."""
+    if isinstance(section, ModelClassArguments):
+        return section
+    if isinstance(section, dict) and section.get("type") not in (None, OURS, [OURS]):
+        return ModelClassArguments.of(section)
+    return ours(section)
 
 
 class DataArguments(_Section):
@@ -307,7 +322,7 @@ class TrainingArguments(_Section):
     """Everything that decides a run. `reading` makes it from YAML and flags."""
 
     run: RunArguments = RunArguments()
-    model: ModelArguments = ModelArguments()
+    model: Annotated[SerializeAsAny[ModelArguments], WrapValidator(_ours_or_a_class)] = ModelArguments()
     data: DataArguments = DataArguments()
     schedule: ScheduleArguments = ScheduleArguments()
     optimizer: OptimizerArguments = OptimizerArguments()

@@ -78,6 +78,7 @@ def _fsdp_plugin():
         raise ConfigurationError(
             "accelerate's fsdp_activation_checkpointing: true; it must be false, use run.gradient_checkpointing"
         )
+    plugin.transformer_cls_names_to_wrap = None  # the model says it, whatever class a configuration names
     return plugin
 
 

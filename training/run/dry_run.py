@@ -15,12 +15,16 @@ from rich.console import Console
 
 from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_flops
+from modeling_switch_moe import SwitchMoeConfig
+from scaling_law.planning.describe import experts_of, shape_of
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.model_configs import read_model
 from scaling_law.size.training_memory import TrainingMemory, training_memory
 from training.configuration.arguments import TrainingArguments
+from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import total_tokens
 from training.data.tokenizer import load_tokenizer
-from training.run import devices
+from training.run import causal_model, devices
 from training.run.inputs import settled
 from training.run.step import (
     Session,
@@ -71,10 +75,11 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
     arch, ramp = architecture(a.model, len(tokenizer)), a.batch_ramp()
     branches = [a.schedule_at(1.0).branch(tokens) for tokens in sorted(set(a.schedule.tokens))]
     trunk, total = max(b.branch_point_tokens for b in branches), total_tokens(branches)
+    config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
     factor = f"capacity factor {a.model.capacity_factor:g}" if a.model.capacity_factor else "dropless"
     routing = ("routing", f"{factor}, counted over groups of {a.model.capacity_group_tokens:,} tokens")
     model = [
-        ("architecture", f"d_model {arch.d_model}, {arch.n_blocks} blocks, {arch.n_heads} heads, E = {arch.experts}"),
+        *_architecture(arch, config),
         ("parameters", f"{arch.n_active:,} active, {arch.n_total:,} total"),
         *([routing] if arch.experts > 1 else []),  # a dense model routes nothing
         ("FLOPs per token", format_flops(arch.training_flops(1))),
@@ -97,7 +102,7 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
         decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens) to step {b.end_step:,}"
         schedule.append((f"run of {b.tokens:,} tokens", decay))
 
-    size = _WEIGHT * model_config(a, len(tokenizer), tokenizer.eos_token_id).num_parameters(exact=True)
+    size = _WEIGHT * exact_parameters(config)
     # Every branch point, and the newest two of the trunk or of a branch, while a third is written.
     checkpoints, models = len({b.decay_step for b in branches}) + 3, len(branches) + len(set(a.run.release_tokens))
     needed = (3 * checkpoints + models) * size
@@ -131,10 +136,13 @@ def predicted_memory(a: TrainingArguments, accelerator, arch: Architecture, micr
 
 
 def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> TrainingMemory:
-    """The memory that a step will take on each device. Raises OutOfMemory if the device has less; says what fits."""
+    """The memory that a step will take on each device. Raises OutOfMemory if the device has less; says what fits.
+
+    The prediction was checked for our class only: it refuses no other.
+    """
     there, world = device_memory(accelerator.device), accelerator.num_processes
     predicted = predicted_memory(a, accelerator, arch, a.run.micro_batch_sequences)
-    if predicted.total <= there:
+    if predicted.total <= there or isinstance(a.model, ModelClassArguments):
         return predicted
     fitting = [
         micro
@@ -144,6 +152,26 @@ def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> Train
     needed = f"a step needs about {format_bytes(predicted.total)} of a device, which has {format_bytes(there)}"
     head = f"run.micro_batch_sequences {a.run.micro_batch_sequences}: {needed}"
     raise OutOfMemory(f"{head}; {_advice(a, fitting, 'what would fit')}")
+
+
+def _architecture(arch: Architecture, config) -> list[tuple[str, str]]:
+    """The shape; of another class than ours also the class, and what it has beside the parameters of laws."""
+    if isinstance(config, SwitchMoeConfig):
+        shape = f"d_model {arch.d_model}, {arch.n_blocks} blocks, {arch.n_heads} heads, E = {arch.experts}"
+        return [("architecture", shape)]
+    left_out = ", ".join(f"{name} {count:,}" for name, count in read_model(config).left_out.items())
+    return [
+        ("class", f"{causal_class(config).__name__} of transformers, {exact_parameters(config):,} parameters"),
+        ("not counted by laws", left_out),
+        ("architecture", shape_of(arch)),
+        ("experts", experts_of(arch)),
+    ]
+
+
+def exact_parameters(config) -> int:
+    """As in `model.parameters()`; of another class than ours counted in the class itself, without memory."""
+    ours = isinstance(config, SwitchMoeConfig)
+    return config.num_parameters(exact=True) if ours else causal_model.parameters_of(config)
 
 
 def _measured(

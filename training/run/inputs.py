@@ -41,6 +41,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
     check_trackers(arguments.run.trackers)
     now, path = settled(arguments).to_dict(), Path(arguments.run.output_dir) / "config.yaml"
     before = _started(arguments) or now
+    now["model"] = dict.fromkeys(before["model"] if "type" in before["model"] else ()) | now["model"]
     problems = [
         f"{section}.{name}: {value!r}, but {path} has {before[section].get(name)!r}"
         for section, fields in now.items()
@@ -72,6 +73,8 @@ def _started(arguments: TrainingArguments) -> dict | None:
     # A version that lacked a field did what is its default now; but its capacity group was a micro-batch, and it read
     # files as they are stored.
     before = {name: fields | found.get(name, {}) for name, fields in TrainingArguments().to_dict().items()}
+    if "type" in found.get("model", {}):  # of another class than ours, with fields of its own
+        before["model"] = found["model"]
     if "order" not in found.get("data", {}):
         before["data"]["order"] = "stored"
     if "capacity_group_tokens" not in found.get("model", {}):

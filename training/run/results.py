@@ -9,15 +9,19 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from hub.plain.atomic import weights_sha256, write_bytes
 from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shortened
-from hub.record.run_record import RunRecord
+from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.store.files import portable_tokenizer_config
-from modeling_switch_moe import SwitchMoeForCausalLM
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp
+from training.configuration.arguments import ModelArguments
+from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import Branch
 from training.data.tokenizer import description, fingerprint
 from training.run import devices
@@ -29,7 +33,7 @@ from training.run.step import Progress, Session, utilisation_flops
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
 _RUN = {"sweep", "seed", "precision", "micro_batch_sequences", "gradient_checkpointing", "compile"}
-_MODEL = {"capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision"}
+_MODEL = ("capacity_factor", "capacity_group_tokens", "initialization", "final_norm", "attention_precision")
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "joint-moe-scaling-laws")
 
 
@@ -58,11 +62,12 @@ def run_record(
     # Branches share sweep, size, E and seed with their trunk; runs with one trunk are not independent.
     trunk, end = f"{a.run.sweep}-{a.model.name}-seed{a.run.seed}", branch_name.partition("-")[0]
     record = RunRecord(
-        run_id=f"{trunk}-{end}",
-        parent_run_id=trunk,
+        run_id=shortened(f"{trunk}-{end}", MAX_ID_LENGTH),
+        parent_run_id=shortened(trunk, MAX_ID_LENGTH),
         branch_point_tokens=min(branch.branch_point_tokens, tokens) if status != "intermediate" else None,
         status=status,
         **{name: getattr(arch, name) for name in _SIZE},
+        **_of_a_class(a.model, arch),
         sequence_length=a.data.sequence_length,
         tokens=tokens,
         unique_tokens=unique,
@@ -92,7 +97,7 @@ def run_record(
             "gradient_clip_norm": a.optimizer.gradient_clip or None,
         },
         **a.run.model_dump(include=_RUN),
-        **a.model.model_dump(include=_MODEL),
+        **{name: getattr(a.model, name, None) for name in _MODEL},
         balance_loss_coefficient=a.model.balance_loss,
         z_loss_coefficient=a.model.z_loss,
         dataset=session.data.tokens.cache.dataset,
@@ -122,6 +127,14 @@ def step_seconds(progress: Progress, ramp: BatchRamp) -> float | None:
     same = itertools.takewhile(lambda back: ramp.sequences(progress.step - back[0]) == last, latest)
     times = [seconds for _, seconds in same]
     return median(times) if times else None
+
+
+def _of_a_class(model: ModelArguments | ModelClassArguments, arch: Architecture) -> dict[str, Any]:
+    """What the record of a model of another class than ours has besides: its type, and what laws ask about it."""
+    if not isinstance(model, ModelClassArguments):
+        return {}
+    asked = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
+    return {"model_type": model.type} | {name: asked[name] for name in OF_A_CLASS - {"model_type"}}
 
 
 def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:
@@ -158,9 +171,9 @@ def code_commit() -> str | None:
 
 
 def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, str]:
-    """Write config, whole weights (safetensors), remote code and tokenizer; returns the weight files' sha256."""
+    """Write config, whole weights (safetensors), tokenizer and, of our class, its code; returns the files' sha256."""
     with torch.device("meta"):  # only for the configuration: however the trained model is wrapped does not matter
-        shell = SwitchMoeForCausalLM(config)
+        shell = SwitchMoeForCausalLM(config) if isinstance(config, SwitchMoeConfig) else causal_class(config)(config)
     shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
     if (config_file := folder / "tokenizer_config.json").exists():  # which says how this machine loaded it

@@ -16,10 +16,16 @@ import torch
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
 from scaling_law.size.architecture import Architecture, training_flops
-from training.configuration.arguments import ModelArguments, OptimizerArguments, TrainingArguments
+from training.configuration.arguments import (
+    ConfigurationError,
+    ModelArguments,
+    OptimizerArguments,
+    TrainingArguments,
+)
+from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Branch, Schedule
 from training.data.batches import TrainingData
-from training.run import devices
+from training.run import causal_model, devices
 
 _SPIKE_WINDOW = 128  # steps to compare with
 _SPIKE_LEAST = 16  # of them before anything is called a spike
@@ -32,8 +38,10 @@ _LEAST_DEVIATION = 0.002  # of the median: where all losses are nearly equal, a 
 # -- model and optimizer
 
 
-def architecture(model: ModelArguments, vocab_size: int) -> Architecture:
+def architecture(model: ModelArguments | ModelClassArguments, vocab_size: int) -> Architecture:
     """The architecture in the paper's terms; it counts parameters and FLOPs."""
+    if isinstance(model, ModelClassArguments):
+        return model.model(vocab_size).architecture
     return Architecture(model.d_model, model.experts, model.n_blocks, model.n_heads, vocab_size)
 
 
@@ -45,8 +53,13 @@ def utilisation_flops(arch: Architecture) -> float:
     return arch.training_flops(1) - float(training_flops(arch.d_model * arch.vocab_size, 1))
 
 
-def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int) -> SwitchMoeConfig:
-    """The transformers configuration of this run."""
+def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int):
+    """The transformers configuration of this run; ConfigurationError where tokenizer or sequences do not fit it."""
+    if isinstance(arguments.model, ModelClassArguments):
+        try:
+            return arguments.model.config(vocab_size, arguments.data.sequence_length, eos_token_id)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
     arch = architecture(arguments.model, vocab_size)
     return SwitchMoeConfig(
         vocab_size=vocab_size,
@@ -67,10 +80,12 @@ def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: in
     )
 
 
-def build_model(config: SwitchMoeConfig, seed: int) -> SwitchMoeForCausalLM:
-    """A new model, fp32, the same for the same seed on every process."""
+def build_model(config, seed: int, group_tokens: int | None = None) -> torch.nn.Module:
+    """A new model, fp32, the same for the same seed on every process; `group_tokens` as in `causal_model.build`."""
     torch.manual_seed(seed)
-    return SwitchMoeForCausalLM(config)
+    if isinstance(config, SwitchMoeConfig):
+        return SwitchMoeForCausalLM(config)
+    return causal_model.build(config, group_tokens)
 
 
 def peak_learning_rate(
@@ -91,8 +106,9 @@ def peak_learning_rate(
 def build_optimizer(model: torch.nn.Module, arguments: OptimizerArguments, device: torch.device):
     """AdamW over fp32 weights: one group in the paper's runs, else decayed matrices and the undecayed rest."""
     decayed, exempt = [], []
-    for name, parameter in model.named_parameters():
-        is_exempt = not arguments.decay_all and (parameter.ndim < 2 or "router" in name)
+    routing = {parameter for router in causal_model.routers(model) for parameter in router.parameters()}
+    for parameter in model.parameters():
+        is_exempt = not arguments.decay_all and (parameter.ndim < 2 or parameter in routing)
         (exempt if is_exempt else decayed).append(parameter)
     groups = [(decayed, arguments.weight_decay), (exempt, 0.0)]
     return torch.optim.AdamW(
@@ -136,7 +152,8 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     """Model and optimizer, prepared for this process, with all that a step needs besides."""
     arch = architecture(a.model, len(tokenizer))
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
-    model = build_model(model_config(a, len(tokenizer), tokenizer.eos_token_id), a.run.seed)
+    config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
+    model = build_model(config, a.run.seed, a.model.capacity_group_tokens)
     if a.run.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = build_optimizer(model, a.optimizer, accelerator.device)

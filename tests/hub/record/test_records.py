@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from hub import load_records
 from hub.plain.errors import FilesError, RecordError
-from hub.record.run_record import RunRecord, plain
+from hub.record.names import repo_name
+from hub.record.run_record import OF_A_CLASS, RunRecord, plain
 from tests.hub.samples import DECIDING, make_record, record_fields
 
 ROOT = Path(__file__).parents[3]
@@ -33,6 +34,16 @@ def test_round_trip_keeps_every_field_also_unknown_ones(tmp_path):
     assert again.to_dict()["from_a_later_version"] == nested
     assert again.to_dict()["schedule"]["new_knob"] == 3
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_only_records_of_another_class_say_which():
+    assert not OF_A_CLASS & {*make_record().to_dict()}
+    of_a_class = dict.fromkeys(OF_A_CLASS, 1) | {"model_type": "qwen3_moe", "d_expert": 24, "experts_per_token": 2}
+    record = make_record(**of_a_class)
+    assert of_a_class.items() <= record.to_dict().items()
+    assert repo_name(record) == "demo-qwen3_moe-d64-E4-k2-f24-s1"
+    with pytest.raises(RecordError, match="density, granularity missing, required with one of the others"):
+        make_record(**{name: value for name, value in of_a_class.items() if name not in ("granularity", "density")})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").rglob("*.jsonl")), ids=lambda path: path.stem)

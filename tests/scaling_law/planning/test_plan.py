@@ -4,8 +4,10 @@ import pytest
 import yaml
 
 from scaling_law import LearningRateLaw
+from scaling_law import published as shelf
 from scaling_law.planning.plan import plan
 from scaling_law.size.recipe import BatchRamp, RampStage
+from training.configuration.reading import from_dict
 from training.configuration.schedule import Schedule, total_tokens
 
 
@@ -65,3 +67,27 @@ def test_the_papers_rate_knows_no_batch(published):
     shown = dict(made.summary().rows)["peak learning rate"]
     assert shown.endswith("(Ludziejewski et al. 2025, code of the runs; a law without the batch)")
     assert (made.learning_rate_batch, made.learning_rate_regret) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "model_type"),
+    [({"granularity": 8}, "qwen3_moe"), ({"granularity": 8, "shared_ratio": 0.25}, "qwen2_moe")],
+)
+def test_a_fine_grained_answer_is_a_class_that_can_be_built(shape, model_type):
+    """The configuration is read by train.py, and is the architecture that the law was asked about."""
+    law = shelf("krajewski")
+    made = plan(law, 1e20, [8], force=True, **shape)
+    a = made.architecture
+    assert (a.experts_equivalent, a.granularity, a.active_width) == (8, 8, 3 * a.d_model)
+    asked = law.optimal(1e20, [8], force=True, integral=True, **shape)[8]
+    assert (a.n_active, a.n_total) == (asked.n_active, asked.n_total)
+    assert made.loss == pytest.approx(asked.loss, rel=1e-4)
+    with pytest.raises(ValueError, match="whole top-1 experts only"):
+        asked.config_arguments()
+    read = from_dict(yaml.safe_load(made.to_yaml("sweep")))
+    assert read.model.type == model_type
+    found = read.model.model(a.vocab_size).architecture
+    assert (found.n_active, found.n_total, found.experts_equivalent) == (a.n_active, a.n_total, 8)
+    shown = dict(made.summary().rows)
+    assert shown["class"].startswith(f"{model_type}, ")
+    assert shown["architecture"].endswith("E = 8")

@@ -1,0 +1,93 @@
+"""A class for every architecture: built on the meta device, its parameters are those that laws count."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from scaling_law.size.architecture import Architecture, LatentAttention, variables_of_width
+from scaling_law.size.model_configs import read_model
+from scaling_law.size.model_sections import model_section
+from training.configuration.reading import from_dict
+
+MLA = LatentAttention(kv_rank=64, rope_dim=32, nope_dim=32, value_dim=48, query_rank=96)
+FINE = {"experts_per_token": 8, "d_expert": 48}
+ARCHITECTURES = {
+    "switch_moe": Architecture(128, 8),
+    "llama": Architecture(128, n_blocks=3, n_heads=4, vocab_size=512, d_expert=336, n_kv_heads=2),
+    "llama, tied": Architecture(128, vocab_size=512, head_dim=64, n_heads=4, tied_embeddings=True),
+    "qwen3_moe": Architecture(128, 64, vocab_size=512, **FINE),
+    "qwen3_moe, dense blocks": Architecture(128, 64, 4, 4, 512, dense_blocks=2, n_kv_heads=2, d_ff=320, **FINE),
+    "qwen3_moe, top-1": Architecture(128, 8, vocab_size=512, d_expert=100),
+    "qwen2_moe": Architecture(128, 63, vocab_size=512, shared_experts=1, **FINE),
+    "qwen2_moe, wide": Architecture(128, 16, 3, vocab_size=512, shared_experts=2, d_shared=64, dense_blocks=1, **FINE),
+    "deepseek_v3": Architecture(128, 16, 3, 4, 512, latent_attention=MLA, shared_experts=2, dense_blocks=1, **FINE),
+    "deepseek_v3, not compressed": Architecture(
+        *(128, 16, 3, 4, 512), latent_attention=LatentAttention(64, 32, 32, 48), shared_experts=1, **FINE
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_class_has_exactly_the_parameters_of_the_architecture(name):
+    a = ARCHITECTURES[name]
+    arguments = from_dict({"model": model_section(a), "run": {"output_dir": "out"}})
+    section = arguments.to_dict()["model"]
+    assert section.get("type", "switch_moe") == name.partition(",")[0]
+    if name == "switch_moe":
+        from training.run.step import model_config
+
+        config = model_config(arguments, a.vocab_size, 0)
+    else:
+        config = arguments.model.config(a.vocab_size, 64, 0)
+    read = read_model(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert read.parameters == sum(p.numel() for p in model.parameters())
+    for count in ("n_active", "n_total", "n_active_non_embedding", "n_total_non_embedding", "experts_equivalent"):
+        assert getattr(read.architecture, count) == getattr(a, count), count
+    ours, theirs = a.variables(), read.architecture.variables()
+    assert {n: theirs[n] for n in ("granularity", "density", "shared_ratio")} == pytest.approx(
+        {n: ours[n] for n in ("granularity", "density", "shared_ratio")}
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        (Architecture(128, 8, gated=False), "gated=False: no class here has feed-forwards of two matrices"),
+        (Architecture(128, n_heads=4, latent_attention=MLA), "latent_attention of a model of one expert"),
+        (
+            Architecture(128, 8, n_heads=4, latent_attention=MLA, shared_experts=1, d_shared=7),
+            "d_shared=7 with latent_attention must be d_expert=384",
+        ),
+    ],
+)
+def test_what_no_class_has_is_said(architecture, message):
+    with pytest.raises(ValueError, match=message):
+        model_section(architecture)
+
+
+@pytest.mark.parametrize(("experts", "granularity", "shared"), [(8, 8, 0.0), (8, 8, 0.125), (4, 2, 0.5), (1, 8, 0.0)])
+def test_a_split_model_has_the_variables_that_laws_were_asked_with(experts, granularity, shared):
+    split, whole = Architecture.split(256, experts, granularity, shared), Architecture(256, experts)
+    assert (split.n_active, split.n_total) == (whole.n_active, whole.n_total)
+    if experts == 1:
+        assert split == whole
+        return
+    asked, found = variables_of_width(256, experts, granularity, shared), split.variables()
+    for name in ("experts", "n_active", "n_total", "density", "granularity", "shared_ratio", "experts_per_token"):
+        assert found[name] == pytest.approx(float(asked[name])), name
+
+
+@pytest.mark.parametrize(
+    ("granularity", "shared", "message"),
+    [
+        (7, 0.0, "granularity=7 must be a whole number that divides 3 d_model, 768"),
+        (1.5, 0.0, "granularity=1.5 must be a whole number"),
+        (8, 0.3, "shared_ratio=0.3 of granularity=8 experts must be a whole number of them"),
+        (1, 0.5, "shared_ratio=0.5 of granularity=1 experts"),
+    ],
+)
+def test_experts_that_do_not_divide_are_named(granularity, shared, message):
+    with pytest.raises(ValueError, match=message):
+        Architecture.split(256, 8, granularity, shared)

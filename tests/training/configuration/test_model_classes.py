@@ -1,0 +1,123 @@
+"""The section `model` of other classes than ours: what is read, and that what is wrong is said in one line."""
+
+import json
+import pickle
+import re
+
+import pytest
+
+from tests.model_classes import CLASSES, DENSE, SHARED, TOP_K
+from training.configuration.arguments import ConfigurationError
+from training.configuration.reading import from_dict, parse_command_line
+
+OUT = {"run": {"output_dir": "out"}}
+
+
+@pytest.mark.parametrize("section", CLASSES.values(), ids=CLASSES)
+def test_a_configuration_is_saved_as_it_was_given(section, tmp_path):
+    arguments = from_dict({"model": section, **OUT})
+    assert arguments.model.experts >= 1
+    assert arguments.model.balance_loss >= 0  # what is remembered of them is not saved
+    assert arguments.to_dict()["model"] == {"capacity_group_tokens": None, **section}
+    arguments.save(tmp_path / "config.yaml")
+    again = parse_command_line(["--config", str(tmp_path / "config.yaml")])
+    assert again == arguments == pickle.loads(pickle.dumps(arguments))
+
+
+def test_flags_are_read_as_yaml_is():
+    flags = ["--model.type", "qwen3_moe", "--model.num_experts", "8", "--model.rms_norm_eps=1e-5"]
+    flags += ["--model.mlp_only_layers", "0", "1", "--model.tie_word_embeddings", "true", "--run.output_dir", "out"]
+    config = parse_command_line(flags).model.config(300)
+    assert (config.num_experts, config.rms_norm_eps, config.mlp_only_layers) == (8, 1e-5, [0, 1])
+    assert config.tie_word_embeddings is True
+
+
+def test_null_is_a_value_of_a_class():
+    arguments = from_dict({"model": SHARED | {"q_lora_rank": None, "capacity_group_tokens": None}, **OUT})
+    assert arguments.model.config(300).q_lora_rank is None
+    assert from_dict(arguments.to_dict()) == arguments
+
+
+def test_ours_is_the_default_and_writes_no_type():
+    named = from_dict({"model": {"type": "switch_moe", "experts": 4}, **OUT})
+    assert named == from_dict({"model": {"experts": 4}, **OUT})
+    assert "type" not in named.to_dict()["model"]
+
+
+def test_tokens_are_those_of_the_tokenizer_and_none_is_padding():
+    config = from_dict({"model": {**DENSE, "type": "olmo2"}, **OUT}).model.config(300, 32, 7)
+    assert (config.vocab_size, config.max_position_embeddings) == (300, 32)
+    assert (config.eos_token_id, config.bos_token_id, config.pad_token_id) == (7, 7, None)
+
+
+def test_a_config_json_is_its_fields(tmp_path, caplog):
+    about_the_file = {"architectures": ["Qwen3MoeForCausalLM"], "torch_dtype": "bfloat16", "transformers_version": "4"}
+    tokens = {"eos_token_id": 151643, "vocab_size": 400, "quantization_config": {"bits": 8}}
+    section = {name: value for name, value in TOP_K.items() if name != "type"}
+    config = {"model_type": "qwen3_moe", "aux_loss_alpha": 0.1, **about_the_file, **tokens, **section}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    arguments = from_dict({"model": {"type": str(tmp_path / "config.json"), "num_experts": 16}, **OUT})
+    expected = {**TOP_K, "num_experts": 16, "vocab_size": 400, "capacity_group_tokens": None}
+    assert arguments.to_dict()["model"] == expected  # as of a machine that has not the file
+    assert "left out, since transformers' qwen3_moe does not read it: aux_loss_alpha" in caplog.text
+    assert arguments.model.config(300).eos_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"type": "nonsense"}, "model.type: 'nonsense'; it must be switch_moe, a config.json or one of deepseek_v2, "),
+        (
+            {"type": "t5"},
+            "model.type: 't5'; transformers has no causal language model of this type; it must be",
+        ),
+        ({"type": "vit"}, "model.type: 'vit'; transformers has no causal language model of this type"),
+        (
+            {"type": "gpt2"},
+            "model.type: 'gpt2'; its parameters are not counted yet (scaling_law/size/",
+        ),
+        ({"type": "bert"}, "model.type: 'bert'; its parameters are not counted yet"),
+        ({"type": "kimi_k2"}, "model.type: 'kimi_k2'; it must be switch_moe"),
+        ({"type": "missing.json"}, "model.type: 'missing.json' cannot be read: No such file"),
+        (TOP_K | {"num_expert": 4}, "model.num_expert: no such field of qwen3_moe; did you mean num_experts?"),
+        (TOP_K | {"zzz": 4}, "model.zzz: no such field of qwen3_moe; there are attention_bias, attention_dropout"),
+        (TOP_K | {"d_model": 64}, "model.d_model: no such field of qwen3_moe"),
+        (TOP_K | {"num_experts": 8.5}, "model: Validation error for field 'num_experts': TypeError"),
+        (TOP_K | {"num_experts_per_tok": 9}, "model: qwen3_moe: experts_per_token=9 must be at most experts=8"),
+        (TOP_K | {"num_key_value_heads": 3}, "model: qwen3_moe: n_heads=4 is not divisible by n_kv_heads=3"),
+        (DENSE | {"hidden_size": 50}, "model: "),
+        (SHARED | {"n_group": 3}, "model: n_group=3 must divide n_routed_experts=8 into groups of at least 2"),
+        (SHARED | {"n_group": 8}, "model: n_group=8 must divide n_routed_experts=8 into groups of at least 2"),
+        (
+            SHARED | {"num_experts_per_tok": 6},
+            "model: topk_group=1 must be at most n_group=2, and its groups",
+        ),
+        (TOP_K | {"capacity_group_tokens": 0}, "model.capacity_group_tokens: 0; it must be a whole number"),
+        (TOP_K | {"capacity_group_tokens": 77}, "model.capacity_group_tokens: 77; a micro-batch (32 sequences"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_what_is_allowed(section, message):
+    with pytest.raises(ConfigurationError) as caught:
+        from_dict({"model": section, **OUT})
+    _, line = str(caught.value).splitlines()
+    assert line.startswith(f"  {message}")
+
+
+def test_a_tokenizer_must_fit_the_vocabulary_and_a_sequence_the_positions():
+    small = from_dict({"model": DENSE | {"vocab_size": 299, "max_position_embeddings": 31}, **OUT}).model
+    with pytest.raises(ValueError, match=re.escape("model.vocab_size: 299; it must be at least the tokenizer's 300")):
+        small.config(300)
+    with pytest.raises(
+        ValueError, match=r"model.max_position_embeddings: 31; it must be at least data.sequence_length"
+    ):
+        small.config(299, 32)
+
+
+def test_a_model_that_is_named_is_told_from_others():
+    names = [from_dict({"model": section, **OUT}).model.name for section in CLASSES.values()]
+    assert names == [
+        "llama-d48-b2-h4-E1-f96",
+        "qwen3_moe-d48-b2-h4-E8-k2-f24",
+        "deepseek_v3-d48-b2-h4-E8-k2-f24-s2",
+        "qwen2_moe-d48-b2-h4-E8-k2-f24-s1",
+    ]

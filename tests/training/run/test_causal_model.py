@@ -1,0 +1,163 @@
+"""Classes of transformers in the loop: losses are the class's own, for any micro-batch, and routing is measured."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM
+
+from tests.model_classes import CLASSES, SHARED, TOP_K
+from tests.scaling_law.size.test_model_classes import NOT_IN_TRANSFORMERS, SHAPES, WIDE_HEADS
+from training.configuration.arguments import ConfigurationError
+from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
+from training.run import causal_model
+from training.run.step import build_model, build_optimizer
+
+ROWS, LENGTH, VOCABULARY = 4, 16, 96
+
+
+def _section(kind, own):
+    """Of the shapes that parameters are counted for, with the groups of one expert group."""
+    groups = {"topk_group": 1} if "n_group" in own else {}
+    unread = {"pad_token_id", *(["moe_intermediate_size"] if kind == "olmoe" else [])}
+    return {name: value for name, value in (WIDE_HEADS | own | groups).items() if name not in unread} | {"type": kind}
+
+
+EVERY = {kind: _section(kind, own) for kind, own in reversed(SHAPES)}
+
+
+def config_of(section):
+    return ModelClassArguments.of(section).config(VOCABULARY, LENGTH, 0)
+
+
+def batch(seed=0):
+    ids = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
+    return ids[:, :-1], ids[:, 1:].contiguous()
+
+
+def coefficient(config):
+    return config.router_aux_loss_coef if balance_loss_of(causal_class(config)) else 0.0
+
+
+def gradients(model, inputs, targets, coefficient, micro):
+    """Of the loss of a global batch in micro-batches of `micro` rows, as `train_step` sums it."""
+    model.zero_grad()
+    parts = list(zip(inputs.split(micro), targets.split(micro), strict=True))
+    for rows, goals in parts:
+        out = model(input_ids=rows, shift_labels=goals, num_items_in_batch=targets.numel())
+        (out.lm_loss + coefficient * out.balance_loss / len(parts)).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_every_type_is_tried():
+    assert set(EVERY) - NOT_IN_TRANSFORMERS == set(model_types())
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_losses_and_gradients_are_those_of_the_class(kind):
+    """With `output_router_logits`, which is off unless asked for, and a group of the whole batch."""
+    config, (inputs, targets) = config_of(EVERY[kind]), batch()
+    model = build_model(config, seed=0).train()
+    torch.manual_seed(0)
+    reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
+
+    routed = {"output_router_logits": True} if balance_loss_of(type(reference)) else {}
+    expected = reference(input_ids=inputs, labels=inputs, shift_labels=targets, use_cache=False, **routed)
+    expected.loss.backward()
+    found = model(input_ids=inputs, shift_labels=targets, output_token_losses=True)
+    loss = found.lm_loss + coefficient(config) * found.balance_loss
+    torch.testing.assert_close(loss, expected.loss)
+    torch.testing.assert_close(found.token_losses.mean(), found.lm_loss.detach())
+    if routed:
+        torch.testing.assert_close(found.balance_loss, expected.aux_loss)
+        assert found.balance_loss > 0.9
+    loss.backward()
+    for (name, one), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, msg=name)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EVERY if "num_experts_per_tok" in EVERY[kind]])
+def test_what_is_routed_is_what_the_experts_get(kind, monkeypatch):
+    """Whatever picks the experts (groups, biases, sigmoids), against the indices that reach the experts."""
+    config, (inputs, targets) = config_of(EVERY[kind]), batch()
+    model, seen = build_model(config, seed=0).train(), []
+    experts = [module for name, module in model.named_modules() if name.endswith(".experts")]
+    for module in experts:
+        module.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
+    routing = model(input_ids=inputs, shift_labels=targets).routing
+    number = routing.tokens_per_expert.shape[1]
+    assert len(experts) == len(seen) == len(routing.tokens_per_expert)
+    for counts, chosen in zip(routing.tokens_per_expert, seen, strict=True):
+        assert torch.equal(counts, chosen.flatten().bincount(minlength=number))
+    assert routing.tokens_per_expert.sum(1).tolist() == [ROWS * LENGTH * config.num_experts_per_tok] * len(experts)
+    assert routing.dropped_tokens.tolist() == [0] * len(experts)
+    assert ((routing.router_entropy > 0) & (routing.router_entropy <= torch.tensor(float(number)).log() + 1e-6)).all()
+
+
+@pytest.mark.parametrize("section", CLASSES.values(), ids=CLASSES)
+def test_micro_batches_are_one_batch(section):
+    """The balance loss, a product of two means, is counted over groups that micro-batches hold whole."""
+    config, (inputs, targets) = config_of(section), batch()
+    model = build_model(config, seed=0, group_tokens=LENGTH).train()
+    whole = gradients(model, inputs, targets, 1.0, ROWS)
+    for micro in (2, 1):
+        parts = gradients(model, inputs, targets, 1.0, micro)
+        for name, gradient in whole.items():
+            torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_the_balance_loss_is_a_mean_over_groups():
+    config, (inputs, targets) = config_of(TOP_K), batch()
+    losses = [build_model(config, 0, size).train()(inputs, targets).balance_loss for size in (LENGTH, None)]
+    rows = build_model(config, 0).train()
+    each = [rows(one, goal).balance_loss for one, goal in zip(inputs.split(1), targets.split(1), strict=True)]
+    torch.testing.assert_close(losses[0], torch.stack(each).mean())
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
+@pytest.mark.parametrize("section", CLASSES.values(), ids=CLASSES)
+def test_recomputation_changes_nothing_and_counts_nothing_twice(section):
+    config, (inputs, targets) = config_of(section), batch()
+    plain, saving = (build_model(config, seed=0).train() for _ in range(2))
+    saving.gradient_checkpointing_enable({"use_reentrant": False})
+    expected, found = (gradients(model, inputs, targets, 1.0, 2) for model in (plain, saving))
+    assert expected.keys() == found.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, msg=name)
+    one, other = (model(input_ids=inputs, shift_labels=targets).routing for model in (plain, saving))
+    assert one is other is None or torch.equal(one.tokens_per_expert, other.tokens_per_expert)
+
+
+def test_in_evaluation_nothing_is_measured():
+    inputs, targets = batch()
+    out = build_model(config_of(TOP_K), seed=0).eval()(inputs, targets, output_token_losses=True, output_logits=True)
+    assert out.routing is None
+    assert out.balance_loss == 0
+    expected = F.cross_entropy(out.logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    torch.testing.assert_close(out.token_losses, expected.detach())
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text"])
+def test_the_router_is_exempt_from_selective_decay(kind, tiny):
+    model = build_model(config_of(EVERY[kind]), seed=0)
+    groups = build_optimizer(model, tiny(optimizer__decay_all=False).optimizer, torch.device("cpu")).param_groups
+    exempt = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in exempt}
+    routers = {name for name in names if name.endswith(("gate.weight", "router.weight"))}
+    assert len(routers) == len(causal_model.routers(model)) > 0
+    assert names - routers == {name for name, p in model.named_parameters() if p.ndim < 2}
+
+
+def test_a_class_that_refuses_its_configuration_is_named():
+    with pytest.raises(ConfigurationError, match=r"model: Qwen3MoeForCausalLM cannot be built: .*nonsense"):
+        causal_model.parameters_of(config_of(TOP_K | {"hidden_act": "nonsense"}))
+
+
+def test_a_class_with_other_parameters_than_were_counted_is_refused(monkeypatch):
+    config = config_of(SHARED)
+    read = causal_model.read_model(config)
+    monkeypatch.setattr(causal_model, "read_model", lambda _: type(read)(**(vars(read) | {"left_out": {}})))
+    with pytest.raises(ConfigurationError, match=r"model: .* parameters were counted, DeepseekV3ForCausalLM has "):
+        causal_model.parameters_of(config)

@@ -1,0 +1,293 @@
+"""What the loop promises, for three classes of transformers: dense, top-k, and with shared experts."""
+
+import itertools
+import math
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from hub import load_records, open_store, push_run
+from hub.record.run_record import OF_A_CLASS, RunRecord
+from hub.release.push import push_listing
+from scaling_law import describe, fit, load_runs
+from tests.hub.samples import HIDDEN
+from tests.model_classes import CLASSES, DENSE, SHARED, TOP_K
+from tests.training.run.test_faults import models, start, wait_for  # noqa: F401 (start is a fixture)
+from tests.training.run.test_plan import output  # noqa: F401
+from tests.training.run.test_processes import replicated, sharded
+from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, weights
+from training.configuration.arguments import ConfigurationError
+from training.configuration.reading import from_dict
+from training.run import checkpoint, dry_run
+from training.run.inputs import check_inputs, held_out
+from training.run.main import Run
+from training.run.step import architecture
+
+THREE = {section["type"]: section for section in (DENSE, TOP_K, SHARED)}
+three = pytest.mark.parametrize("section", THREE.values(), ids=THREE)
+
+
+@three
+def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path, section):
+    """Bit for bit: branches, the resume in the trunk, and the record of them."""
+    arguments = tiny(model=section)
+    run = Run(arguments)
+    calls, requested = itertools.count(1), run.stop.requested
+
+    def stop():
+        if next(calls) == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return requested()
+
+    run.stop.requested = stop
+    assert run.execute() == 128 + signal.SIGTERM
+    records = finish(arguments)
+    assert sorted(records) == [1280, 2560]
+    alone = tiny(model=section, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))
+    (record,) = finish(alone).values()
+    assert_same_weights(weights(arguments, 1280), weights(alone, 1280))
+    for name in ("train_loss", "eval_loss", "drop_rate", "expert_load_max_over_mean", "steps"):
+        assert getattr(records[1280], name) == getattr(record, name)
+
+
+@pytest.mark.slow
+@three
+def test_kills_change_nothing(tiny, tmp_path, section, start):  # noqa: F811
+    undisturbed = tiny(model=section, schedule__tokens=[1280], run__output_dir=str(tmp_path / "undisturbed"))
+    finish(undisturbed)
+    arguments = tiny(model=section, schedule__tokens=[1280], run__checkpoint_seconds=1e-6)
+    folder = Path(arguments.run.output_dir)
+    for moment in (
+        lambda: [*(folder / "trunk").glob(".step*.tmp")],
+        lambda: max(checkpoint.steps(folder / "trunk"), default=0) >= 6,
+        lambda: [*folder.glob("tokens*/log.jsonl")],
+    ):
+        process = start(arguments)
+        wait_for(moment, process)
+        process.kill()
+        process.join()
+        assert not models(folder)
+    process = start(arguments)
+    process.join(300)
+    assert process.exitcode == 0
+    assert models(folder) == models(undisturbed.run.output_dir)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory, corpus, tokenizer_folder, token_caches):
+    """Arguments, record and model folder of a finished run of each class."""
+    from tests.conftest import tiny
+
+    found = {}
+    for kind, section in CLASSES.items():
+        build = tiny.__wrapped__(corpus, tokenizer_folder, token_caches, tmp_path_factory.mktemp(kind))
+        arguments = build(model=section, schedule__tokens=[1280])
+        (record,) = finish(arguments).values()
+        found[kind] = arguments, record, folders(arguments)[0]
+    return found
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_record_has_the_open_architecture(released, kind):
+    arguments, record, folder = released[kind]
+    arch = architecture(arguments.model, 300)
+    assert record.model_type == kind
+    sizes = ("d_model", "n_blocks", "n_heads", "experts", "n_active", "n_total", "experts_equivalent", "dense_blocks")
+    assert {name: getattr(record, name) for name in sizes} == {name: getattr(arch, name) for name in sizes}
+    variables = arch.variables()
+    for name in OF_A_CLASS & {*variables}:
+        assert getattr(record, name) == variables[name], name
+    assert record.training_flops == 6 * arch.n_active * 1280
+    assert record.balance_loss_coefficient == (0.001 if kind in ("qwen3_moe", "qwen2_moe") else 0)
+    assert RunRecord.load(folder) == record
+    line = lines_of(arguments)[-1]
+    if record.experts == 1:
+        assert "router_entropy" not in line
+    else:
+        assert len(line["tokens_per_expert"]) == arch.routed_blocks
+        assert sum(line["tokens_per_expert"][0]) == 4 * 32 * arch.experts_per_token
+        assert 0 < line["router_entropy"] < math.log(8)
+        assert 1 <= record.expert_load_max_over_mean <= 8
+        assert (line["balance_loss"] > 0) == (record.balance_loss_coefficient > 0)
+
+
+LOAD = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+for folder in FOLDERS:
+    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True).eval()
+    AutoTokenizer.from_pretrained(folder)
+    ids = torch.load(HELD_OUT)
+    with torch.no_grad():
+        logits = model(input_ids=ids[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
+    print(type(model).__module__.split(".")[0], model.dtype, loss)
+"""
+
+
+def test_a_release_needs_no_code_of_ours(released, tmp_path):
+    """Configuration and weights are the class's own, and the loss without our packages is that of the record."""
+    for kind, (_, _, folder) in released.items():
+        names = {path.name for path in folder.iterdir()}
+        assert {"config.json", "model.safetensors", "run.json", "README.md"} <= names
+        assert not [name for name in names if name.endswith(".py")]
+        card = (folder / "README.md").read_text()
+        assert kind in card
+        assert "trust_remote_code" not in card
+    arguments, _, _ = released["llama"]
+    torch.save(torch.from_numpy(held_out(arguments, Run(arguments).tokenizer).wait().sequences), tmp_path / "ids.pt")
+    folders_there = [str(folder) for _, _, folder in released.values()]
+    code = f"{HIDDEN}\nFOLDERS, HELD_OUT = {folders_there!r}, {str(tmp_path / 'ids.pt')!r}\n{LOAD}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for (_, record, _), line in zip(released.values(), done.stdout.splitlines()[-len(released) :], strict=True):
+        who, dtype, loss = line.split()
+        assert (who, dtype) == ("transformers", "torch.float32")
+        assert float(loss) == pytest.approx(record.eval_loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_describe_reads_what_was_trained(released, kind):
+    arguments, record, folder = released[kind]
+    described = describe(folder, tokens=record.tokens, force=True)
+    assert described.architecture == architecture(arguments.model, 300)
+    weights_there = load_file(folder / "model.safetensors")
+    buffers = sum(value.numel() for name, value in weights_there.items() if name.endswith("e_score_correction_bias"))
+    assert described.model.parameters == sum(value.numel() for value in weights_there.values()) - buffers
+
+
+def test_classes_are_pushed_and_listed_beside_each_other(released, tmp_path):
+    """Each in a repository of its own; both tables of the index have what laws ask about."""
+    store = open_store(tmp_path / "hub")
+    pushed = [push_run(store, folder, record) for _, record, folder in released.values()]
+    push_listing(store, "tiny", pushed)
+    index = tmp_path / "hub" / "datasets" / "tiny-runs" / "main"
+    for name in ("runs.jsonl", "runs.parquet"):
+        listed = {record.model_type: record for record in load_records(index / name)}
+        assert {record.model_type: record for record in pushed} == listed
+    table = pandas.read_parquet(index / "runs.parquet").set_index("model_type")["granularity"]
+    assert table.to_dict() == {record.model_type: record.granularity for record in pushed}
+    places = {path.name for path in (tmp_path / "hub" / "models").iterdir()}
+    assert places == {f"tiny-{arguments.model.name}" for arguments, _, _ in released.values()}
+    assert "qwen3_moe Mixture-of-Experts models" in store.read("model", pushed[1].repo, "README.md").decode()
+
+
+def test_a_law_is_refitted_on_such_runs(released, tiny, tmp_path):
+    """Records of classes beside ours: E is that of laws, and every run has what open laws ask about."""
+    ours = tiny(schedule__tokens=[1280], run__output_dir=str(tmp_path / "ours"))
+    records = [record for _, record, _ in released.values()] + [*finish(ours).values()]
+    runs = load_runs(records)
+    archs = [architecture(arguments.model, 300) for arguments, _, _ in released.values()]
+    archs.append(architecture(ours.model, 300))
+    for name in ("experts", "granularity", "density", "sparsity", "shared_ratio", "routed_experts", "active_experts"):
+        assert runs[name].tolist() == pytest.approx([arch.variables()[name] for arch in archs]), name
+    assert load_runs(records, where="model_type = qwen3_moe").run_id == (records[1].run_id,)
+
+    def measured(scale, tokens, record):
+        """A run of `scale` times the parameters, on the surface 1.5 + 3 (N/1e5)^-0.3 E^-0.1 + 2 (D/1e4)^-0.4."""
+        sizes = {name: getattr(record, name) * scale for name in ("n_active", "n_total")}
+        size, e = sizes["n_active"] / 1e5, record.experts_equivalent or record.experts
+        loss = 1.5 + 3 * size**-0.3 * e**-0.1 + 2 * (tokens / 1e4) ** -0.4
+        name = f"{record.model_type}-{scale}-{tokens}"
+        return record.replaced(**sizes, d_model=48, run_id=re.sub("_", "-", name), tokens=tokens, eval_loss=loss)
+
+    scaled = [
+        measured(scale, tokens, record)
+        for record in records[:4]
+        for scale, tokens in itertools.product((1, 4, 16, 64), (10**5, 10**6, 10**7))
+    ]
+    result = fit(load_runs(scaled), law="joint")
+    assert result.rmse < 0.01
+
+
+def test_another_configuration_in_the_folder_is_refused(released):
+    arguments, _, _ = released["qwen3_moe"]
+    check_inputs(arguments)
+    values = arguments.to_dict()
+    for section, message in (
+        (TOP_K | {"num_experts_per_tok": 4}, r"model.num_experts_per_tok: 4, but .* has 2"),
+        (DENSE, "model.type: 'llama', but .* has 'qwen3_moe'"),
+        (
+            {name: value for name, value in TOP_K.items() if name != "moe_intermediate_size"},
+            "moe_intermediate_size: None",
+        ),
+        ({"d_model": 64}, "model.type: None, but"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            check_inputs(from_dict(values | {"model": section}))
+
+
+@three
+def test_the_dry_run_counts_the_class(tiny, output, section):  # noqa: F811
+    text = output(tiny(model=section))
+    arguments = tiny(model=section)
+    run, arch = Run(arguments), architecture(arguments.model, 300)
+    assert f"{arch.n_active:,} active, {arch.n_total:,} total" in text
+    model = run.accelerator.unwrap_model(run.session.model)
+    there = sum(p.numel() for p in model.parameters())
+    assert f"ForCausalLM of transformers, {there:,} parameters" in text
+    assert dry_run.exact_parameters(model.config) == there
+    assert "not counted by laws norms" in text
+    assert re.search(r"loss 5\.[0-9]+ on random ids", text)
+
+
+@pytest.mark.slow
+@three
+def test_processes_train_what_one_trains(tiny, tmp_path, section):
+    """Replicated and sharded by the class's own blocks, each with a micro-batch of its own."""
+    fixed = {"optimizer.learning_rate": 0.001, "schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
+    one, two, shards = (
+        tiny(
+            **{
+                "model": {**section, "capacity_group_tokens": 32},
+                "run.output_dir": str(tmp_path / name),
+                "run.micro_batch_sequences": micro,
+                "run.eval_sequences": 5,
+                **fixed,
+            }
+        )
+        for name, micro in (("one", 4), ("two", 2), ("shards", 1))
+    )
+    (expected,) = finish(one).values()
+    replicated(two)
+    sharded(shards)
+    for other in (two, shards):
+        (record,) = (RunRecord.load(folder) for folder in folders(other))
+        assert record.hardware.startswith("2 x ")
+        for line, same in zip(lines_of(one), lines_of(other), strict=True):
+            for name in ("loss", "gradient_norm", "balance_loss"):
+                assert same[name] == pytest.approx(line[name], rel=1e-4, abs=1e-7), (name, line["step"])
+            assert same.get("tokens_per_expert") == line.get("tokens_per_expert")
+        assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-6)
+        for name, weight in weights(one, 1280).items():
+            torch.testing.assert_close(weights(other, 1280)[name], weight, rtol=0, atol=2e-5)
+
+
+def test_tied_embeddings_are_released_once_and_load(tiny):
+    arguments = tiny(model=DENSE | {"tie_word_embeddings": True}, schedule__tokens=[1280])
+    (record,), (folder,) = finish(arguments).values(), folders(arguments)
+    assert record.n_total == architecture(arguments.model, 300).n_total
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{"run.compile": True}, {"run.gradient_checkpointing": True}], ids=str)
+def test_a_class_that_is_compiled_or_recomputed_trains_the_same(tiny, tmp_path, changes):
+    plain = tiny(model=TOP_K, schedule__tokens=[1280], run__output_dir=str(tmp_path / "plain"))
+    other = tiny(model=TOP_K, schedule__tokens=[1280], **changes)
+    (expected,), (record,) = (finish(arguments).values() for arguments in (plain, other))
+    assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-3)
+    one, two = lines_of(plain)[0], lines_of(other)[0]
+    assert two["tokens_per_expert"] == one["tokens_per_expert"]
+    for name in ("loss", "gradient_norm", "balance_loss", "router_entropy"):
+        assert two[name] == pytest.approx(one[name], rel=1e-4)

@@ -1,0 +1,247 @@
+"""A decoder of transformers in the place of ours: its model type with the fields of its class, or a config.json.
+
+The class is transformers' own: nothing is downloaded, and no other code is run. What laws ask about such a model is
+its `Architecture`, so the types are those that `scaling_law.size.model_configs` counts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields as fields_of_dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from hub.record.names import size_name
+from scaling_law.size.architecture import VOCAB_SIZE, Architecture
+from scaling_law.size.model_configs import FAMILIES, Model, read_model
+
+logger = logging.getLogger(__name__)
+
+OURS = "switch_moe"
+_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
+_READ = re.compile(r"""\bconfig\.(\w+)|getattr\((?:self\.)?config, "(\w+)""")
+
+
+class ModelClassArguments(BaseModel):
+    """The architecture of a class of transformers: its model type, and fields of its configuration as extras.
+
+    A field that is not given has the class's default, but for the vocabulary (the tokenizer's), the positions (the
+    sequence length) and special tokens (the tokenizer's, without padding: the embedding of a padding id is not
+    trained, and some classes have a real token there by default).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    type: str
+    capacity_group_tokens: Annotated[int, Field(gt=0)] | None = None
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> ModelClassArguments:
+        """From the section `model` of a YAML file or of flags; null is a value of a class's fields (`q_lora_rank`).
+
+        ValueError with a line for each problem.
+        """
+        given = {name: _plain(value) for name, value in values.items()}
+        kind, group = str(given.pop("type")), given.pop("capacity_group_tokens", None)
+        if kind.endswith(".json"):
+            kind, fields = _of_file(Path(kind))
+            given = fields | given
+        if kind not in model_types():
+            allowed = f"{OURS}, a config.json or one of {', '.join(model_types())}"
+            raise ValueError(f"model.type: {kind!r}; {_refusal(kind)}it must be {allowed}")
+        if group is not None and (not isinstance(group, int) or group < 1):
+            raise ValueError(f"model.capacity_group_tokens: {group!r}; it must be a whole number of at least 1")
+        if unknown := [name for name in given if name not in fields_of(kind)]:
+            raise ValueError("\n".join(_unknown(kind, name) for name in unknown))
+        found = cls(type=kind, capacity_group_tokens=group, **given)
+        if problem := found._problem():
+            raise ValueError(f"model: {problem}")
+        return found
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the class that were given."""
+        return dict(self.model_extra or {})
+
+    def config(self, vocab_size: int, sequence_length: int | None = None, eos_token_id: int | None = None) -> Any:
+        """The configuration of transformers. ValueError if the tokens or the sequences do not fit into it."""
+        from transformers import AutoConfig
+
+        least = {"vocab_size": (vocab_size, "the tokenizer's")}
+        if sequence_length is not None:
+            least["max_position_embeddings"] = (sequence_length, "data.sequence_length,")
+        given = {name: value for name, (value, _) in least.items()} | self.fields
+        for name, (value, whose) in least.items():
+            if given[name] < value:
+                raise ValueError(f"model.{name}: {given[name]}; it must be at least {whose} {value}")
+        tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
+        return AutoConfig.for_model(self.type, **given, **tokens)
+
+    def model(self, vocab_size: int | None = None) -> Model:
+        """In the terms of laws, for a tokenizer of so many tokens; else with the vocabulary given, or GPT-2's."""
+        return read_model(self.config(vocab_size or self.fields.get("vocab_size", VOCAB_SIZE)))
+
+    def _problem(self) -> str | None:
+        """What no single field shows, in one line: the class's own checks, and those of `Architecture`."""
+        try:
+            self.model()
+            config = self.config(1)
+        except Exception as error:  # every class has checks of its own
+            return " ".join(str(error).split())
+        return _problem_of_groups(config)
+
+    # -- what the loop asks of the section `model`; see `ModelArguments`
+
+    @property
+    def name(self) -> str:
+        a = self._architecture
+        fine = {"experts_per_token": a.experts_per_token, "d_expert": a.d_expert, "shared_experts": a.shared_experts}
+        return size_name(**a.shape, model_type=self.type, **fine)
+
+    @property
+    def experts(self) -> int:
+        """Routed experts of a block; 1 for a dense model."""
+        return self._architecture.experts
+
+    @property
+    def capacity_factor(self) -> float:
+        """0: these classes drop nothing."""
+        return 0.0
+
+    @cached_property
+    def balance_loss(self) -> float:
+        """The class's coefficient of its load-balancing loss; 0 where it has no such loss."""
+        config = self.config(1)
+        has_one = self.experts > 1 and balance_loss_of(causal_class(config)) is not None
+        return float(getattr(config, "router_aux_loss_coef", 0.0)) if has_one else 0.0
+
+    @property
+    def z_loss(self) -> float:
+        """0: these classes have none."""
+        return 0.0
+
+    @cached_property
+    def _architecture(self) -> Architecture:
+        return self.model().architecture
+
+
+def causal_class(config: Any) -> type:
+    """The class of transformers that trains this configuration."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM._model_mapping[type(config)]
+
+
+def balance_loss_of(model_class: type) -> Callable[..., Any] | None:
+    """The load-balancing loss that a class adds to its own, a function of its file; None where it has none."""
+    return getattr(sys.modules[model_class.__module__], "load_balancing_loss_func", None)
+
+
+@cache
+def model_types() -> tuple[str, ...]:
+    """The model types that can be trained: decoders of the installed transformers whose parameters are counted."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return tuple(sorted(({*FAMILIES} & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}) - {OURS}))
+
+
+@cache
+def fields_of(model_type: str) -> frozenset[str]:
+    """The fields that say what the architecture is: those that the configuration declares, or the class reads.
+
+    Not all that is read is declared: `head_dim` of Qwen3-MoE, for one, is not.
+    """
+    from transformers import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[model_type]
+    source = inspect.getsource(sys.modules[causal_class(kind()).__module__])
+    read = {name for names in _READ.findall(source) for name in names if name}
+    declared = {field.name for field in fields_of_dataclass(kind)} | {*kind.attribute_map}
+    fields = (declared | read) - _not_of_the_architecture()
+    return frozenset(name for name in fields if not name.startswith("_") and not name.endswith("_config"))
+
+
+def _of_file(path: Path) -> tuple[str, dict[str, Any]]:
+    """Model type and fields of a config.json; what the class does not read is left out, with a warning."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.type: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
+    if not isinstance(config, dict) or not isinstance(kind := config.get("model_type"), str):
+        raise ValueError(f"model.type: {str(path)!r} has no model_type; it must be a config.json of transformers")
+    if kind not in model_types():
+        return kind, {}
+    fields = {name: value for name, value in config.items() if name in fields_of(kind)}
+    if left := sorted({*config} - {*fields} - _not_of_the_architecture()):
+        logger.warning("%s: left out, since transformers' %s does not read it: %s", path.name, kind, ", ".join(left))
+    return kind, fields
+
+
+@cache
+def _not_of_the_architecture() -> frozenset[str]:
+    """What a configuration says of its file, of how a checkpoint was saved or is used, and of its tokenizer."""
+    from transformers import PreTrainedConfig
+
+    common = {field.name for field in fields_of_dataclass(PreTrainedConfig)} - {"tie_word_embeddings"}
+    used = {"output_attentions", "output_router_logits", "use_cache", "num_labels", "get_text_config"}
+    of_the_file = {"auto_map", "model_type", "_name_or_path", "quantization_config", "torch_dtype"}
+    return frozenset(common | used | of_the_file | _TOKENS)
+
+
+def _plain(value: Any) -> Any:
+    """A value of YAML, or of flags, whose words are read as YAML is; 1e-6 is a number, as YAML 1.1 has it not."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        value = value[0]
+    elif isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        return float(value) if not value.lstrip("+-").isdigit() else int(value)
+    with suppress(yaml.YAMLError):
+        return yaml.safe_load(value)
+    return value
+
+
+def _refusal(kind: str) -> str:
+    """Why a model type of transformers is not one of `model_types`; "" for what is none of transformers either."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return "its parameters are not counted yet (scaling_law/size/model_configs.py); "
+    return "transformers has no causal language model of this type; " if kind in CONFIG_MAPPING else ""
+
+
+def _unknown(kind: str, name: str) -> str:
+    known = sorted(fields_of(kind))
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"model.{name}: no such field of {kind}; {hint}"
+
+
+def _problem_of_groups(config: Any) -> str | None:
+    """Routing in groups (DeepSeek-V3): the groups split the experts, and hold those that a token takes."""
+    groups, chosen = getattr(config, "n_group", None), getattr(config, "topk_group", None)
+    experts, k = getattr(config, "n_routed_experts", None), getattr(config, "num_experts_per_tok", None)
+    if not groups or not experts:
+        return None
+    if experts % groups or (groups > 1 and experts // groups < 2):
+        return f"n_group={groups} must divide n_routed_experts={experts} into groups of at least 2"
+    if chosen and not (chosen <= groups and k <= chosen * (experts // groups)):
+        return (
+            f"topk_group={chosen} must be at most n_group={groups}, and its groups must hold the "
+            f"num_experts_per_tok={k} experts of a token"
+        )
+    return None

@@ -1,0 +1,136 @@
+"""Any causal model of transformers in the training loop: it answers what the loop asks of `SwitchMoeForCausalLM`.
+
+Where the routers of a class are, and which of their outputs the logits, the class says itself
+(`_can_record_outputs["router_logits"]`). Hooks there keep logits and choices of one forward pass: routing statistics
+and the class's own load-balancing loss come from them, which transformers computes only where `output_router_logits`
+is set, and over whatever tokens are in the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
+from scaling_law.size.model_configs import read_model
+from training.configuration.arguments import ConfigurationError
+from training.configuration.model_classes import balance_loss_of, causal_class
+
+
+def build(config: Any, group_tokens: int | None = None) -> nn.Module:
+    """A new fp32 model of the configuration's class; the balance loss is counted over groups of so many tokens.
+
+    Raises ConfigurationError if the class refuses its configuration, or has other parameters than were counted.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model_class = causal_class(config)
+    try:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    except Exception as error:  # every class has errors of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigurationError(f"model: {model_class.__name__} cannot be built: {reason}") from error
+    counted, there = read_model(config).parameters, sum(p.numel() for p in model.parameters())
+    if counted != there:
+        raise ConfigurationError(f"model: {counted:,} parameters were counted, {model_class.__name__} has {there:,}")
+    # The class in place, so that parameters keep their names, and DDP, FSDP and `save_pretrained` see the class.
+    model.__class__ = type(model_class.__name__, (_InTheLoop, model_class), {"__module__": model_class.__module__})
+    model.prepare_for_the_loop(balance_loss_of(model_class), group_tokens)
+    return model
+
+
+def parameters_of(config: Any) -> int:
+    """The parameters of the configuration's class, built without memory. Raises as `build`."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(config).parameters())
+
+
+def routers(model: nn.Module) -> dict[nn.Module, int]:
+    """The routers of a model, and which of their outputs are the logits, as its class and those in it record them."""
+    from transformers.utils.output_capturing import OutputRecorder
+
+    found: dict[nn.Module, int] = {}
+    for part in model.modules():
+        recorders = (getattr(part, "_can_record_outputs", None) or {}).get("router_logits", [])
+        for recorder in recorders if isinstance(recorders, list) else [recorders]:
+            if not isinstance(recorder, OutputRecorder):  # a class alone: the logits are its second output
+                recorder = OutputRecorder(recorder, index=1)
+            found |= {module: recorder.index for module in part.modules() if isinstance(module, recorder.target_class)}
+    return found
+
+
+class _InTheLoop:
+    """In front of a class of transformers: its forward pass with the losses and statistics of the training loop."""
+
+    def prepare_for_the_loop(self, balance_loss, group_tokens: int | None) -> None:
+        self._balance_loss, self._group_tokens = balance_loss, group_tokens
+        self._routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the forward pass that is being made
+        for router, index in routers(self).items():
+            router.register_forward_hook(lambda _module, _inputs, outputs, index=index: self._keep(outputs, index))
+
+    def _keep(self, outputs: Any, index: int) -> None:
+        """Logits [T, E] and chosen experts [T, k] of one router; not of recomputation in the backward pass."""
+        if self._routed is None:
+            return
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        logits = outputs[index].flatten(0, -2)
+        chosen = [output for output in outputs if output.dtype == torch.int64]
+        top_k = self.config.num_experts_per_tok
+        self._routed.append((logits, chosen[0].flatten(0, -2) if chosen else logits.topk(top_k).indices))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        shift_labels: torch.Tensor,
+        num_items_in_batch: int | None = None,
+        use_cache: bool = False,
+        output_logits: bool = False,
+        output_token_losses: bool = False,
+    ) -> SwitchMoeCausalLMOutputWithPast:
+        """Losses of `input_ids [B, S]` for the aligned targets `shift_labels [B, S]`, as `SwitchMoeForCausalLM` has.
+
+        The class returns logits, from which the cross-entropy is computed in fp32, without chunks.
+        """
+        self._routed = routed = []
+        try:
+            logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits
+        finally:
+            self._routed = None
+        losses = F.cross_entropy(logits.float().flatten(0, 1), shift_labels.flatten(), reduction="none")
+        out = SwitchMoeCausalLMOutputWithPast(
+            logits=logits if output_logits else None,
+            lm_loss=losses.sum() / (num_items_in_batch or losses.numel()),
+            token_losses=losses.detach().view(shift_labels.shape) if output_token_losses else None,
+            balance_loss=losses.new_zeros(()),
+            z_loss=losses.new_zeros(()),
+        )
+        if self.training and routed:
+            out.balance_loss, out.routing = self._balance(routed), _statistics(routed)
+        return out
+
+    def _balance(self, routed: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """The class's load-balancing loss, without its coefficient: its mean over groups of consecutive tokens.
+
+        It is a product of two means, so it depends on which tokens are counted together, and micro-batches must hold
+        whole groups to be as one batch.
+        """
+        first, chosen = routed[0]
+        if self._balance_loss is None:
+            return first.new_zeros((), dtype=torch.float32)
+        size = self._group_tokens or len(first)
+        groups = zip(*(logits.float().split(size) for logits, _ in routed), strict=True)
+        return torch.stack([self._balance_loss(group, first.shape[-1], chosen.shape[-1]) for group in groups]).mean()
+
+
+@torch.no_grad()
+def _statistics(routed: list[tuple[torch.Tensor, torch.Tensor]]) -> RoutingStatistics:
+    """Of L routers: tokens per expert [L, E], dropped tokens [L] (none), entropy [L] of the softmax of the logits."""
+    counts = [torch.zeros(logits.shape[-1], dtype=torch.int64, device=logits.device) for logits, _ in routed]
+    for count, (_, chosen) in zip(counts, routed, strict=True):
+        count.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+    logs = [logits.float().log_softmax(-1) for logits, _ in routed]
+    entropy = torch.stack([-(log.exp() * log).sum(-1).mean() for log in logs])
+    return RoutingStatistics(torch.stack(counts), torch.zeros_like(entropy, dtype=torch.int64), entropy)
