@@ -89,9 +89,8 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# explorer: gradio[mcp] and plotly, for an extra that is planned.
 resolve: setup
-	@$(call install,$(VENV)) --quiet --dry-run torch==2.13.0 '.[dev]' 'gradio[mcp]' plotly -c constraints.txt
+	@$(call install,$(VENV)) --quiet --dry-run torch==2.13.0 '.[dev]' -c constraints.txt
 
 dist: $(LIGHT)/.ready
 	rm -rf dist $(FRESH)
