@@ -3,12 +3,13 @@
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them
+# make test-browser  the explorer in a headless Chromium of this machine (on PATH, or CHROMIUM=); axe-core comes by npm
 # make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
 # make report        docs/report.md again, from the records of our runs
-# make models        docs/models.md again, from docs/models.json
+# make models        docs/models.md again, from scaling_law/report/models.json
 # make evidence      docs/evidence.md again, from its points; DATA=folder: the points first, from other labs' tables
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
@@ -45,7 +46,7 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed checkp
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all report models evidence bench clean
+.PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all report models evidence bench clean
 
 setup: $(VENV)/.ready
 
@@ -83,6 +84,16 @@ test-light: $(LIGHT)/.ready
 test-clients: setup $(CLIENTS)/.ready
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/release/test_other_tools.py
 
+# The release of axe-core whose rules the page is held to; without npm its test is skipped.
+AXE := build/axe/package/axe.min.js
+
+$(AXE):
+	@mkdir -p build/axe
+	-cd build/axe && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz
+
+test-browser: setup $(AXE)
+	AXE=$(AXE) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -106,6 +117,7 @@ check-all:
 	$(MAKE) test
 	$(MAKE) test-slow
 	$(MAKE) test-clients
+	$(MAKE) test-browser
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
@@ -113,7 +125,7 @@ report: setup
 	$(BIN)/scaling-law report docs/results --into docs/report.md
 
 models: setup
-	$(BIN)/python -m scaling_law.report.models docs/models.json docs/models.md
+	$(BIN)/python -m scaling_law.report.models scaling_law/report/models.json docs/models.md
 
 evidence: setup
 	$(BIN)/python -m scaling_law.report.evidence docs/evidence docs/evidence.md $(if $(DATA),--data $(DATA))

@@ -19,8 +19,10 @@ from scaling_law.figures.drawing import colour_of, label_of, log_ticks
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-HEIGHT = 460  # pixels
+HEIGHT = 480  # pixels
 FONT = "system-ui, sans-serif"
+_SILENT = {"hoverinfo": "skip"}
+WITHIN = "fitted range"
 TICKS = 6  # on an axis, so that they have room on a phone
 
 
@@ -62,7 +64,7 @@ def loss_by_memory(found: MemoryCurves, page: Page = LIGHT, limit: float | None 
         if best.interval is not None:
             low, high = (end[region.part] for end in best.interval)
             traces.append(_interval(x, low, high, page.colour(region.experts, 0.3)))
-    shapes += [_bar(*ends, 0.03 + 0.03 * (i % 2), page) for i, ends in enumerate(found.boundaries)]
+    shapes += [_bar(*ends, 0.03 * (i + 1), page) for i, ends in enumerate(found.boundaries)]
     if limit is not None:
         shapes.append(_line(limit, page))
     y = float(best.loss.min()) - 0.03, float(best.loss[0]) + 0.02
@@ -91,7 +93,7 @@ def best_by_budget(
     hatch = {"symbol": "line-ne-open", "size": 9, "color": page.ink, "opacity": 0.45, "line": {"width": 1}}
     if found.tied.any():
         at = {"x": x[found.tied], "y": y[found.tied], "mode": "markers", "marker": hatch, "hoverinfo": "skip"}
-        traces.append({"type": "scatter", "name": drawing.TIED, **at})
+        traces.append({"type": "scatter", "name": "tie", **at})
     if found.inside.any() and not found.inside.all():
         line = {"color": page.ink, "width": 2, "dash": "dot"}
         level = {"start": 0.5, "end": 0.5, "size": 1, "coloring": "none"}
@@ -101,13 +103,9 @@ def best_by_budget(
     if asked is not None and asked[1] is not None:
         star = {"symbol": "star", "size": 17, "color": "#ffffff", "line": {"color": "#000000", "width": 1.5}}
         at = {"x": [asked[0]], "y": [asked[1]], "mode": "markers", "marker": star, **_SILENT}
-        traces.append({"type": "scatter", "name": "your question", **at})
+        traces.append({"type": "scatter", "name": "question", **at})
     x_axis = _log_axis(drawing.FLOPS, found.flops, format_flops, page)
     return _figure(traces, page, x_axis, _log_axis("memory limit", found.memory, format_bytes, page))
-
-
-WITHIN = "within the fitted range"
-_SILENT = {"hoverinfo": "skip"}
 
 
 def _cells(found: BestExperts, e: float, page: Page) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def _points(models: Sequence[Placed], page: Page) -> dict[str, Any]:
     }
     at = {"x": [model.flops for model in models], "y": [model.memory for model in models], "mode": "markers"}
     text = {"text": [model.text for model in models], "hovertemplate": "%{text}<extra></extra>"}
-    return {"type": "scatter", "name": "released models", "marker": marker, **at, **text}
+    return {"type": "scatter", "name": "models", "marker": marker, **at, **text}
 
 
 def _lines(curve: Curve, page: Page) -> list[dict[str, Any]]:
@@ -177,8 +175,10 @@ def _band(left: float, right: float, colour: str) -> dict[str, Any]:
 
 
 def _bar(left: float, right: float, height: float, page: Page) -> dict[str, Any]:
-    ends = {"xref": "x", "yref": "paper", "x0": left, "x1": right, "y0": height, "y1": height}
-    return {"type": "line", **ends, "line": {"color": page.ink, "width": 2}}
+    """An interval along x at this share of the height, with its ends."""
+    path = " ".join(f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in (left, right))
+    path += f" M {left},{height} L {right},{height}"
+    return {"type": "path", "xref": "x", "yref": "paper", "path": path, "line": {"color": page.ink, "width": 1.5}}
 
 
 def _line(x: float, page: Page) -> dict[str, Any]:

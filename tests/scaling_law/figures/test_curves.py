@@ -105,4 +105,4 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
     cells = [trace for trace in figure.data if trace.type == "heatmap"]
     for trace in cells:
         assert (np.isfinite(trace.z) == np.isin(grid.experts, float(trace.name.split()[-1]))).all()
-    assert {"released models", "your question"} <= {trace.name for trace in figure.data}
+    assert {"models", "question"} <= {trace.name for trace in figure.data}
