@@ -11,6 +11,7 @@
 # make report        docs/report.md again, from the records of our runs
 # make models        docs/models.md again, from scaling_law/report/models.json
 # make evidence      docs/evidence.md again, from its points; DATA=folder: the points first, from other labs' tables
+# make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=: data that is not shipped here; what needs it is skipped or made without
@@ -46,7 +47,7 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed checkp
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all report models evidence bench clean
+.PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all report models evidence explorer-picture bench clean
 
 setup: $(VENV)/.ready
 
@@ -129,6 +130,9 @@ models: setup
 
 evidence: setup
 	$(BIN)/python -m scaling_law.report.evidence docs/evidence docs/evidence.md $(if $(DATA),--data $(DATA))
+
+explorer-picture: setup
+	$(BIN)/python -m tests.scaling_law.explorer.picture docs/figures/explorer.png
 
 bench: setup
 	@for name in $(BENCHMARKS); do \

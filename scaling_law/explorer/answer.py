@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ import numpy as np
 import scaling_law.report
 from hub.plain import strict_json
 from hub.plain.markdown import escaped
-from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_count, format_flops, parse_count
 from scaling_law.explorer.question import Question
 from scaling_law.figures import curves, interactive
@@ -35,7 +35,7 @@ MODELS = Path(scaling_law.report.__file__).with_name("models.json")
 
 @dataclass(frozen=True)
 class Answer:
-    """What the page shows, in its order: Markdown, but for the figure, the shell command and the YAML of its plan."""
+    """What the page shows, in its order: `table` is HTML, `configuration` is YAML, the other texts are Markdown."""
 
     headline: str
     figure: Figure
@@ -51,7 +51,7 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Answ
     return Answer(
         headline(table),
         drawn(question, law, table, page),
-        verdict_first(table).markdown(),
+        html_of(table),
         "\n".join(f"- {escaped(warning, 400)}" for warning in table.warnings),
         question.command(law),
         _yaml(question, law),
@@ -63,11 +63,17 @@ def best_models(question: Question, law: Law) -> OptimalTable:
     return law.optimal(question.budget, question.asked_experts(), integral=True, **question.limits())
 
 
-def verdict_first(table: OptimalTable) -> Table:
+def html_of(table: OptimalTable) -> str:
     """The table with its last column, best or tie, at the front: a narrow page shows the left of it."""
     found = table.summary()
-    rows = [[row[-1], *row[:-1]] for row in found.rows]
-    return Table(["verdict", *found.header[:-1]], rows)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("verdict", *found.header[:-1]))
+    rows = []
+    for row in found.rows:
+        verdict, *cells = map(escape, map(str, (row[-1], *row[:-1])))
+        texts = "".join(f"<td>{text}</td>" for text in (verdict, *cells))
+        rows.append(f'<tr class="{verdict}">{texts}</tr>')
+    region = '<div class="wide" tabindex="0" role="region" aria-label="Best model of each E">'
+    return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
 
 def headline(table: OptimalTable) -> str:

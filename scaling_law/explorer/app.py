@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import astuple, fields, replace
 from functools import partial, wraps
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -52,7 +53,10 @@ CSS = """
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
 #problem:not(:has(p)) { display: none; }
-.wide table { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.wide table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; width: 100%; }
+.wide :is(th, td) { border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.7em; text-align: right; }
+.wide tr.best { font-weight: bold; }
+.cm-content, .cm-content * { color: var(--body-text-color) !important; }
 """
 
 
@@ -112,16 +116,17 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, list[Any], l
     """The presets, the fields of a question but for its view, and the sliders of budget and memory."""
     import gradio as gr
 
+    def text(name: str, label: str, info: str) -> Any:
+        return gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name)
+
     preset = gr.Dropdown(list(PRESETS), label="Start from", value=next(iter(PRESETS)))
-    flops = gr.Textbox(first.flops, label="Training budget (FLOPs)", info="1e22, with those of serving", max_lines=1)
+    flops = text("flops", "Training budget (FLOPs)", "1e22, with those of serving")
     by_flops = gr.Slider(*LOG_FLOPS, _positions(first)[0], step=0.05, label="log₁₀ of the budget")
-    memory = gr.Textbox(
-        first.memory, label="Memory", info="80GB for weights and KV cache; empty: no limit", max_lines=1
-    )
+    memory = text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
     by_memory = gr.Slider(*LOG_BYTES, _positions(first)[1], step=0.05, label="log₁₀ of the bytes")
-    kv = gr.Textbox(first.kv_tokens, label="Tokens in the KV cache", info="16k, over all sequences", max_lines=1)
-    served = gr.Textbox(first.inference_tokens, label="Tokens served", info="100B over the model's life", max_lines=1)
-    experts = gr.Textbox(first.experts, label="Numbers of experts", info="1,2,4-8; empty: the law's own", max_lines=1)
+    kv = text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
+    served = text("inference_tokens", "Tokens served", "100B over the model's life")
+    experts = text("experts", "Numbers of experts", "1,2,4-8; empty: the law's own")
     law = gr.Dropdown([*laws, YOURS], label="Law", value=first.law)
     return preset, [flops, memory, kv, served, experts, law], [by_flops, by_memory]
 
@@ -153,7 +158,7 @@ def _results(start: list[Any]) -> tuple[Any, list[Any]]:
     sentence = gr.Markdown(start[1], elem_classes="answer")
     view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory")
     plot = gr.Plot(start[2], show_label=False)
-    table = gr.Markdown(start[3], elem_classes="wide")
+    table = gr.HTML(start[3])
     notes = gr.Markdown(start[4])
     command = gr.Code(start[5], language="shell", label="The same in the shell", lines=1, wrap_lines=True, **fixed)
     with gr.Accordion("YAML of the plan, for train.py", open=False):
@@ -270,6 +275,19 @@ def _told(tool: Callable[..., Any]) -> Callable[..., Any]:
 # ------------------------------------------------------------------ serving
 
 
+class MissingPackagesError(ModuleNotFoundError):
+    """Packages of the extra [explorer] are not installed; the message says how to install them."""
+
+    exit_status = 2
+
+
+def check_packages() -> None:
+    """MissingPackagesError unless the page can be made."""
+    if missing := [name for name in ("gradio", "plotly") if find_spec(name) is None]:
+        message = 'the explorer needs gradio and plotly: pip install "joint-moe-scaling-laws[explorer]"'
+        raise MissingPackagesError(message, name=missing[0])
+
+
 def explore(
     own: Mapping[str, Law] | None = None,
     *,
@@ -281,8 +299,9 @@ def explore(
     """Serve the page, its API and its MCP server, and open it in the browser; returns its address.
 
     `own` laws, by name, stand before the published ones. Nobody but this machine can reach it unless `host` is another
-    address. `wait`: until interrupted. ModuleNotFoundError without the extra `[explorer]`.
+    address. `wait`: until interrupted. MissingPackagesError without the extra `[explorer]`.
     """
+    check_packages()
     app = page(own)
     _, address, _ = app.launch(**settings(), server_name=host, server_port=port, inbrowser=browser, quiet=True)
     if wait:
@@ -297,7 +316,12 @@ def settings() -> dict[str, Any]:
 
     fonts = {"font": FONT.split(", "), "font_mono": ["ui-monospace", "monospace"]}
     return {
-        "theme": gr.themes.Base(**fonts),
+        "theme": gr.themes.Base(**fonts).set(
+            body_text_color_subdued="*neutral_600",
+            body_text_color_subdued_dark="*neutral_300",
+            block_info_text_color="*neutral_600",
+            block_info_text_color_dark="*neutral_300",
+        ),
         "css": CSS,
         "mcp_server": True,
         "max_file_size": MAX_BYTES,

@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import copytree
 
 from hub import FilesError, HubStore, Publication, Store
-from scaling_law.explorer.app import TITLE
+from scaling_law.explorer.app import TITLE, check_packages
 from scaling_law.formulas import Law
 from scaling_law.law_files import law_to_json
 
@@ -81,6 +81,7 @@ def push_space(
     owner, slash, name = repo.partition("/")
     if not (owner and slash and name) or "/" in name:
         raise FilesError(f"--push-to-hub {repo!r}: allowed is org/space")
+    check_packages()  # the card names the version of gradio that is installed here
     with tempfile.TemporaryDirectory() as folder:
         packed = wheel or build_wheel(Path(folder))
         files = space_files(packed, laws or {})

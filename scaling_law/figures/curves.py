@@ -329,7 +329,8 @@ def _tied(law: Law, at: dict[str, Any], loss: FloatArray, compared: Any, best: A
     """Where another E is as good: the interval of the difference reaches zero; without draws, it is below the RMSE."""
     if law.draws is None:
         error = (law.conditions and law.conditions.rmse) or 0.0
-        ahead = loss - np.take_along_axis(loss, best, -1)
+        with np.errstate(invalid="ignore"):  # where no E has a model
+            ahead = loss - np.take_along_axis(loss, best, -1)
         return np.asarray((compared & (ahead < error)).sum(axis=-1) > 1)
     known = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
     drawn = law.loss_draws(**known)  # [draws, rows, columns, E]

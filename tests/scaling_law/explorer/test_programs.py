@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
-import json
 
 import pytest
+
+from tests.guides import DOCS, blocks
 
 pytest.importorskip("gradio")
 
@@ -37,20 +39,26 @@ def test_only_laws_that_are_offered_are_read(client, law):
 
 def test_an_assistant_finds_the_tools_and_asks_one(address, published):
     from mcp import ClientSession
-    from mcp.client.streamable_http import streamablehttp_client
+    from mcp.client.streamable_http import streamable_http_client
 
     async def ask():
         async with (
-            streamablehttp_client(f"{address}gradio_api/mcp/") as (reading, writing, _),
+            streamable_http_client(f"{address}gradio_api/mcp/") as (reading, writing, _),
             ClientSession(reading, writing) as session,
         ):
             await session.initialize()
             listed = (await session.list_tools()).tools
             answered = await session.call_tool(listed[0].name, {"flops": "1e22", "memory": "80GB"})
-            return listed, json.loads(answered.content[0].text)
+            return listed, ast.literal_eval(answered.content[0].text)  # Gradio writes a dict as Python does
 
     listed, answered = asyncio.run(ask())
     assert [tool.name.rpartition("_")[2] for tool in listed] == ["optimal", "plan", "loss"]
     assert "how many experts" in listed[0].description
     assert listed[0].inputSchema["properties"]["memory"]["description"].startswith("memory for weights")
     assert answered["best"]["loss"] == published.optimal(1e22, max_memory_bytes=80e9, integral=True).best.loss
+
+
+def test_the_guides_program_runs(address, capsys, published):
+    (code,) = blocks(DOCS / "explorer.md", "python")
+    exec(code.replace("http://127.0.0.1:7860/", address), {})
+    assert "16.0 2.114" in capsys.readouterr().out

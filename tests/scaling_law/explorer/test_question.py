@@ -71,7 +71,7 @@ def test_an_answer_is_the_packages_own(view, published):
         found = answer(Question(view=view), law)
         best = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True).best
         assert f"loss {best.loss:.4f}" in found.headline
-        assert f"| best | {best.experts:g} | {best.d_model:.0f} |" in found.table
+        assert f"<td>best</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
         assert len(found.figure.data) > 1
     assert answer(Question(view=view), published).configuration.count(f"d_model: {2496}") == 1
 
