@@ -54,7 +54,8 @@ CSS = """
 .wide { overflow-x: auto; contain: inline-size; }
 #problem:not(:has(p)) { display: none; }
 .wide table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; width: 100%; }
-.wide :is(th, td) { border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.7em; text-align: right; }
+.wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.7em; }
+.wide :is(th, td) + :is(th, td) { text-align: right; }
 .wide tr.best { font-weight: bold; }
 .cm-content, .cm-content * { color: var(--body-text-color) !important; }
 """

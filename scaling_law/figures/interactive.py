@@ -23,6 +23,7 @@ HEIGHT = 480  # pixels
 FONT = "system-ui, sans-serif"
 _SILENT = {"hoverinfo": "skip"}
 WITHIN = "fitted range"
+LEGEND = {"entrywidth": 76, "entrywidthmode": "pixels", "itemwidth": 30}
 TICKS = 6  # on an axis, so that they have room on a phone
 
 
@@ -213,7 +214,7 @@ def _figure(
         "paper_bgcolor": page.paper,
         "plot_bgcolor": page.paper,
         "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0, "itemclick": "toggle"},
+        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0, "font": {"size": 12}, **LEGEND},
         "hoverlabel": {"font": {"family": FONT}},
         "template": "none",
     }

@@ -148,7 +148,7 @@ def test_runs_are_uploaded_fitted_and_deleted(visit, uploads, published, tmp_pat
     page.get_by_text("Your own law or runs").click()
     page.set_input_files("input[type=file]", tmp_path / "runs.csv")
     page.get_by_label("Fit a joint law to these runs").check()
-    page.get_by_role("button", name="Go").click()
+    page.get_by_role("button", name="Go", exact=True).click()
     page.wait_for_function("() => document.body.innerText.includes('RMSE 0.000')")
     wait_for_sentence(page, sentence(published, Question()).partition(" (")[0])
     assert [path for path in uploads.rglob("*") if path.is_file()] == []

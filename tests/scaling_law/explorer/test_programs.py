@@ -61,4 +61,4 @@ def test_an_assistant_finds_the_tools_and_asks_one(address, published):
 def test_the_guides_program_runs(address, capsys, published):
     (code,) = blocks(DOCS / "explorer.md", "python")
     exec(code.replace("http://127.0.0.1:7860/", address), {})
-    assert "16.0 2.114" in capsys.readouterr().out
+    assert "16.0 2.1139" in capsys.readouterr().out
