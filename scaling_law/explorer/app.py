@@ -76,8 +76,9 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
     import gradio as gr
 
     laws = offered_laws(own)
-    first = Question(law=next(iter(laws)))
-    start = _asked(laws, *astuple(first), False, None)  # in the page itself, so that it opens with its answer
+    first = Question.first(*next(iter(laws.items())))
+    asked_first = _asked(laws, *astuple(first), False, None)  # in the page itself, so that it opens with its answer
+    start = [None if value == gr.skip() else value for value in asked_first]
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS)) as app:
         gr.Markdown(INTRODUCTION)

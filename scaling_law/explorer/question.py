@@ -47,6 +47,14 @@ class Question:
             raise ValueError(f"view={texts['view']!r} must be one of {', '.join(VIEWS)}")
         return cls(**texts)
 
+    @classmethod
+    def first(cls, name: str, law: Law) -> Question:
+        """What the page opens with under this law: for one of a visitor's runs, ten times the largest of them."""
+        known = law.conditions.overall if law.conditions else None
+        if name == PUBLISHED or known is None:
+            return cls(law=name)
+        return cls(format_flops(10 * known.training_flops[1]), memory="", kv_tokens="", law=name)
+
     def query(self) -> str:
         """What follows the ? of a link: the fields that differ from the first question."""
         first = Question()

@@ -219,7 +219,7 @@ def models_within_memory(
     """
     columns = np.asarray(experts, float)
     free = optimal_widths(law, flops, columns, replace(constraints, max_memory_bytes=None, max_parameters=None))
-    sizes = np.asarray(constraints.weight_bytes(free.d_model, columns), float)[free.exists]
+    sizes = (constraints.weight_bytes(free.d_model, columns) + constraints.kv_bytes(free.d_model))[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     limited = [replace(constraints, max_memory_bytes=float(limit)) for limit in memory]
     widths = np.minimum(free.d_model, [within.width_limit(columns) for within in limited])

@@ -8,9 +8,11 @@ from dataclasses import astuple, replace
 
 import pytest
 
+from scaling_law import Conditions
 from scaling_law.explorer import app, uploads
 from scaling_law.explorer.answer import best_models, headline
 from scaling_law.explorer.question import PRESETS, PUBLISHED, YOURS, Question
+from scaling_law.formulas.conditions import fitted_ranges
 from tests.scaling_law.synthetic import synthetic_runs
 
 gradio = pytest.importorskip("gradio")
@@ -28,6 +30,17 @@ def test_published_laws_with_an_optimum_are_offered(laws, published):
     assert {"chinchilla", "abnar", "krajewski"} < {*laws}
     assert not {"clark_rl", "step_law"} & {*laws}
     assert next(iter(app.offered_laws({"ours": published.replace(a=36.0)}))) == "ours"
+
+
+def test_the_page_opens_with_the_first_law_at_the_size_of_its_runs(published):
+    runs = synthetic_runs()
+    ranges = fitted_ranges(runs.n_active / 1e3, runs.tokens / 1e3, runs.experts)
+    small = published.replace(conditions=Conditions("small runs", ranges=ranges, vocab_size=64))
+    first = Question.first("ours", small)
+    assert first.budget == pytest.approx(10 * max(6e-6 * runs.n_active * runs.tokens), rel=1e-2)
+    for law in (small, published.replace(beta=0.3)):  # the loss of the second rises: it has no optimum to open with
+        texts = [c["props"].get("value") for c in app.page({"ours": law}).get_config_file()["components"]]
+        assert ("no compute optimum" in str(texts)) == (law is not small)
 
 
 def test_an_answer_and_its_link(laws, published):
