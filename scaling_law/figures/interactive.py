@@ -23,7 +23,7 @@ HEIGHT = 480  # pixels
 FONT = "system-ui, sans-serif"
 _SILENT = {"hoverinfo": "skip"}
 WITHIN = "fitted range"
-LEGEND = {"entrywidth": 76, "entrywidthmode": "pixels", "itemwidth": 30}
+LEGEND = {"entrywidth": 62, "entrywidthmode": "pixels", "itemwidth": 30}
 TICKS = 6  # on an axis, so that they have room on a phone
 
 
