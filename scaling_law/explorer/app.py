@@ -53,7 +53,7 @@ CSS = """
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
 #problem:not(:has(p)) { display: none; }
-.wide table { border: 0; border-collapse: collapse; width: 100%; }
+.wide table { border: 0 !important; border-collapse: collapse; width: 100%; }
 .wide table { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.7em; }
 .wide :is(th, td) + :is(th, td) { text-align: right; }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HEIGHT = 480  # pixels
 FONT = "system-ui, sans-serif"
 _SILENT = {"hoverinfo": "skip"}
-WITHIN = "fitted range"
+WITHIN = "fitted"
 LEGEND = {"entrywidth": 62, "entrywidthmode": "pixels", "itemwidth": 30}
 TICKS = 6  # on an axis, so that they have room on a phone
 
