@@ -3,14 +3,16 @@
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them
+# make test-browser  the explorer in a headless Chromium of this machine (on PATH, or CHROMIUM=); axe-core comes by npm
 # make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
-# make models        docs/models.md again, from docs/models.json
+# make models        docs/models.md again, from scaling_law/report/models.json
 # make evidence      docs/evidence.md again, from its points; DATA=folder: the points first, from other labs' tables
 # make crossing      docs/crossing.md again, from its records; RUNS="folder …": these first, from runs of the sweep;
 #                    PREDICT=1: first what is expected of models that were not trained yet, once
+# make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=: data that is not shipped here; what needs it is skipped or made without
@@ -46,7 +48,8 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed throug
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients lint resolve dist check-all models evidence crossing bench clean
+.PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all models evidence
+.PHONY: crossing explorer-picture bench clean
 
 setup: $(VENV)/.ready
 
@@ -84,15 +87,24 @@ test-light: $(LIGHT)/.ready
 test-clients: setup $(CLIENTS)/.ready
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/release/test_other_tools.py
 
+# The release of axe-core whose rules the page is held to; without npm its test is skipped.
+AXE := build/axe/package/axe.min.js
+
+$(AXE):
+	@mkdir -p build/axe
+	-cd build/axe && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz
+
+test-browser: setup $(AXE)
+	AXE=$(AXE) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# explorer: gradio[mcp] and plotly, for an extra that is planned.
 resolve: setup
-	@$(call install,$(VENV)) --quiet --dry-run torch==2.13.0 '.[dev]' 'gradio[mcp]' plotly -c constraints.txt
+	@$(call install,$(VENV)) --quiet --dry-run torch==2.13.0 '.[dev]' -c constraints.txt
 
 dist: $(LIGHT)/.ready
 	rm -rf dist $(FRESH)
@@ -108,11 +120,12 @@ check-all:
 	$(MAKE) test
 	$(MAKE) test-slow
 	$(MAKE) test-clients
+	$(MAKE) test-browser
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
 models: setup
-	$(BIN)/python -m scaling_law.report.models docs/models.json docs/models.md
+	$(BIN)/python -m scaling_law.report.models scaling_law/report/models.json docs/models.md
 
 evidence: setup
 	$(BIN)/python -m scaling_law.report.evidence docs/evidence docs/evidence.md $(if $(DATA),--data $(DATA))
@@ -120,6 +133,9 @@ evidence: setup
 crossing: setup
 	$(BIN)/python -m scaling_law.report.crossing docs/crossing docs/crossing.md $(if $(RUNS),--runs $(RUNS)) \
 		$(if $(PREDICT),--predict)
+
+explorer-picture: setup
+	$(BIN)/python -m tests.scaling_law.explorer.picture docs/figures/explorer.png
 
 bench: setup
 	@for name in $(BENCHMARKS); do \

@@ -1,4 +1,5 @@
 # What the package offers: read by type checkers, and by lazy_loader, which imports a name when it is used.
+from .explorer.app import explore as explore
 from .figures.law_figures import memory_optimal as memory_optimal
 from .fitting.calibration import Calibration as Calibration
 from .fitting.calibration import calibrate as calibrate

@@ -128,9 +128,9 @@ class HubStore(Store):
 
     def _search(self, kind: Kind, text: str, tag: str | None = None) -> dict[str, bool]:
         """Name -> whether it is private, of the repositories whose names contain a text."""
-        lister = self._api.list_models if kind == "model" else self._api.list_datasets
+        listers = {"model": self._api.list_models, "dataset": self._api.list_datasets, "space": self._api.list_spaces}
         wanted = {"author": self.organisation, "search": text or None, "filter": tag}
-        found = self._read_call(lambda: list(lister(**wanted)))
+        found = self._read_call(lambda: list(listers[kind](**wanted)))
         return {item.id.rpartition("/")[2]: bool(item.private) for item in found}
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
@@ -294,7 +294,9 @@ class HubStore(Store):
         with self._lock:
             if (kind, repo) not in known:
                 try:
-                    self._call(lambda: self._api.create_repo(repo_id, repo_type=kind, private=self.private or None))
+                    own: dict[str, Any] = {"repo_type": kind, "private": self.private or None}
+                    own |= {"space_sdk": "gradio"} if kind == "space" else {}
+                    self._call(lambda: self._api.create_repo(repo_id, **own))
                     known[(kind, repo)] = _Repository({}, self._commit_of_new(repo) if kind == "model" else None)
                 except ConflictError:
                     known[(kind, repo)] = _Repository(self.branches(kind, repo) if kind == "model" else {})

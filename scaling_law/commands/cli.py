@@ -6,7 +6,7 @@ Every command takes --help with examples; `hub.plain.commands` has the exit stat
 from __future__ import annotations
 
 from hub.plain.commands import App
-from scaling_law.commands import describe, fitting, questions, release, shelf
+from scaling_law.commands import describe, explore, fitting, questions, release, shelf
 
 app = App(help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?")
 for _command in (
@@ -30,6 +30,7 @@ for _command in (
     fitting.match,
     fitting.report,
     release.release,
+    explore.explore,
 ):
     app.command(_command.__name__.replace("_", "-"))(_command)
 

@@ -15,7 +15,7 @@ from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
 from scaling_law.figures.drawing import save
 from scaling_law.figures.law_figures import memory_optimal
-from scaling_law.formulas import ChinchillaForm, ChinchillaLaw, JointLaw, Law
+from scaling_law.formulas import ChinchillaLaw, JointLaw, Law
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.paper.figures import draw_all
@@ -155,9 +155,9 @@ def plan(
 ) -> None:
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
 
-    The model is ours, or with --granularity of a class of transformers. FLOPs and hours are those of all branches. With
-    --gpu or --throughput it proposes the micro-batch that fits, and refuses a model that does not (exit status 2); so it
-    does where every answer is too far outside the runs of the law, unless --force is given.
+    The model is ours, or with --granularity of a class of transformers. FLOPs and hours are those of all branches.
+    With --gpu or --throughput it proposes the micro-batch that fits, and refuses a model that does not (exit status 2);
+    so it does where every answer is too far outside the runs of the law, unless --force is given.
 
     Examples:
 

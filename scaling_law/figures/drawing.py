@@ -10,32 +10,47 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.units import format_count
+from scaling_law.figures.curves import Curve, loss_curve
+from scaling_law.formulas import Law
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from scaling_law.formulas import Law
-
 FloatArray = NDArray[np.float64]
 SUFFIXES = (".png", ".svg", ".pdf")
 DARK, DASHED = "0.25", (0, (4, 2))
 OUTSIDE, INTERVAL, BOUNDARY = "outside the fitted range", "95 % interval", "95 % interval of the boundary"
+TIED = "tie: another E is as good"
 LOSS = "loss (nats per token)"
 TOKENS, ACTIVE, FLOPS = "training tokens D", "active parameters N_act", "training FLOPs"
 # log2 E → colour: those of Okabe and Ito, from cold to warm, and wine. Any two stay apart for the three kinds of
 # colour blindness; an E between takes a colour between, and from 128 on they darken to brown.
 _POWERS = (0, 1, 2, 3, 4, 5, 6, 7, 10)
 _COLOURS = ["#1f1f1f", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#882255", "#4D3000"]
+_DENSE_ON_DARK = "#E8E8E8"
 
 
-def colour_of(experts: float) -> tuple[float, float, float]:
-    """The colour (red, green, blue) of E in every figure, for any E ≥ 1: near-black for dense, then blue to red."""
-    from matplotlib.colors import to_rgb
+def colour_of(experts: float, dark: bool = False) -> tuple[float, float, float]:
+    """The colour (red, green, blue) of E in every figure, for any E ≥ 1: near-black for dense, then blue to red.
 
-    power, channels = np.log2(max(experts, 1.0)), zip(*map(to_rgb, _COLOURS), strict=True)
+    On a `dark` page dense is near-white.
+    """
+    colours = [_DENSE_ON_DARK, *_COLOURS[1:]] if dark else _COLOURS
+    power = np.log2(max(experts, 1.0))
+    channels = zip(*([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in colours), strict=True)
     red, green, blue = (float(np.interp(power, _POWERS, values)) for values in channels)
     return red, green, blue
+
+
+def log_ticks(low: float, high: float, most: float) -> list[float]:
+    """Round numbers from `low` to `high` on a logarithmic axis with room for about `most`."""
+    powers, ticks = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1), []
+    for digits in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        ticks = [tick for power in powers for digit in digits if low <= (tick := digit * 10.0**power) <= high]
+        if len(ticks) <= max(2, most):
+            break
+    return ticks
 
 
 def label_of(experts: float) -> str:
@@ -95,23 +110,28 @@ def _figure_of(drawn: Any) -> Figure:
     return np.atleast_1d(np.asarray(drawn, object)).flat[0].figure
 
 
-# ------------------------------------------------------------------ loss curves
+# ------------------------------------------------------------------ curves
 
 
 def draw_loss(
     ax: Axes, law: Law, x: ArrayLike, n_active: ArrayLike, tokens: ArrayLike, experts: float, **style: Any
 ) -> None:
-    """The predicted loss along `x` [k] for N_act and D [k] (or numbers), solid inside the law's fitted range."""
-    x, n, d = np.broadcast_arrays(*(np.asarray(v, float) for v in (x, n_active, tokens)))
-    loss, inside = np.asarray(law.loss(n, d, experts)), in_fitted_range(law, n, d, experts)
-    draws = None if law.draws is None else law.loss_draws(n, d, experts)
-    draw_curve(ax, x, loss, inside, experts, draws, **style)
+    """The predicted loss along `x` [k] for N_act and D [k] (or numbers)."""
+    draw(ax, loss_curve(law, x, {"n_active": n_active, "tokens": tokens}, experts), **style)
+
+
+def draw(ax: Axes, curve: Curve, **style: Any) -> None:
+    """The losses of a curve with their interval, and its mark."""
+    draw_curve(ax, curve.x, curve.loss, curve.inside, curve.experts, curve.interval, **style)
+    if curve.mark is not None:
+        at = curve.x[curve.mark], curve.loss[curve.mark]
+        ax.plot(*at, "o", color=colour_of(curve.experts), markersize=5, markeredgecolor="white")
 
 
 def draw_curve(
-    ax: Axes, x: FloatArray, y: FloatArray, inside: Any, experts: float, draws: FloatArray | None = None, **style: Any
+    ax: Axes, x: FloatArray, y: FloatArray, inside: Any, experts: float, interval: Any = None, **style: Any
 ) -> None:
-    """A line in the colour of E: solid where `inside` [k], dashed elsewhere, with the band of its `draws`."""
+    """A line in the colour of E: solid where `inside` [k], dashed elsewhere, with the band of its interval."""
     style = {"color": colour_of(experts), "linewidth": 1.4, **style}
     label = style.pop("label", label_of(experts))
     ax.plot([], [], label=label, **style)
@@ -119,32 +139,13 @@ def draw_curve(
         ax.plot(x, y, linestyle=DASHED, label="_" + OUTSIDE, **style)
     if inside.any():
         ax.plot(x, np.where(inside, y, np.nan), **style)
-    if draws is not None:
-        draw_band(ax, x, draws, experts)
+    draw_band(ax, x, interval, experts)
 
 
-def draw_band(ax: Axes, x: FloatArray, draws: FloatArray, experts: float, alpha: float = 0.18) -> None:
-    """The 95 % interval of `draws` [draws, k] along `x`, as a band in the colour of E; NaN draws are left out."""
-    finite = draws[np.isfinite(draws).all(axis=1)]
-    if len(finite) > 1:
-        low, high = np.quantile(finite, [0.025, 0.975], axis=0)
-        ax.fill_between(x, low, high, color=colour_of(experts), alpha=alpha, linewidth=0, label="_" + INTERVAL)
-
-
-def in_fitted_range(law: Law, n_active: ArrayLike, tokens: ArrayLike, experts: float) -> NDArray[np.bool_]:
-    """Where N_act and D lie among the runs of this E (of all runs, if there were none of it) and D/N among all runs.
-
-    True everywhere if the law does not know its range; False for an E beyond those fitted.
-    """
-    n, d = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(tokens, float))
-    if law.conditions is None or (overall := law.conditions.overall) is None:
-        return np.ones(n.shape, bool)
-    fitted = law.conditions.experts
-    if fitted and not fitted[0] <= experts <= fitted[-1]:
-        return np.zeros(n.shape, bool)
-    own = next((r for r in law.conditions.ranges if r.experts == experts), overall)
-    limits = ((n, own.n_active), (d, own.tokens), (d / n, overall.tokens_per_parameter))
-    return np.all([(low * 0.999 <= v) & (v <= high * 1.001) for v, (low, high) in limits], axis=0)
+def draw_band(ax: Axes, x: FloatArray, interval: Any, experts: float, alpha: float = 0.18) -> None:
+    """A 95 % interval (low [k], high [k]) along `x`, as a band in the colour of E; None draws nothing."""
+    if interval is not None:
+        ax.fill_between(x, *interval, color=colour_of(experts), alpha=alpha, linewidth=0, label="_" + INTERVAL)
 
 
 # ------------------------------------------------------------------ axes and legends
@@ -187,13 +188,8 @@ def log_axis(ax: Axes, label: str, which: str = "x") -> None:
 
     ax.set(**{f"{which}scale": "log", f"{which}label": label})
     axis, (low, high) = getattr(ax, f"{which}axis"), getattr(ax, f"get_{which}lim")()
-    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     extent = ax.get_window_extent()
     inches = (extent.width if which == "x" else extent.height) / ax.figure.dpi
-    for digits in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
-        ticks = [tick for power in powers for digit in digits if low <= (tick := digit * 10.0**power) <= high]
-        if len(ticks) <= max(2, inches / 0.45):
-            break
-    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_locator(FixedLocator(log_ticks(low, high, inches / 0.45)))
     axis.set_major_formatter(FuncFormatter(lambda x, _: format_count(x) if x >= 1 else f"{x:g}"))
     axis.set_minor_formatter(NullFormatter())

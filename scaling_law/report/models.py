@@ -1,6 +1,6 @@
 """docs/models.md: released models in the terms of the published law.
 
-    python -m scaling_law.report.models docs/models.json docs/models.md
+    python -m scaling_law.report.models scaling_law/report/models.json docs/models.md
 
 The JSON holds, for each model, the fields of its config.json that sizes depend on and the address they were read at;
 and, where one was found, the number of training tokens with its address. The prose of the page is written by hand;

@@ -12,9 +12,9 @@ import yaml
 
 from tests.hub.loopback_state import LFS_BYTES, LFS_SUFFIXES, Refused, Response
 
-_KIND = r"/api/(?P<kind>models|datasets)"
+_KIND = r"/api/(?P<kind>models|datasets|spaces)"
 _REPO = _KIND + r"/(?P<repo>[^/]+/[^/]+)"
-_FILES = r"(?:/(?P<kind>datasets))?/(?P<repo>[^/]+/[^/]+)"  # outside of /api
+_FILES = r"(?:/(?P<kind>datasets|spaces))?/(?P<repo>[^/]+/[^/]+)"  # outside of /api
 _PAGE = 50  # entries of one page of a listing
 _WRITES = ("preupload", "commit", "branch", "tag", "batch")
 _ENDPOINTS = []
@@ -90,7 +90,9 @@ class _Call:
         namespace = asked.get("organization") or next(iter(self.namespaces()), "")
         self.writer(namespace)
         kind, repo_id = asked.get("type") or "model", f"{namespace}/{asked['name']}"
-        url = f"{self.hub.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo_id}"
+        if kind == "space" and asked.get("sdk") not in ("gradio", "docker", "static"):
+            raise Refused(400, "sdk must be gradio, docker or static")
+        url = f"{self.hub.endpoint}/{'' if kind == 'model' else f'{kind}s/'}{repo_id}"
         try:
             self.state.create(kind, repo_id, asked.get("visibility") == "private" or bool(asked.get("private")))
         except Refused as refused:

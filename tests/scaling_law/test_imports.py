@@ -23,7 +23,7 @@ runs = scaling_law.Runs.from_columns(*d[:3], law.loss(*d[:3]), d.trunk)
 scaling_law.fit(runs, starts=[law]).bootstrap(2)
 """
 LEARNING = {"torch", "transformers", "pandas", "matplotlib"}
-HEAVY = LEARNING | {"datasets", "huggingface_hub", "pydantic", "rich", "scipy", "typer"}
+HEAVY = LEARNING | {"datasets", "gradio", "huggingface_hub", "plotly", "pydantic", "rich", "scipy", "typer"}
 
 
 @pytest.mark.parametrize(("code", "unwanted"), [(QUERY, HEAVY), (FIT, LEARNING)], ids=["query", "fit"])

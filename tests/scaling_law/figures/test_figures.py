@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scaling_law import Conditions, JointLaw
-from scaling_law.figures import drawing
+from scaling_law.figures import curves, drawing
 from scaling_law.figures import law_figures as figures
 from scaling_law.formulas.conditions import fitted_ranges
 from scaling_law.law_files import law_pictures
@@ -81,8 +81,8 @@ def test_axes_and_legends_are_in_words(published, paper_fit):
 
 def test_lines_are_solid_inside_the_fitted_range_only(published):
     n, d, e = (np.array(v, float) for v in zip((1e9, 2e10, 1), (3e8, 8e9, 16), (1e9, 2e10, 16), strict=True))
-    assert [bool(drawing.in_fitted_range(published, *at)) for at in zip(n, d, e, strict=True)] == [True, True, False]
-    assert not drawing.in_fitted_range(published, 1e8, 1e9, 64)
+    assert [bool(curves.in_fitted_range(published, *at)) for at in zip(n, d, e, strict=True)] == [True, True, False]
+    assert not curves.in_fitted_range(published, 1e8, 1e9, 64)
     solid = [line for line in figures.isoflop(published, [1e20], [1])[0].lines if line.get_linestyle() == "-"]
     x = next(line.get_xydata() for line in solid if len(line.get_xydata()) > 9)
     tokens = x[np.isfinite(x[:, 1]), 0]
@@ -121,15 +121,14 @@ def test_files(published, paper_fit, tmp_path):
     ],
 )
 def test_boundaries_of_the_optimal_regions(published, flops, cache, served, billions):
-    within = figures.models_within_memory(published, flops, PAPER.experts, cache, served, points=3000)
-    best = np.argmin(within.loss, axis=1)
-    assert best[0] == 0  # the curves stop before the bare law flips back to sparse models, far below its range
-    assert np.all(np.diff(best) >= 0)
-    edges = np.flatnonzero(np.diff(best)) + 1
-    np.testing.assert_allclose(within.memory[edges] / 1e9, billions, rtol=7e-3)
-    for edge in edges:
-        low, high = figures.boundary_interval(published, within, PAPER.experts, best[edge - 1], best[edge])
-        assert low < within.memory[edge] < high < 4 * within.memory[edge]
+    served = {"kv_cache_tokens": cache, "inference_tokens": served}
+    found = curves.memory_curves(published, flops, PAPER.experts, **served, points=3000)
+    # dense at first: the curves stop before the bare law flips back to sparse models, far below its range
+    assert [region.experts for region in found.regions] == list(PAPER.experts)
+    edges = found.memory[[region.part.start for region in found.regions[1:]]]
+    np.testing.assert_allclose(edges / 1e9, billions, rtol=7e-3)
+    for edge, (low, high) in zip(edges, found.boundaries, strict=True):
+        assert low < edge < high < 4 * edge
 
 
 def test_every_figure_of_the_paper(published, tmp_path):
@@ -146,4 +145,5 @@ def test_a_law_of_small_runs_that_rises_for_some_experts_still_has_a_card(publis
     law = published.replace(alpha=0.12, gamma=-0.09, conditions=small)
     assert sorted(law_pictures(law)) == ["isoflop.png", "memory_optimal.png"]
     assert law_pictures(published.replace(beta=0.3)) == {}
-    assert np.isfinite(figures.models_within_memory(published.replace(conditions=small), 1e22, [1, 8]).loss).all()
+    found = curves.memory_curves(published.replace(conditions=small), 1e22, [1, 8])
+    assert np.isfinite(found.best.loss).all()

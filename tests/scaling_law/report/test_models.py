@@ -1,13 +1,13 @@
-"""docs/models.md: its tables are those of docs/models.json, its code runs, and sources are asked for."""
+"""docs/models.md: its tables are those of models.json, its code runs, and sources are asked for."""
 
 import json
 
 import pytest
 
 from scaling_law.report.models import read_entries, write_page
-from tests.guides import DOCS, run_python
+from tests.guides import DOCS, ROOT, run_python
 
-ENTRIES, PAGE = DOCS / "models.json", DOCS / "models.md"
+ENTRIES, PAGE = ROOT / "scaling_law" / "report" / "models.json", DOCS / "models.md"
 
 
 def test_the_page_is_what_make_models_writes(tmp_path):

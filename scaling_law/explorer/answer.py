@@ -1,0 +1,140 @@
+"""What the page shows of a question: the package's own table, plan and figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import scaling_law.report
+from hub.plain import strict_json
+from hub.plain.markdown import escaped
+from hub.plain.units import format_bytes, format_count, format_flops, parse_count
+from scaling_law.explorer.question import Question
+from scaling_law.figures import curves, interactive
+from scaling_law.figures.interactive import Page, Placed
+from scaling_law.figures.law_figures import shown_losses
+from scaling_law.formulas import ChinchillaForm, Law
+from scaling_law.planning.optimal_table import OptimalTable
+from scaling_law.planning.plan import plan
+from scaling_law.size.architecture import Architecture
+from scaling_law.size.model_configs import read_model
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+DRAWS = 200  # of a figure's intervals; the table takes all
+MAP_FLOPS, MAP_MEMORY, MAP_POINTS = (1e18, 1e26), (1e9, 1e13), (33, 29)
+MODELS = Path(scaling_law.report.__file__).with_name("models.json")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the page shows, in its order: `table` is HTML, `configuration` is YAML, the other texts are Markdown."""
+
+    headline: str
+    figure: Figure
+    table: str
+    notes: str
+    command: str
+    configuration: str
+
+
+def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Answer:
+    """ValueError names what is wrong with the question, or why the law has no answer."""
+    table = best_models(question, law)
+    return Answer(
+        headline(table),
+        drawn(question, law, table, page),
+        html_of(table),
+        "\n".join(f"- {escaped(warning, 400)}" for warning in table.warnings),
+        question.command(law),
+        _yaml(question, law),
+    )
+
+
+def best_models(question: Question, law: Law) -> OptimalTable:
+    """The architectures that exist, one for each E."""
+    return law.optimal(question.budget, question.asked_experts(), integral=True, **question.limits())
+
+
+def html_of(table: OptimalTable) -> str:
+    """The table with its last column, best or tie, at the front: a narrow page shows the left of it."""
+    found = table.summary()
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("verdict", *found.header[:-1]))
+    rows = []
+    for row in found.rows:
+        verdict, *cells = map(escape, map(str, (row[-1], *row[:-1])))
+        texts = "".join(f"<td>{text}</td>" for text in (verdict, *cells))
+        rows.append(f'<tr class="{verdict}">{texts}</tr>')
+    region = '<div class="wide" tabindex="0" role="region" aria-label="Best model of each E">'
+    return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+
+
+def headline(table: OptimalTable) -> str:
+    """The best model in one sentence."""
+    best = table.best
+    what = "A dense model" if best.experts == 1 else f"{best.experts:g} experts"
+    size = (
+        format_count(best.n_active)
+        if best.experts == 1
+        else (f"{format_count(best.n_active)} active of {format_count(best.n_total)} parameters")
+    )
+    interval = " ({:.3f} to {:.3f})".format(*best.loss_interval) if best.loss_interval else ""
+    return f"**{what}**: {size}, {format_count(best.tokens)} tokens, loss {best.loss:.4f}{interval} nats per token"
+
+
+def _yaml(question: Question, law: Law) -> str:
+    if not isinstance(law, ChinchillaForm):
+        return f"# no plan: a {law.name} law has no optimum in closed form"
+    return plan(law, question.budget, question.asked_experts(), **question.limits()).to_yaml()
+
+
+def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
+    """The figure of the question's view."""
+    thin, limits = curves.thinned(law, DRAWS), question.limits()
+    memory, flops = limits.pop("max_memory_bytes"), question.budget
+    experts = [row.experts for row in table] if question.experts.strip() else None
+    if question.view == "memory":
+        limits |= {"bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
+        return interactive.loss_by_memory(curves.memory_curves(thin, flops, experts, **limits), page, memory)
+    if question.view == "isoflop":
+        served = limits["inference_tokens"]
+        along = curves.isoflop_curves(thin, flops, experts, inference_tokens=served)
+        return interactive.loss_by_tokens(along, page, shown_losses(along))
+    if question.view == "tokens":
+        return interactive.loss_by_tokens(curves.token_curves(thin, table), page)
+    budgets, sizes = _grid(MAP_FLOPS, flops, MAP_POINTS[0]), _grid(MAP_MEMORY, memory, MAP_POINTS[1])
+    found = curves.best_experts(thin, budgets, sizes, experts, **limits)
+    return interactive.best_by_budget(found, page, (flops, memory), placed(limits["kv_cache_tokens"]))
+
+
+def _grid(span: tuple[float, float], asked: float | None, points: int) -> np.ndarray:
+    """Equal steps of the logarithm, as far as the question."""
+    low, high = (span[0], span[1]) if asked is None else (min(span[0], asked), max(span[1], asked))
+    return np.geomspace(low, high, points)
+
+
+@cache
+def released_models() -> Sequence[tuple[str, Architecture, float]]:
+    """(name, architecture, training tokens) of the models of docs/models.md whose tokens are known."""
+    data = strict_json.loads(MODELS.read_bytes(), what=str(MODELS))
+    known = (model for model in data["models"] if "tokens" in model)
+    return [(m["name"], read_model(m["config"]).architecture, parse_count(m["tokens"])) for m in known]
+
+
+def placed(kv_cache_tokens: float) -> list[Placed]:
+    """Where released models lie on the map: bf16 weights and a KV cache of so many tokens."""
+    points = []
+    for name, a, tokens in released_models():
+        flops, experts = a.training_flops(tokens), a.experts_equivalent
+        memory = a.weight_bytes(2.0) + a.kv_cache_bytes(kv_cache_tokens)
+        size = f"{format_count(a.n_active)} active of {format_count(a.n_total)}, {format_count(tokens)} tokens"
+        text = f"{name}: E = {experts:.3g}<br>{size}<br>{format_flops(flops)} FLOPs, {format_bytes(memory)}"
+        points.append(Placed(name, flops, memory, experts, text))
+    return points

@@ -1,0 +1,343 @@
+"""What the figures of a law show, as numbers: drawn by matplotlib in `law_figures`, by Plotly in `interactive`.
+
+Laws of any form are asked through `planning.optimum`; models follow the d / 64 rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scaling_law.formulas import Law
+from scaling_law.formulas.law import LawT
+from scaling_law.planning.optimal_table import OptimalTable
+from scaling_law.planning.optimum import (
+    Constraints,
+    asked_experts,
+    model_variables,
+    optimal_widths,
+    positive,
+)
+from scaling_law.size.architecture import (
+    inference_flops,
+    total_parameters,
+    training_flops,
+    width_of_active,
+)
+
+FloatArray = NDArray[np.float64]
+Interval = tuple[FloatArray, FloatArray]
+LEVEL = (0.025, 0.975)  # the ends of 95 %
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Predicted losses of models with `experts` experts along the `x` of a figure; arrays [points], nats per token.
+
+    `inside`: within the law's fitted range. `interval`: 95 % of the draws, None for a law without. `mark` is the
+    number of the point that the figure marks, such as the optimum.
+    """
+
+    experts: float
+    x: FloatArray
+    loss: FloatArray
+    inside: NDArray[np.bool_]
+    interval: Interval | None
+    d_model: FloatArray
+    n_active: FloatArray
+    n_total: FloatArray
+    tokens: FloatArray
+    mark: int | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """The points of a figure between which `experts` is best; `part` ends at the first point of the next region."""
+
+    experts: float
+    part: slice
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCurves:
+    """The best loss of each E under each memory limit, and where which E wins.
+
+    `memory` [points] are limits: bytes, or parameters where the constraints count a byte for each. `boundaries` are
+    95 % intervals of where one region ends and the next begins, empty for a law without draws.
+    """
+
+    flops: float
+    constraints: Constraints
+    memory: FloatArray
+    curves: tuple[Curve, ...]
+    regions: tuple[Region, ...]
+    best: Curve
+    boundaries: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BestExperts:
+    """The E of lowest loss over budgets `flops` [columns] and memory limits `memory` [rows], bytes; NaN for none.
+
+    `tied`: another E cannot be told from it, as in `OptimalTable.comparison`. `inside`: the best model lies within the
+    law's fitted range. Both [rows, columns], as are `experts` and `loss` (nats per token).
+    """
+
+    flops: FloatArray
+    memory: FloatArray
+    experts: FloatArray
+    loss: FloatArray
+    tied: NDArray[np.bool_]
+    inside: NDArray[np.bool_]
+
+
+def in_fitted_range(law: Law, n_active: ArrayLike, tokens: ArrayLike, experts: float) -> NDArray[np.bool_]:
+    """Where N_act and D lie among the runs of this E (of all runs, if there were none of it) and D/N among all runs.
+
+    True everywhere if the law does not know its range; False for an E beyond those fitted.
+    """
+    n, d = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(tokens, float))
+    if law.conditions is None or (overall := law.conditions.overall) is None:
+        return np.ones(n.shape, bool)
+    fitted = law.conditions.experts
+    if fitted and not fitted[0] <= experts <= fitted[-1]:
+        return np.zeros(n.shape, bool)
+    own = next((r for r in law.conditions.ranges if r.experts == experts), overall)
+    limits = ((n, own.n_active), (d, own.tokens), (d / n, overall.tokens_per_parameter))
+    return np.all([(low * 0.999 <= v) & (v <= high * 1.001) for v, (low, high) in limits], axis=0)
+
+
+def interval_of(draws: FloatArray) -> Interval | None:
+    """95 % of `draws` [draws, points]; draws with a NaN are left out, None for less than two others."""
+    finite = draws[np.isfinite(draws).all(axis=1)]
+    return tuple(np.quantile(finite, LEVEL, axis=0)) if len(finite) > 1 else None
+
+
+def near_the_runs(law: Law, **at: Any) -> NDArray[np.bool_]:
+    """Which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
+    inside = ~law.beyond_guard(**at)
+    return inside if inside.any() else ~inside
+
+
+def thinned(law: LawT, draws: int) -> LawT:
+    """The law with every k-th of its draws, `draws` at most: intervals of figures that are drawn often."""
+    if law.draws is None or len(law.draws) <= draws:
+        return law
+    return law.replace(draws=law.draws[:: -(-len(law.draws) // draws)])
+
+
+def loss_curve(
+    law: Law, x: ArrayLike, at: Mapping[str, Any], experts: float, mark: int | None = None, band: bool = True
+) -> Curve:
+    """The curve of the models `at` (N_act, D, and the law's other variables, by name) along `x`; they broadcast.
+
+    `band`: with the interval of the law's draws, if it has any.
+    """
+    given = {"x": x, **at, "experts": experts}
+    values = dict(zip(given, np.broadcast_arrays(*(np.asarray(v, float) for v in given.values())), strict=True))
+    along, n, d = values.pop("x"), values["n_active"], values["tokens"]
+    width = np.asarray(width_of_active(n, law.vocab_size))
+    total = np.asarray(total_parameters(width, experts, vocab_size=law.vocab_size))
+    interval = interval_of(law.loss_draws(**values)) if band and law.draws is not None else None
+    inside = in_fitted_range(law, n, d, experts)
+    return Curve(experts, along, np.asarray(law.loss(**values)), inside, interval, width, n, total, d, mark)
+
+
+def memory_curves(
+    law: Law,
+    flops: float,
+    experts: Sequence[float] | None = None,
+    *,
+    kv_cache_tokens: float = 0.0,
+    inference_tokens: float = 0.0,
+    bytes_per_parameter: float = 1.0,
+    bytes_per_kv: float = 1.0,
+    points: int = 300,
+) -> MemoryCurves:
+    """Loss against a memory limit, a curve for each E up to its compute optimum: larger models would be worse.
+
+    The limit counts parameters and elements of the KV cache unless these have more bytes. An E without an optimum has
+    no curve; ValueError if all are without.
+    """
+    columns = np.atleast_1d(asked_experts(law, experts))
+    limits: dict[str, Any] = {"bytes_per_parameter": bytes_per_parameter, "bytes_per_kv": bytes_per_kv}
+    constraints = Constraints.of(law, kv_cache_tokens=kv_cache_tokens, inference_tokens=inference_tokens, **limits)
+    within = models_within_memory(law, flops, columns, constraints, points)
+    best = np.argmin(within.loss, axis=1)
+    regions = tuple(Region(float(columns[i]), part) for part, i in parts_of(best))
+    curves = []
+    for i, e in enumerate(columns.tolist()):
+        shown = np.isfinite(within.loss[:, i])
+        if shown.any():  # else no optimum, or all of it beyond the range guard
+            shown[int(np.argmin(within.loss[:, i])) + 1 :] = False
+            at = {name: values[shown, i] for name, values in within.at.items()}
+            mark = int(shown.sum()) - 1
+            curves.append(loss_curve(law, within.memory[shown], at, e, mark, band=False))
+    winners = {name: values[np.arange(len(best)), best] for name, values in within.at.items()}
+    boundaries: tuple[tuple[float, float], ...] = ()
+    if law.draws is not None:
+        sides = pairwise(i for _, i in parts_of(best))
+        boundaries = tuple(boundary_interval(law, within, left, right) for left, right in sides)
+    winner = _winner(law, within.memory, winners)
+    return MemoryCurves(float(flops), constraints, within.memory, tuple(curves), regions, winner, boundaries)
+
+
+def _winner(law: Law, memory: FloatArray, at: dict[str, Any]) -> Curve:
+    """The best model under each limit, whichever its E; `experts` is NaN and `inside` is not told."""
+    interval = None if law.draws is None else interval_of(law.loss_draws(**at))
+    width = np.asarray(width_of_active(at["n_active"], law.vocab_size))
+    total = np.asarray(total_parameters(width, at["experts"], vocab_size=law.vocab_size))
+    told = np.ones(memory.shape, bool)
+    return Curve(
+        np.nan, memory, np.asarray(law.loss(**at)), told, interval, width, at["n_active"], total, at["tokens"]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class WithinMemory:
+    """The best model of each E within each memory limit.
+
+    `memory` [points]; `loss` and the variables `at` [points, E], the loss infinite beyond the law's range guard.
+    """
+
+    memory: FloatArray
+    at: dict[str, FloatArray]
+    loss: FloatArray
+
+
+def models_within_memory(
+    law: Law, flops: float, experts: FloatArray, constraints: Constraints, points: int = 300
+) -> WithinMemory:
+    """From the smallest limit inside the dense model's range guard to past the last compute optimum.
+
+    The limits of `constraints` are left aside. The loss of an E without an optimum is infinite; ValueError if all are.
+    """
+    columns = np.asarray(experts, float)
+    free = optimal_widths(law, flops, columns, replace(constraints, max_memory_bytes=None, max_parameters=None))
+    sizes = (constraints.weight_bytes(free.d_model, columns) + constraints.kv_bytes(free.d_model))[free.exists]
+    memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
+    limited = [replace(constraints, max_memory_bytes=float(limit)) for limit in memory]
+    widths = np.minimum(free.d_model, [within.width_limit(columns) for within in limited])
+    at = model_variables(law, widths, columns, flops, constraints)
+    losses = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
+    kept = np.isfinite(losses).any(axis=1)
+    return WithinMemory(memory[kept], {name: values[kept] for name, values in at.items()}, losses[kept])
+
+
+def parts_of(best: NDArray[np.int64]) -> list[tuple[slice, int]]:
+    """(part, number) for each run of equal numbers in `best` [points]; a part ends at the first point of the next."""
+    edges = [0, *(np.flatnonzero(np.diff(best)) + 1), len(best)]
+    return [(slice(int(first), int(last) + 1), int(best[first])) for first, last in pairwise(edges)]
+
+
+def boundary_interval(law: Law, within: WithinMemory, left: int, right: int) -> tuple[float, float]:
+    """95 % interval of the memory limit from which the E numbered `right` beats the one numbered `left`.
+
+    Each draw judges the same models, those that are best under the law itself, so that errors which both E share
+    cancel. A boundary outside the limits shown counts as lying at their end.
+    """
+    shown = np.isfinite(within.loss[:, [left, right]]).all(axis=1)
+    memory = within.memory[shown]
+    of_left, of_right = (
+        law.loss_draws(**{name: values[shown, i] for name, values in within.at.items()}) for i in (left, right)
+    )
+    wins = of_right < of_left
+    first = np.where(wins.any(axis=1), wins.argmax(axis=1), len(memory) - 1)
+    low, high = np.quantile(memory[first], LEVEL)
+    return float(low), float(high)
+
+
+def isoflop_curves(
+    law: Law, flops: float, experts: Sequence[float] | None = None, *, inference_tokens: float = 0.0, points: int = 200
+) -> tuple[Curve, ...]:
+    """Loss against tokens along a budget for each E that has an optimum, which is marked. ValueError if none has."""
+    e = np.atleast_1d(asked_experts(law, experts))
+    constraints = Constraints.of(law, inference_tokens=inference_tokens)
+    found = optimal_widths(law, flops, e, constraints)
+    best = model_variables(law, found.free, e, flops, constraints)["tokens"]
+    span = np.geomspace(best[found.exists].min() / 12, best[found.exists].max() * 12, points)
+    curves = []
+    for own, optimum in zip(e[found.exists].tolist(), best[found.exists], strict=True):
+        tokens = np.sort(np.append(span, optimum))
+        n_active = np.asarray(flops) / (training_flops(1.0, tokens) + inference_flops(1.0, inference_tokens))
+        width = width_of_active(n_active, law.vocab_size)
+        at = model_variables(law, width, own, flops, constraints) | {"tokens": tokens}
+        curves.append(loss_curve(law, tokens, at, own, int(np.searchsorted(tokens, optimum))))
+    return tuple(curves)
+
+
+def token_curves(law: Law, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
+    """Loss against training tokens for the model of each row of `table`, whose own tokens are marked."""
+    own = [row.tokens for row in table]
+    span = np.geomspace(min(own) / 20, max(own) * 20, points)
+    curves = []
+    for row in table:
+        tokens = np.sort(np.append(span, row.tokens))
+        at = model_variables(law, row.d_model, row.experts, table.flops, table.constraints) | {"tokens": tokens}
+        curves.append(loss_curve(law, tokens, at, row.experts, int(np.searchsorted(tokens, row.tokens))))
+    return tuple(curves)
+
+
+def best_experts(
+    law: Law, flops: ArrayLike, memory: ArrayLike, experts: Sequence[float] | None = None, **limits: Any
+) -> BestExperts:
+    """Which E is best for each budget [columns] and memory limit in bytes [rows]; `limits` as of `law.optimal`.
+
+    Models beyond the law's range guard are not compared. ValueError where no E has an optimum.
+    """
+    budgets, bytes_ = (np.atleast_1d(positive(name, v)) for name, v in (("flops", flops), ("memory", memory)))
+    e = np.atleast_1d(asked_experts(law, experts))
+    grid, columns = np.broadcast_arrays(budgets[:, None], e)
+    found, near = [], []
+    for limit in bytes_.tolist():
+        constraints = Constraints.of(law, **limits, max_memory_bytes=limit)
+        own = optimal_widths(law, grid, columns, constraints)
+        found.append(own)
+        at = model_variables(law, own.d_model, columns, grid, constraints)
+        near.append({name: np.where(own.fits, values, np.nan) for name, values in at.items()})
+    at = {name: np.stack([own[name] for own in near]) for name in near[0]}  # [rows, columns, E]
+    loss = np.stack([own.loss for own in found])
+    with np.errstate(invalid="ignore"):
+        compared = np.isfinite(loss) & ~law.beyond_guard(**at)
+    loss = np.where(compared, loss, np.inf)
+    best = np.argmin(loss, axis=-1)[..., None]
+
+    def of_best(values: Any) -> Any:
+        return np.take_along_axis(values, best, -1)[..., 0]
+
+    answered = np.isfinite(of_best(loss))
+    inside = np.zeros(answered.shape, bool)
+    for i, own in enumerate(e.tolist()):
+        chosen = best[..., 0] == i
+        inside |= chosen & in_fitted_range(law, at["n_active"][..., i], at["tokens"][..., i], own)
+    return BestExperts(
+        budgets,
+        bytes_,
+        np.where(answered, of_best(np.broadcast_to(e, loss.shape)), np.nan),
+        np.where(answered, of_best(loss), np.nan),
+        answered & _tied(law, at, loss, compared, best),
+        answered & inside,
+    )
+
+
+def _tied(law: Law, at: dict[str, Any], loss: FloatArray, compared: Any, best: Any) -> NDArray[np.bool_]:
+    """Where another E is as good: the interval of the difference reaches zero; without draws, it is below the RMSE."""
+    if law.draws is None:
+        error = (law.conditions and law.conditions.rmse) or 0.0
+        with np.errstate(invalid="ignore"):  # where no E has a model
+            ahead = loss - np.take_along_axis(loss, best, -1)
+        return np.asarray((compared & (ahead < error)).sum(axis=-1) > 1)
+    known = {name: np.where(compared, values, _stand_in(values, compared)) for name, values in at.items()}
+    drawn = law.loss_draws(**known)  # [draws, rows, columns, E]
+    ahead = drawn - np.take_along_axis(drawn, best[None], -1)
+    return np.asarray((compared & (np.mean(ahead <= 0, axis=0) > LEVEL[0])).sum(axis=-1) > 1)
+
+
+def _stand_in(values: FloatArray, compared: Any) -> float:
+    """A value that a law can be asked with, where there is no model."""
+    return float(values[compared][0]) if compared.any() else 1.0

@@ -1,0 +1,221 @@
+"""The figures of a law for a web page: the numbers of `figures.curves`, drawn by Plotly in the colours of all figures.
+
+Plotly is imported when a figure is made; the extra `[explorer]` brings it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hub.plain.units import format_bytes, format_count, format_flops
+from scaling_law.figures import drawing
+from scaling_law.figures.curves import BestExperts, Curve, FloatArray, MemoryCurves
+from scaling_law.figures.drawing import colour_of, label_of, log_ticks
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+HEIGHT = 480  # pixels
+FONT = "system-ui, sans-serif"
+_SILENT = {"hoverinfo": "skip"}
+WITHIN = "fitted"
+LEGEND = {"entrywidth": 62, "entrywidthmode": "pixels", "itemwidth": 30}
+TICKS = 6  # on an axis, so that they have room on a phone
+
+
+@dataclass(frozen=True)
+class Page:
+    """The colours of the page around a figure."""
+
+    paper: str
+    ink: str
+    grid: str
+    dark: bool
+
+    def colour(self, experts: float, alpha: float = 1.0) -> str:
+        red, green, blue = (round(255 * channel) for channel in colour_of(experts, self.dark))
+        return f"rgba({red},{green},{blue},{alpha:g})"
+
+
+LIGHT, DARK = Page("#ffffff", "#1f2328", "#e2e5e9", False), Page("#18181b", "#e8e8e8", "#3f3f46", True)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A model on the map: training FLOPs, bytes of memory, its E, and what the pointer shows."""
+
+    name: str
+    flops: float
+    memory: float
+    experts: float
+    text: str
+
+
+def loss_by_memory(found: MemoryCurves, page: Page = LIGHT, limit: float | None = None) -> Figure:
+    """Loss against the memory limit in bytes, shaded where each E wins; `limit` is marked."""
+    traces = [trace for curve in found.curves for trace in _lines(curve, page)]
+    shapes, best = [], found.best
+    for region in found.regions:
+        x = found.memory[region.part]
+        shapes.append(_band(x[0], x[-1], page.colour(region.experts, 0.14)))
+        if best.interval is not None:
+            low, high = (end[region.part] for end in best.interval)
+            traces.append(_interval(x, low, high, page.colour(region.experts, 0.3)))
+    shapes += [_bar(*ends, 0.03 * (i + 1), page) for i, ends in enumerate(found.boundaries)]
+    if limit is not None:
+        shapes.append(_line(limit, page))
+    y = float(best.loss.min()) - 0.03, float(best.loss[0]) + 0.02
+    x_axis = _log_axis("memory limit", found.memory, format_bytes, page)
+    return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, y), shapes)
+
+
+def loss_by_tokens(curves: Sequence[Curve], page: Page = LIGHT, losses: tuple[float, float] | None = None) -> Figure:
+    """Loss against training tokens with intervals, the marks of the curves as points; `losses` are those shown."""
+    traces = [trace for curve in curves for trace in _lines(curve, page)]
+    return _figure(
+        traces, page, _log_axis(drawing.TOKENS, curves[0].x, format_count, page), _axis(drawing.LOSS, page, losses)
+    )
+
+
+def best_by_budget(
+    found: BestExperts,
+    page: Page = LIGHT,
+    asked: tuple[float, float | None] | None = None,
+    models: Sequence[Placed] = (),
+) -> Figure:
+    """The best E over budgets and memory limits, hatched where it ties; the question and released models as points."""
+    shown = np.unique(found.experts[np.isfinite(found.experts)]).tolist()
+    traces = [_cells(found, e, page) for e in shown]
+    x, y = np.meshgrid(found.flops, found.memory)
+    hatch = {"symbol": "line-ne-open", "size": 9, "color": page.ink, "opacity": 0.45, "line": {"width": 1}}
+    if found.tied.any():
+        at = {"x": x[found.tied], "y": y[found.tied], "mode": "markers", "marker": hatch, "hoverinfo": "skip"}
+        traces.append({"type": "scatter", "name": "tie", **at})
+    if found.inside.any() and not found.inside.all():
+        line = {"color": page.ink, "width": 2, "dash": "dot"}
+        level = {"start": 0.5, "end": 0.5, "size": 1, "coloring": "none"}
+        field = {"x": found.flops, "y": found.memory, "z": found.inside.astype(float), "contours": level, "line": line}
+        traces.append({"type": "contour", "showscale": False, "showlegend": True, "name": WITHIN, **field, **_SILENT})
+    traces += [_points(models, page)] if models else []
+    if asked is not None and asked[1] is not None:
+        star = {"symbol": "star", "size": 17, "color": "#ffffff", "line": {"color": "#000000", "width": 1.5}}
+        at = {"x": [asked[0]], "y": [asked[1]], "mode": "markers", "marker": star, **_SILENT}
+        traces.append({"type": "scatter", "name": "question", **at})
+    x_axis = _log_axis(drawing.FLOPS, found.flops, format_flops, page)
+    return _figure(traces, page, x_axis, _log_axis("memory limit", found.memory, format_bytes, page))
+
+
+def _cells(found: BestExperts, e: float, page: Page) -> dict[str, Any]:
+    """The part of the map where E is best, as one colour with its entry in the legend."""
+    own = np.where(found.experts == e, 1.0, np.nan)
+    colour, text = page.colour(e, 0.8), np.full(own.shape, "", object)
+    for i, j in zip(*np.nonzero(found.experts == e), strict=True):
+        tie = ", a tie" if found.tied[i, j] else ""
+        where = f"{format_flops(found.flops[j])} FLOPs within {format_bytes(found.memory[i])}"
+        text[i, j] = f"{label_of(e)}{tie}: {found.loss[i, j]:.4f} nats<br>{where}"
+    at = {"x": found.flops, "y": found.memory, "z": own, "text": text, "hovertemplate": "%{text}<extra></extra>"}
+    scale = {"colorscale": [[0, colour], [1, colour]], "showscale": False, "showlegend": True}
+    return {"type": "heatmap", "name": label_of(e), **at, **scale}
+
+
+def _points(models: Sequence[Placed], page: Page) -> dict[str, Any]:
+    marker = {
+        "size": 9,
+        "color": [page.colour(model.experts) for model in models],
+        "line": {"color": page.paper, "width": 1.5},
+    }
+    at = {"x": [model.flops for model in models], "y": [model.memory for model in models], "mode": "markers"}
+    text = {"text": [model.text for model in models], "hovertemplate": "%{text}<extra></extra>"}
+    return {"type": "scatter", "name": "models", "marker": marker, **at, **text}
+
+
+def _lines(curve: Curve, page: Page) -> list[dict[str, Any]]:
+    """A curve: solid within the fitted range, dashed outside, with its interval and its mark."""
+    colour, name = page.colour(curve.experts), label_of(curve.experts)
+    group = {"legendgroup": name, "name": name}
+    shown = {"mode": "lines", "text": _hover(curve), "hovertemplate": "%{text}<extra></extra>"}
+    traces = []
+    if curve.interval is not None:
+        traces.append(_interval(curve.x, *curve.interval, page.colour(curve.experts, 0.18)) | group)
+    line = {"type": "scatter", "x": curve.x, "y": curve.loss, "line": {"color": colour, "dash": "dash", "width": 1.6}}
+    if not curve.inside.all():
+        traces.append({**line, **group, **shown, "showlegend": not curve.inside.any()})
+    if curve.inside.any():
+        solid = {"y": np.where(curve.inside, curve.loss, np.nan), "line": {"color": colour, "width": 2.4}}
+        traces.append({**line, **group, **shown, **solid})
+    if curve.mark is not None:
+        at = {"x": curve.x[[curve.mark]], "y": curve.loss[[curve.mark]], "mode": "markers", "showlegend": False}
+        marker = {"color": colour, "size": 9, "line": {"color": page.paper, "width": 1.5}}
+        traces.append({"type": "scatter", **group, **at, "marker": marker, **_SILENT})
+    return traces
+
+
+def _hover(curve: Curve) -> list[str]:
+    """The architecture of each point."""
+    columns = (curve.loss, curve.d_model, curve.n_active, curve.n_total, curve.tokens)
+    return [
+        f"{label_of(curve.experts)}: {loss:.4f} nats<br>d_model {width:.0f}, {format_count(active)} active of "
+        f"{format_count(total)}<br>{format_count(tokens)} tokens"
+        for loss, width, active, total, tokens in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def _interval(x: FloatArray, low: FloatArray, high: FloatArray, colour: str) -> dict[str, Any]:
+    outline = {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([low, high[::-1]])}
+    fill = {"fill": "toself", "fillcolor": colour, "line": {"width": 0}, "mode": "lines"}
+    return {"type": "scatter", **outline, **fill, "showlegend": False, **_SILENT}
+
+
+def _band(left: float, right: float, colour: str) -> dict[str, Any]:
+    ends = {"xref": "x", "yref": "paper", "x0": left, "x1": right, "y0": 0, "y1": 1}
+    return {"type": "rect", **ends, "fillcolor": colour, "line": {"width": 0}, "layer": "below"}
+
+
+def _bar(left: float, right: float, height: float, page: Page) -> dict[str, Any]:
+    """An interval along x at this share of the height, with its ends."""
+    path = " ".join(f"M {x},{height - 0.01} L {x},{height + 0.01}" for x in (left, right))
+    path += f" M {left},{height} L {right},{height}"
+    return {"type": "path", "xref": "x", "yref": "paper", "path": path, "line": {"color": page.ink, "width": 1.5}}
+
+
+def _line(x: float, page: Page) -> dict[str, Any]:
+    ends = {"xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1}
+    return {"type": "line", **ends, "line": {"color": page.ink, "width": 1.5, "dash": "dot"}}
+
+
+def _axis(title: str, page: Page, ends: tuple[float, float] | None = None) -> dict[str, Any]:
+    own = {"gridcolor": page.grid, "linecolor": page.ink, "zeroline": False, "ticks": "outside", "automargin": True}
+    return {"title": {"text": title}, **own, **({} if ends is None else {"range": ends})}
+
+
+def _log_axis(title: str, values: FloatArray, form: Callable[[float], str], page: Page) -> dict[str, Any]:
+    low, high = float(np.min(values)), float(np.max(values))
+    ticks = log_ticks(low, high, TICKS)
+    ticks = ticks[:: -(-len(ticks) // (TICKS + 2))]
+    shown = {"tickvals": ticks, "ticktext": [form(tick) for tick in ticks], "range": np.log10([low, high]).tolist()}
+    return _axis(title, page) | {"type": "log", **shown}
+
+
+def _figure(
+    traces: Sequence[dict[str, Any]], page: Page, x: dict[str, Any], y: dict[str, Any], shapes: Sequence[Any] = ()
+) -> Figure:
+    from plotly.graph_objects import Figure
+
+    layout = {
+        "xaxis": x,
+        "yaxis": y,
+        "shapes": list(shapes),
+        "height": HEIGHT,
+        "font": {"family": FONT, "size": 13, "color": page.ink},
+        "paper_bgcolor": page.paper,
+        "plot_bgcolor": page.paper,
+        "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
+        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0, "font": {"size": 12}, **LEGEND},
+        "hoverlabel": {"font": {"family": FONT}},
+        "template": "none",
+    }
+    return Figure({"data": list(traces), "layout": layout})

@@ -1,0 +1,180 @@
+"""The page in a real browser (`make test-browser`): what it shows is what Python says, and it asks nobody else."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from scaling_law import fit, load_runs
+from scaling_law.explorer.question import Question
+from scaling_law.figures.curves import memory_curves
+from tests.scaling_law.explorer import chromium
+from tests.scaling_law.synthetic import synthetic_runs
+
+pytestmark = pytest.mark.browser
+PATIENCE = 120_000  # milliseconds: of a busy machine
+# Of Gradio 6.31's own markup, by axe-core's rule.
+GRADIOS: dict[str, str] = {}
+
+
+@pytest.fixture(scope="session")
+def browser():
+    pytest.importorskip("playwright")
+    if chromium.program() is None:
+        pytest.skip(f"no browser: none of {', '.join(chromium.NAMES)} is on PATH, and CHROMIUM names none")
+    with chromium.started() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Opens the page with a query; at its end nothing was asked of another host, and nothing failed in the console."""
+    hosts, problems, contexts = set(), [], []
+
+    def opened(query="", **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(address + query)
+        page.wait_for_selector(".js-plotly-plot .main-svg")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert hosts - {None} == {urlsplit(address).hostname}
+    assert problems == []
+
+
+def sentence(law, question):
+    from scaling_law.explorer.answer import best_models, headline
+
+    return headline(best_models(question, law)).replace("**", "")
+
+
+def field_of(page, name):
+    return page.locator(f"#{name} :is(input, textarea)")
+
+
+def wait_for_sentence(page, text):
+    page.wait_for_function("text => document.querySelector('.answer')?.innerText.includes(text)", arg=text)
+
+
+def drawn(page, name):
+    """The largest y of the traces of this name, [points]: solid and dashed part of a curve together."""
+    ys = page.evaluate(
+        """name => document.querySelector('.js-plotly-plot')._fullData
+             .filter(trace => trace.name === name && trace.mode === 'lines' && trace.fill === 'none')
+             .map(trace => Array.from(trace.y, y => Number.isFinite(y) ? y : -1))""",
+        name,
+    )
+    return np.max(np.array(ys, float), axis=0)
+
+
+def test_the_page_opens_with_the_answer_of_python(visit, published):
+    page = visit()
+    assert page.inner_text(".answer").strip() == sentence(published, Question())
+    assert page.inner_text(".wide table").count("best") == 1
+    sizes = {"kv_cache_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
+    for curve in memory_curves(published.replace(draws=None), 1e22, **sizes).curves:
+        name = "dense" if curve.experts == 1 else f"E = {curve.experts:g}"
+        np.testing.assert_allclose(drawn(page, name), curve.loss, rtol=1e-6)
+
+
+def test_a_slider_moved_by_the_keyboard_changes_answer_figure_and_link(visit, published):
+    page = visit()
+    page.locator("input[type=range]").first.focus()
+    before = drawn(page, "E = 16")
+    page.keyboard.press("ArrowRight")
+    question = Question(flops="1.12e22")
+    wait_for_sentence(page, sentence(published, question))
+    page.wait_for_url(re.compile(r"\?flops=1\.12e22$"))
+    assert field_of(page, "flops").input_value() == "1.12e22"
+    page.wait_for_function("() => document.querySelector('.js-plotly-plot .main-svg')")
+    assert drawn(page, "E = 16").min() < before.min()
+    assert "--flops 1.12e22" in page.inner_text(".cm-content")
+
+
+def test_a_link_restores_the_state(visit, published):
+    question = Question(flops="1e21", memory="24GB", kv_tokens="8k", experts="1,8", view="tokens")
+    page = visit(f"?{question.query()}")
+    wait_for_sentence(page, sentence(published, question))
+    assert field_of(page, "memory").input_value() == "24GB"
+    assert page.get_by_label("Loss against tokens").is_checked()
+    names = page.evaluate("() => document.querySelector('.js-plotly-plot').data.map(trace => trace.name)")
+    assert {*names} == {"dense", "E = 8"}
+    page.get_by_label("Best E over budget × memory").check()
+    page.wait_for_url(re.compile("view=map"))
+    page.wait_for_function("() => document.querySelector('.js-plotly-plot')?.data.some(t => t.name === 'models')")
+
+
+def test_wrong_input_shows_a_message_and_keeps_the_answer(visit, published):
+    page = visit("?flops=1e21")
+    field = field_of(page, "memory")
+    field.fill("a lot")
+    field.press("Enter")
+    page.wait_for_selector("[role=alert]")
+    message = page.inner_text("[role=alert]")
+    with pytest.raises(ValueError, match="memory='a lot' is not a quantity") as error:
+        Question(memory="a lot").limits()
+    assert message == str(error.value)
+    assert page.inner_text(".answer").strip() == sentence(published, Question(flops="1e21"))
+    field.fill("24GB")
+    field.press("Enter")
+    wait_for_sentence(page, sentence(published, Question(flops="1e21", memory="24GB")))
+    assert page.locator("[role=alert]").count() == 0
+
+
+def test_a_link_of_something_else_says_so(visit):
+    page = visit("?view=<script>alert(1)</script>")
+    page.wait_for_selector("[role=alert]")
+    assert "view='<script>alert(1)</script>' must be one of" in page.inner_text("[role=alert]")
+
+
+def test_runs_are_uploaded_fitted_and_deleted(visit, uploads, tmp_path):
+    runs = synthetic_runs()
+    columns = (runs.n_active, runs.tokens, runs.experts, runs.loss, runs.trunk)
+    lines = [",".join(map(repr, map(float, row))) for row in zip(*columns, strict=True)]
+    (tmp_path / "runs.csv").write_text("\n".join(["n_active,tokens,experts,loss,trunk", *lines]))
+    page = visit()
+    page.get_by_text("Your own law or runs").click()
+    page.set_input_files("input[type=file]", tmp_path / "runs.csv")
+    page.get_by_label("Fit a joint law to these runs").check()
+    page.get_by_role("button", name="Go", exact=True).click()
+    page.wait_for_function("() => document.body.innerText.includes('RMSE 0.0059')")
+    wait_for_sentence(page, sentence(fit(load_runs(tmp_path / "runs.csv")).law, Question()))
+    kept = [path for path in uploads.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) == 0  # Gradio makes an empty file of its own
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (800, "dark"), (390, "light")])
+def test_it_fits_every_width(visit, width, scheme):
+    page = visit("?view=map", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"explorer-{width}.png", full_page=True)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility(visit, scheme):
+    axe = Path(os.environ.get("AXE", "build/axe/package/axe.min.js"))
+    if not axe.is_file():
+        pytest.skip(f"no axe-core at {axe}: `make test-browser` fetches it with npm")
+    page = visit(color_scheme=scheme)
+    page.evaluate(axe.read_text(encoding="utf-8"))
+    found = page.evaluate("() => axe.run()")["violations"]
+    serious = {
+        rule["id"]: [node["html"][:160] for node in rule["nodes"]]
+        for rule in found
+        if rule["impact"] in ("serious", "critical") and rule["id"] not in GRADIOS
+    }
+    assert serious == {}

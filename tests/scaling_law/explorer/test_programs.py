@@ -1,0 +1,64 @@
+"""The API and the MCP server answer what Python does, and no more is offered there."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+
+import pytest
+
+from tests.guides import DOCS, blocks
+
+pytest.importorskip("gradio")
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    from gradio_client import Client
+
+    return Client(address, verbose=False)
+
+
+def test_the_api_has_three_endpoints_that_answer(client, published):
+    assert sorted(client.view_api(return_format="dict")["named_endpoints"]) == ["/loss", "/optimal", "/plan"]
+    found = client.predict(flops="1e22", memory="80GB", kv_tokens="16k", api_name="/optimal")
+    table = published.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True)
+    assert found["best"]["loss"] == table.best.loss
+    assert found["warnings"] == list(table.warnings)
+    made = client.predict(flops="1e21", experts="1,8", api_name="/plan")
+    assert made["command"] == "scaling-law plan --flops 1e21 --experts 1,8 -o run.yaml"
+    assert "d_model:" in made["yaml"]
+    assert client.predict(n_active=1e9, tokens=2e10, experts=8, api_name="/loss")["trusted"]
+
+
+@pytest.mark.parametrize("law", ["/etc/passwd", "org/law", "no-such"])
+def test_only_laws_that_are_offered_are_read(client, law):
+    with pytest.raises(Exception, match=r"law=.* is not one of published"):
+        client.predict(flops="1e22", law=law, api_name="/optimal")
+
+
+def test_an_assistant_finds_the_tools_and_asks_one(address, published):
+    from mcp import ClientSession
+    from mcp.client.streamable_http import streamable_http_client
+
+    async def ask():
+        async with (
+            streamable_http_client(f"{address}gradio_api/mcp/") as (reading, writing, _),
+            ClientSession(reading, writing) as session,
+        ):
+            await session.initialize()
+            listed = (await session.list_tools()).tools
+            answered = await session.call_tool(listed[0].name, {"flops": "1e22", "memory": "80GB"})
+            return listed, ast.literal_eval(answered.content[0].text)  # Gradio writes a dict as Python does
+
+    listed, answered = asyncio.run(ask())
+    assert [tool.name.rpartition("_")[2] for tool in listed] == ["optimal", "plan", "loss"]
+    assert "how many experts" in listed[0].description
+    assert listed[0].inputSchema["properties"]["memory"]["description"].startswith("memory for weights")
+    assert answered["best"]["loss"] == published.optimal(1e22, max_memory_bytes=80e9, integral=True).best.loss
+
+
+def test_the_guides_program_runs(address, capsys, published):
+    (code,) = blocks(DOCS / "explorer.md", "python")
+    exec(code.replace("http://127.0.0.1:7860/", address), {})
+    assert "16.0 2.1139" in capsys.readouterr().out

@@ -1,0 +1,88 @@
+"""A question as a link, as keyword arguments and as a command; and its answer, which is the package's own."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from urllib.parse import parse_qsl
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaling_law.commands.cli import app
+from scaling_law.explorer.question import FITTED, PRESETS, VIEWS, Question, of_log_bytes, of_log_flops
+
+texts = st.text(max_size=30)
+
+
+@given(st.builds(Question, texts, texts, texts, texts, texts, texts, st.sampled_from(list(VIEWS))))
+def test_a_link_restores_every_question(question):
+    assert Question.of(dict(parse_qsl(question.query(), keep_blank_values=True))) == question
+
+
+def test_a_link_of_something_else_is_refused():
+    for wrong, message in (
+        ({"memory_bytes": "1"}, "'memory_bytes' is no part of a question: flops, memory"),
+        ({"view": "pie"}, "view='pie' must be one of memory, map"),
+        ({"flops": "1" * 300}, "flops=.* is too long: at most 200 characters"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Question.of(wrong)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_answers_and_their_commands_parse(name, published):
+    import typer
+
+    question = PRESETS[name]
+    table = published.optimal(question.budget, integral=True, **question.limits())
+    assert table.best.trusted
+    words = shlex.split(question.command(published))
+    command = typer.main.get_command(app).commands[words[1]]
+    given = command.make_context(words[1], words[2:]).params
+    asked = {name: given[name] or 0 for name in ("flops", "max_memory_bytes", "kv_cache_tokens", "inference_tokens")}
+    assert asked == {"flops": question.budget, **question.limits()}
+
+
+def test_commands_name_the_law(published):
+    asked = Question(experts="1, 2,4-8", law="chinchilla", memory="")
+    assert asked.command(published).endswith("--kv-tokens 16k --experts 1,2,4-8 --law chinchilla -o run.yaml")
+    assert "--law FOLDER" in replace(asked, law=FITTED).command(published)
+    assert Question(law="; rm -rf /").command(published).count("'") == 2
+
+
+def test_the_texts_of_sliders_are_read_back():
+    for exponent in np.arange(17, 26.001, 0.05):
+        assert np.log10(Question(flops=of_log_flops(exponent)).budget) == pytest.approx(exponent, abs=3e-3)
+    for exponent in np.arange(9, 13.001, 0.05):
+        limits = Question(memory=of_log_bytes(exponent)).limits()
+        assert np.log10(limits["max_memory_bytes"]) == pytest.approx(exponent, abs=3e-3)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_answer_is_the_packages_own(view, published):
+    pytest.importorskip("plotly")
+    from scaling_law import published as shelf
+    from scaling_law.explorer.answer import answer
+
+    for law in (published, shelf("chinchilla"), shelf("abnar")):
+        found = answer(Question(view=view), law)
+        best = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True).best
+        assert f"loss {best.loss:.4f}" in found.headline
+        assert f"<td>best</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
+        assert len(found.figure.data) > 1
+    assert answer(Question(view=view), published).configuration.count(f"d_model: {2496}") == 1
+
+
+def test_released_models_lie_where_their_sizes_are():
+    from scaling_law.explorer.answer import placed
+
+    by_name = {model.name: model for model in placed(0.0)}
+    with_cache = {model.name: model for model in placed(16_384)}
+    assert len(by_name) > 15
+    assert all(with_cache[name].memory > model.memory for name, model in by_name.items())
+    qwen = by_name["Qwen3 8B"]
+    assert (qwen.experts, qwen.flops) == (1, pytest.approx(6 * 8.2e9 * 36e12, rel=0.1))
+    assert qwen.memory == pytest.approx(2 * 8.2e9, rel=0.1)

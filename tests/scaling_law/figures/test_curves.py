@@ -1,0 +1,108 @@
+"""The numbers of figures are those of the law's own answers, and both drawers show them."""
+
+import numpy as np
+import pytest
+
+from scaling_law import published as shelf
+from scaling_law.figures import curves, drawing, law_figures
+
+LIMITS = {"kv_cache_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
+
+
+@pytest.fixture(scope="module")
+def law(published):
+    return curves.thinned(published, 100)
+
+
+def test_curves_within_memory_pass_through_the_answers(law):
+    found = curves.memory_curves(law, 1e22, [1, 8, 32], **LIMITS)
+    limit = float(found.memory[150])
+    table = law.optimal(1e22, [1, 8, 32], max_memory_bytes=limit, **LIMITS)
+    for row, curve in zip(table, found.curves, strict=True):
+        assert row.limited_by == ("memory" if limit < curve.x[-1] else "compute")
+        at = min(np.searchsorted(curve.x, limit), curve.mark)
+        same = (curve.loss[at], curve.n_active[at], curve.n_total[at], curve.d_model[at], curve.tokens[at])
+        assert same == pytest.approx((row.loss, row.n_active, row.n_total, row.d_model, row.tokens), rel=2e-2)
+    assert table.best.experts in [r.experts for r in found.regions if r.part.start <= 150 < r.part.stop]
+    low, high = found.best.interval
+    assert (low < found.best.loss).all()
+    assert (found.best.loss < high).all()
+
+
+@pytest.mark.parametrize("served", [0.0, 1e11])
+def test_isoflop_curves_are_lowest_at_the_optimum(law, served):
+    for curve in curves.isoflop_curves(law, 1e22, [1, 4], inference_tokens=served):
+        row = law.optimal(1e22, curve.experts, inference_tokens=served).best
+        assert curve.mark == np.argmin(curve.loss)
+        assert (curve.loss[curve.mark], curve.tokens[curve.mark]) == pytest.approx((row.loss, row.tokens))
+        cost = 6 * curve.n_active * curve.tokens + 2 * curve.n_active * served
+        np.testing.assert_allclose(cost, 1e22)
+
+
+def test_curves_over_tokens_keep_the_model(law):
+    table = law.optimal(1e22, [1, 8], max_memory_bytes=80e9)
+    for row, curve in zip(table, curves.token_curves(law, table), strict=True):
+        assert np.ptp(curve.n_active) == 0
+        assert (curve.loss[curve.mark], curve.interval[0][curve.mark]) == pytest.approx(
+            (row.loss, row.loss_interval[0])
+        )
+        assert (np.diff(curve.loss) < 0).all()
+
+
+def test_the_map_has_the_answers_and_their_ties(law):
+    flops, memory = [1e19, 1e22, 1e24], [24e9, 80e9, 640e9]
+    found = curves.best_experts(law, flops, memory, kv_cache_tokens=16_384)
+    for i, limit in enumerate(memory):
+        for j, budget in enumerate(flops):
+            try:
+                table = law.optimal(budget, max_memory_bytes=limit, kv_cache_tokens=16_384)
+            except ValueError:  # beyond the range guard
+                assert np.isnan(found.experts[i, j])
+                continue
+            assert (found.experts[i, j], found.loss[i, j]) == pytest.approx((table.best.experts, table.best.loss))
+            assert found.tied[i, j] == (len(table.comparison.tied) > 1)
+    assert found.inside.any()
+    assert not found.inside.all()
+    without = curves.best_experts(law.replace(draws=None), flops, memory)
+    assert without.tied.dtype == bool
+
+
+@pytest.mark.parametrize("name", ["chinchilla", "abnar"])
+def test_laws_of_the_shelf_have_figures_too(name):
+    law = shelf(name)
+    found = curves.memory_curves(law, 1e22, **LIMITS)
+    assert {curve.experts for curve in found.curves} <= set(np.atleast_1d(law.default_experts()).tolist())
+    assert all(curve.interval is None for curve in curves.isoflop_curves(law, 1e22))
+    assert np.isfinite(curves.best_experts(law, [1e21, 1e22], [80e9, 640e9]).loss).any()
+
+
+def test_the_map_is_drawn_in_the_colours_of_the_experts(law):
+    ax = law_figures.best_experts_map(law, [1e20, 1e22], [80e9, 640e9])
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names[-1] == drawing.TIED
+    assert len(law_figures.loss_by_tokens(law, law.optimal(1e22, [1, 8])).lines) > 4
+
+
+def test_plotly_draws_the_same_numbers_and_colours(law):
+    pytest.importorskip("plotly")
+    from scaling_law.figures import interactive
+
+    found = curves.memory_curves(law, 1e22, [1, 32], **LIMITS)
+    for page in (interactive.LIGHT, interactive.DARK):
+        figure = interactive.loss_by_memory(found, page, limit=80e9)
+        for curve in found.curves:
+            name = drawing.label_of(curve.experts)
+            lines = [t for t in figure.data if t.name == name and t.line.dash in ("dash", None) and t.mode == "lines"]
+            drawn = np.nanmax([np.where(np.isnan(t.y), -np.inf, t.y) for t in lines], axis=0)
+            np.testing.assert_array_equal(drawn, curve.loss)
+            channels = [round(255 * v) for v in drawing.colour_of(curve.experts, page.dark)]
+            assert {t.line.color for t in lines} == {f"rgba({','.join(map(str, channels))},1)"}
+        assert len([s for s in figure.layout.shapes if s.type == "rect"]) == len(found.regions)
+        assert figure.layout.shapes[-1].x0 == 80e9
+    grid = curves.best_experts(law, [1e20, 1e22], [80e9, 640e9])
+    model = interactive.Placed("M", 1e21, 1e11, 8.0, "M: 8 experts")
+    figure = interactive.best_by_budget(grid, asked=(1e22, 80e9), models=[model])
+    cells = [trace for trace in figure.data if trace.type == "heatmap"]
+    for trace in cells:
+        assert (np.isfinite(trace.z) == np.isin(grid.experts, float(trace.name.split()[-1]))).all()
+    assert {"models", "question"} <= {trace.name for trace in figure.data}
