@@ -79,7 +79,7 @@ class Scale:
 
 
 FULL = Scale("demo.yaml", 12_000_000, "500K", 500, 1.5e12)
-FAST = Scale("demo-fast.yaml", 2_000_000, "75K", 100, 1e11)
+FAST = Scale("demo-fast.yaml", 2_000_000, "75K", 100, 7e10)
 
 
 @dataclass(frozen=True)
