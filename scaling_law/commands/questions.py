@@ -156,8 +156,8 @@ def plan(
     """A run to launch: architecture, schedule, learning rate, cost, and the YAML for train.py.
 
     The model is ours, or with --granularity of a class of transformers. FLOPs and hours are those of all branches.
-    With --gpu or --throughput it proposes the micro-batch that fits, and refuses a model that does not (exit status 2);
-    so it does where every answer is too far outside the runs of the law, unless --force is given.
+    With --gpu or --throughput it proposes the micro-batch that fits. Refused (exit status 2): a model that does not
+    fit, and, unless --force is given, an answer that is too far outside the runs of the law.
 
     Examples:
 
