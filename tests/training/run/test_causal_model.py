@@ -161,3 +161,16 @@ def test_a_class_with_other_parameters_than_were_counted_is_refused(monkeypatch)
     monkeypatch.setattr(causal_model, "read_model", lambda _: type(read)(**(vars(read) | {"left_out": {}})))
     with pytest.raises(ConfigurationError, match=r"model: .* parameters were counted, DeepseekV3ForCausalLM has "):
         causal_model.parameters_of(config)
+
+
+@pytest.mark.parametrize("section", [TOP_K, SHARED], ids=["qwen3_moe", "deepseek_v3"])
+def test_what_is_traced_measures_the_same(section):
+    """As `run.compile` traces it; what a compiler then makes of it is torch's own."""
+    config, (inputs, targets) = config_of(section), batch()
+    plain, traced = (build_model(config, seed=0).train() for _ in range(2))
+    traced.compile(backend="eager")
+    expected, found = (gradients(model, inputs, targets, 1.0, 2) for model in (plain, traced))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, msg=name)
+    one, two = (model(input_ids=inputs, shift_labels=targets).routing for model in (plain, traced))
+    assert torch.equal(one.tokens_per_expert, two.tokens_per_expert)
