@@ -27,6 +27,8 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label 
     "n_active": ("N_act", format_count),
     "n_total": ("N_total", format_count),
     "tokens": ("tokens", format_count),
+    "tokens_low": ("2.5 %", format_count),
+    "tokens_high": ("97.5 %", format_count),
     "tokens_per_parameter": ("D/N", format_count),
     "flops": ("FLOPs", format_flops),
     "memory_bytes": ("memory", format_bytes),

@@ -15,6 +15,7 @@ for _command in (
     questions.plan,
     questions.reach,
     questions.speedup,
+    questions.break_even,
     questions.learning_rate,
     questions.figures,
     questions.tables,

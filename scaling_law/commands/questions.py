@@ -22,6 +22,7 @@ from scaling_law.paper.figures import draw_all
 from scaling_law.paper.tables import all_tables, find
 from scaling_law.planning import design
 from scaling_law.planning import plan as planning
+from scaling_law.planning.break_even import break_even as tokens_from_which_experts_pay
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
 from scaling_law.planning.speedup import effective_speedup
 from scaling_law.size.architecture import Architecture
@@ -267,6 +268,28 @@ def speedup(
     found = effective_speedup(chosen, experts, baseline, flops=flops, vocab_size=vocab_size, **design, force=force)
     show(found.to_dict() if as_json else None, as_json, found)
     exit_untrusted(found.rows[0].trusted)
+
+
+def break_even(
+    n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")],
+    experts: options.Experts = None,
+    force: options.Force = False,
+    law: options.LawName = "published",
+    as_json: Json = False,
+) -> None:
+    """From how many tokens on experts beat the dense model of equal active parameters.
+
+    0 where they do at any number of tokens, infinite (JSON: null) where at none; with the 95 % interval of the law.
+
+    Examples:
+
+        scaling-law break-even --n-active 1e8,1e9 --experts 2,8
+
+        scaling-law break-even --n-active 1.1B --law my-law --json
+    """
+    chosen: Law = options.choose_law(law)
+    found = tokens_from_which_experts_pay(chosen, n_active, experts, force=force)
+    show({"law": repr(chosen), "rows": found.to_rows(), "warnings": list(found.warnings)}, as_json, found)
 
 
 def learning_rate(

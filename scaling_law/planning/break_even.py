@@ -26,8 +26,8 @@ POINTS = 400  # of D: a straight line between two is off by less than 0.1 %
 class BreakEven(ResultTable):
     """The D from which on E experts beat the dense model of equal N_act; of shape n_active.shape + experts.shape.
 
-    `tokens` is 0 where they do throughout the D searched, infinite where they do not at the last; `low` and `high`
-    are the 95 % interval over the law's draws, NaN for a law without.
+    `tokens` is 0 where they do throughout the D searched, infinite where they do not at the last; `tokens_low` and
+    `tokens_high` are the 95 % interval over the law's draws, NaN for a law without.
     """
 
     _question: ClassVar[tuple[str, ...]] = ("n_active", "experts")
@@ -35,8 +35,8 @@ class BreakEven(ResultTable):
     n_active: FloatArray
     experts: FloatArray
     tokens: FloatArray
-    low: FloatArray
-    high: FloatArray
+    tokens_low: FloatArray
+    tokens_high: FloatArray
     conditions: Conditions | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -58,15 +58,18 @@ def break_even(
     between: tuple[float, float] = TOKENS_RANGE,
     force: bool = False,
 ) -> BreakEven:
-    """From how many tokens on E experts beat the dense model of equal N_act (E None: `law.default_experts()`).
+    """From how many tokens on E experts beat the dense model of equal N_act (None: the law's own above 1).
 
     D is searched in `between`: ask the law of a small sweep no further than its runs reach.
-    ValueError for a law that does not depend on N_act, D and E; ExtrapolationError where an answer lies beyond the
-    law's range guard, unless `force`.
+    ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less; ExtrapolationError where an
+    answer lies beyond the law's range guard, unless `force`.
     """
     if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
         raise ValueError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
     size, e = positive("n_active", n_active), asked_experts(law, experts)
+    e = e[e > 1] if experts is None else e
+    if not (e.size and np.all(e > 1)):
+        raise ValueError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
     searched = np.geomspace(*between, POINTS)
     at = n[..., None], searched

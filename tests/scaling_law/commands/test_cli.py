@@ -180,6 +180,15 @@ def test_speedup(shell):
     assert "one of dense models" in wrong.output
 
 
+def test_break_even(shell):
+    rows = json.loads(shell("break-even", "--n-active", "1e8,1e9", "--experts", 8, "--json").stdout)["rows"]
+    assert [row["tokens"] for row in rows] == pytest.approx([3.70e8, 9.47e8], rel=0.01)
+    assert "947M" in shell("break-even", "--n-active", "1e9", "--experts", 8).stdout
+    wrong = shell("break-even", "--n-active", "1e9", "--experts", 1)
+    assert wrong.exit_code == 2
+    assert "must be above 1" in wrong.output
+
+
 def test_hours(shell, published, tmp_path):
     words = ("--gpu", "h100", "--gpus", 8)
     data = json.loads(shell("optimal", "--hours", 72, *words, "--price", 2.5, "--experts", "1,8", "--json").stdout)

@@ -17,7 +17,7 @@ def test_both_models_have_the_same_loss_at_the_break_even():
         n, e = row["n_active"], row["experts"]
         root = brentq(lambda x, n=n, e=e: LAW.loss(n, np.exp(x), e) - LAW.loss(n, np.exp(x), 1), *np.log([1e7, 1e11]))
         assert row["tokens"] == pytest.approx(np.exp(root), rel=1e-3)
-        assert row["low"] < row["tokens"] < row["high"]
+        assert row["tokens_low"] < row["tokens"] < row["tokens_high"]
     assert np.all(np.diff(found.tokens, axis=0) > 0)  # the larger the model, the later
 
 
@@ -35,7 +35,13 @@ def test_the_range_of_tokens_is_searched_and_no_more():
 
 
 def test_a_law_of_which_nothing_is_drawn_has_no_interval():
-    assert np.isnan(break_even(LAW.replace(draws=None), 1e9, 8).low)
+    assert np.isnan(break_even(LAW.replace(draws=None), 1e9, 8).tokens_low)
+
+
+def test_the_dense_model_is_not_compared_with_itself():
+    assert break_even(LAW, 1e9).experts.tolist() == [2, 4, 8, 16, 32]
+    with pytest.raises(ValueError, match=r"experts=\[1\.0, 8\.0\] must be above 1"):
+        break_even(LAW, 1e9, [1, 8])
 
 
 def test_a_law_without_experts_is_refused():
