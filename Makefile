@@ -13,6 +13,7 @@
 # make crossing      docs/crossing.md again, from its records; RUNS="folder …": these first, from runs of the sweep;
 #                    PREDICT=1: first what is expected of models that were not trained yet, once
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
+# make tour          the pictures of docs/tour.md again, by its own code
 # make docs          the documentation as a site in build/site, strict about its links and anchors
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
@@ -50,7 +51,7 @@ BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all models evidence
-.PHONY: crossing explorer-picture docs bench clean
+.PHONY: crossing explorer-picture tour docs bench clean
 
 setup: $(VENV)/.ready
 
@@ -138,6 +139,9 @@ crossing: setup
 
 explorer-picture: setup
 	$(BIN)/python -m tests.scaling_law.explorer.picture docs/figures/explorer.png
+
+tour: setup
+	cd docs/figures && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m tests.guides $(CURDIR)/docs/tour.md
 
 docs: setup
 	$(BIN)/zensical build --strict --clean

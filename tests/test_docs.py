@@ -79,6 +79,19 @@ def test_python_blocks_run(guide, tmp_path, monkeypatch):
     assert run_python(DOCS / guide)
 
 
+def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, monkeypatch):
+    page = DOCS / "tour.md"
+    monkeypatch.chdir(tmp_path)
+    left = run_python(page)
+    shown = re.findall(r"\]\(figures/(.+?)\)", text_of(page))
+    assert sorted(shown) == sorted(path.name for path in tmp_path.glob("*.png"))
+    results = [code.splitlines()[-1] for code in blocks(page, "python") if re.fullmatch(r"\w+", code.splitlines()[-1])]
+    assert results == ["answer", "runs", "result"]
+    assert all("<table>" in left[name]._repr_html_() for name in results)
+    again = left["bootstrap"].law.optimal(1e21, max_memory_bytes="24GB", kv_cache_tokens="16k")
+    assert (left["answer"].best.experts, again.best.experts) == (32, 16)
+
+
 def test_what_the_page_on_hours_prints(capsys):
     run_python(DOCS / "hours.md")
     assert capsys.readouterr().out == "".join(blocks(DOCS / "hours.md", "text"))
