@@ -144,7 +144,8 @@ tour: setup
 	cd docs/figures && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m tests.guides $(CURDIR)/docs/tour.md
 
 docs: setup
-	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m pytest -m slow tests/test_site.py
+	@echo build/site/index.html
 
 bench: setup
 	@for name in $(BENCHMARKS); do \

@@ -1,6 +1,6 @@
 """The README and the guides as tests read them: blocks of code, and the commands in them.
 
-    python -m tests.guides PAGE  runs the Python of a page in this folder
+python -m tests.guides PAGE  runs the Python of a page in this folder
 """
 
 import re

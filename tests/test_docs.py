@@ -12,6 +12,7 @@ import pytest
 import typer
 from accelerate.commands.launch import launch_command_parser
 
+from hub.plain.tables import as_text
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
@@ -79,10 +80,14 @@ def test_python_blocks_run(guide, tmp_path, monkeypatch):
     assert run_python(DOCS / guide)
 
 
-def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, monkeypatch):
+def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, monkeypatch, capsys):
     page = DOCS / "tour.md"
     monkeypatch.chdir(tmp_path)
     left = run_python(page)
+    table, printed = blocks(page, "text")
+    lines = [line.rstrip() for line in as_text(left["answer"].summary(), 90).splitlines()]
+    assert lines[: table.count("\n")] == table.splitlines()
+    assert capsys.readouterr().out == printed
     shown = re.findall(r"\]\(figures/(.+?)\)", text_of(page))
     assert sorted(shown) == sorted(path.name for path in tmp_path.glob("*.png"))
     results = [code.splitlines()[-1] for code in blocks(page, "python") if re.fullmatch(r"\w+", code.splitlines()[-1])]

@@ -50,6 +50,7 @@ def test_every_page_is_in_the_navigation():
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+@pytest.mark.slow
 def test_links_and_pictures_of_the_site_lead_somewhere(pages):
     """Zensical does not look at pictures, at files that are no pages, and at the reference."""
     anchors = {page: set(re.findall(r'\bid="?([^">\s]+)', text)) for page, text in pages.items()}
