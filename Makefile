@@ -3,7 +3,7 @@
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them
-# make test-browser  the explorer in a headless Chromium of this machine (on PATH, or CHROMIUM=); axe-core comes by npm
+# make test-browser  the explorer and the site in a headless Chromium (on PATH, or CHROMIUM=); axe-core comes by npm
 # make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
@@ -13,6 +13,8 @@
 # make crossing      docs/crossing.md again, from its records; RUNS="folder …": these first, from runs of the sweep;
 #                    PREDICT=1: first what is expected of models that were not trained yet, once
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
+# make tour          the pictures of docs/tour.md again, by its own code
+# make docs          the documentation as a site in build/site, strict about its links and anchors
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=: data that is not shipped here; what needs it is skipped or made without
@@ -49,7 +51,7 @@ BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all models evidence
-.PHONY: crossing explorer-picture bench clean
+.PHONY: crossing explorer-picture tour docs bench clean
 
 setup: $(VENV)/.ready
 
@@ -95,7 +97,7 @@ $(AXE):
 	-cd build/axe && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz
 
 test-browser: setup $(AXE)
-	AXE=$(AXE) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer
+	AXE=$(AXE) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer tests/test_site.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -120,6 +122,7 @@ check-all:
 	$(MAKE) test
 	$(MAKE) test-slow
 	$(MAKE) test-clients
+	$(MAKE) docs
 	$(MAKE) test-browser
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
@@ -136,6 +139,13 @@ crossing: setup
 
 explorer-picture: setup
 	$(BIN)/python -m tests.scaling_law.explorer.picture docs/figures/explorer.png
+
+tour: setup
+	cd docs/figures && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m tests.guides $(CURDIR)/docs/tour.md
+
+docs: setup
+	$(BIN)/python -m pytest -m slow tests/test_site.py
+	@echo build/site/index.html
 
 bench: setup
 	@for name in $(BENCHMARKS); do \

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, track
 
 from hub.plain import commands
 from hub.plain.errors import FilesError
+from hub.plain.progress import progress_line
 from hub.plain.tables import Table, print_table
 from hub.plain.units import format_bytes
 from hub.record.filter import select
@@ -60,11 +60,11 @@ def push(
     if dry_run:
         print_table(_plan(target, runs))
         return
-    with Progress(console=log) as progress:
-        task = progress.add_task("pushing", total=len(runs))
+    with progress_line("push", len(runs), "runs", console=log) as advance:
 
-        def done(_: RunRecord) -> None:
-            progress.advance(task)
+        def done(record: RunRecord) -> None:
+            loss = record.train_loss if record.eval_loss is None else record.eval_loss
+            advance(1, record.status if loss is None else f"loss {loss:.3f}")
 
         released = release_runs(
             target, runs, workers=workers, license=license, index=index, tag=tag, collection=collection, done=done
@@ -98,8 +98,10 @@ def pull(
     chosen = select(load_index(source, sweep, revision), where)
     if not chosen:
         raise FilesError(f"no run of {sweep!r} matches {where!r}")
-    for _, folder in track(pull_runs(source, chosen, to), "fetching", len(chosen), console=log):
-        typer.echo(str(folder))
+    with progress_line("pull", len(chosen), "runs", console=log) as advance:
+        for _, folder in pull_runs(source, chosen, to):
+            typer.echo(str(folder))
+            advance(1, "")
 
 
 @app.command()

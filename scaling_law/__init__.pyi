@@ -1,6 +1,7 @@
 # What the package offers: read by type checkers, and by lazy_loader, which imports a name when it is used.
 from .explorer.app import explore as explore
 from .figures.law_figures import memory_optimal as memory_optimal
+from .figures.law_figures import predicted_against_observed as predicted_against_observed
 from .fitting.calibration import Calibration as Calibration
 from .fitting.calibration import calibrate as calibrate
 from .fitting.fitting import FitResult as FitResult

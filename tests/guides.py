@@ -1,6 +1,10 @@
-"""The README and the guides as tests read them: blocks of code, and the commands in them."""
+"""The README and the guides as tests read them: blocks of code, and the commands in them.
+
+python -m tests.guides PAGE  runs the Python of a page in this folder
+"""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +34,7 @@ def run_python(page: Path, without: str = "\0", namespace: dict[str, Any] | None
         if without not in code:
             exec(compile(code, page.name, "exec"), namespace)
     return namespace
+
+
+if __name__ == "__main__":
+    run_python(Path(sys.argv[1]))

@@ -12,11 +12,13 @@ import pytest
 import typer
 from accelerate.commands.launch import launch_command_parser
 
+from hub.plain.tables import as_text
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+GUIDES = [path.name for path in sorted(DOCS.glob("*.md")) if path.name != "index.md"]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 APPS = {
     "scaling-law": "scaling_law.commands.cli",
@@ -72,10 +74,27 @@ def words_with_dashes(line: str) -> set[str]:
     return {word.split("=")[0] for word in shlex.split(line) if re.match(r"--?[a-z]", word)}
 
 
-@pytest.mark.parametrize("guide", ["planning.md", "fitting.md"])  # the others have tests of their own
+@pytest.mark.parametrize("guide", ["index.md", "planning.md", "fitting.md"])  # the others have tests of their own
 def test_python_blocks_run(guide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_python(DOCS / guide)
+
+
+def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, monkeypatch, capsys):
+    page = DOCS / "tour.md"
+    monkeypatch.chdir(tmp_path)
+    left = run_python(page)
+    table, printed = blocks(page, "text")
+    lines = [line.rstrip() for line in as_text(left["answer"].summary(), 90).splitlines()]
+    assert lines[: table.count("\n")] == table.splitlines()
+    assert capsys.readouterr().out == printed
+    shown = re.findall(r"\]\(figures/(.+?)\)", text_of(page))
+    assert sorted(shown) == sorted(path.name for path in tmp_path.glob("*.png"))
+    results = [code.splitlines()[-1] for code in blocks(page, "python") if re.fullmatch(r"\w+", code.splitlines()[-1])]
+    assert results == ["answer", "runs", "result"]
+    assert all("<table>" in left[name]._repr_html_() for name in results)
+    again = left["bootstrap"].law.optimal(1e21, max_memory_bytes="24GB", kv_cache_tokens="16k")
+    assert (left["answer"].best.experts, again.best.experts) == (32, 16)
 
 
 def test_what_the_page_on_hours_prints(capsys):
@@ -175,6 +194,6 @@ def test_links_lead_somewhere(page):
 
 def test_the_readme_links_every_guide_and_names_targets_of_make_that_exist():
     readme, makefile = text_of(ROOT / "README.md"), text_of(ROOT / "Makefile")
-    assert [path.name for path in sorted(DOCS.glob("*.md")) if f"](docs/{path.name})" not in readme] == []
+    assert [name for name in GUIDES if f"](docs/{name})" not in readme] == []
     targets = re.findall(r"^make ([\w-]+)", readme, flags=re.MULTILINE)
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, flags=re.MULTILINE)] == []

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hub.plain.markdown import escaped
@@ -19,6 +20,8 @@ PIPE_WIDTH = 160  # columns where there is no terminal: tables in a file or a pi
 _SHOWN = 60  # rows that a terminal or a notebook shows of a `ResultTable`
 _PADDING = 3  # columns of the terminal that a border and two spaces take
 _TEXT_WIDTH = 40  # a column of longer texts is folded before a table is split
+
+_CAPTION = '<caption style="text-align:left;white-space:nowrap">{}</caption>'
 
 _LOSS = "{:.4f}".format
 _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label and format
@@ -119,7 +122,19 @@ class Table:
         yield from (Text(f"⚠ {warning}", style="yellow") for warning in self.warnings)
 
     def _repr_html_(self) -> str:
-        return html(self)
+        """One `<table>`, in the colours and the font of the page that shows it."""
+        from rich.style import Style
+
+        columns = self._columns()
+        looks = [Style.parse(style).get_html_style() for style in self.styles]
+        looks += [""] * (len(self.rows) - len(looks)) + (["border-top:1px solid"] if self.total else [])
+        rows = [_html_row("td", [c.texts[at] for c in columns], columns, look) for at, look in enumerate(looks)]
+        head = [_html_row("th", [c.name for c in columns], columns)] if self.header else []
+        title = [_CAPTION.format(escape(self.title))] if self.title else []
+        below = [f"<p><small>{escape(note)}</small></p>" for note in self.notes]
+        below += [f"<p>⚠ {escape(warning)}</p>" for warning in self.warnings]
+        table = ["<table>", *title, *head, *rows, "</table>"]
+        return "\n".join(['<div style="overflow-x:auto">', *table, *below, "</div>"])
 
     def _columns(self) -> list[_Column]:
         rows = [*self.rows, *([self.total] if self.total else [])]
@@ -154,6 +169,14 @@ class _Column:
     texts: list[str]
     of_numbers: bool
     is_key: bool
+
+
+def _html_row(kind: str, texts: Sequence[str], columns: Sequence[_Column], look: str = "") -> str:
+    cells = []
+    for text, column in zip(texts, columns, strict=True):
+        align = f"text-align:{'right' if column.of_numbers else 'left'}"
+        cells.append(f'<{kind} style="{align};white-space:pre-line">{escape(text)}</{kind}>')
+    return f'<tr style="{look}">{"".join(cells)}</tr>' if look else f"<tr>{''.join(cells)}</tr>"
 
 
 def _width(columns: Sequence[_Column]) -> int:
@@ -245,7 +268,13 @@ def as_text(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
 
 
 def html(renderable: RenderableType, width: int = 120) -> str:
-    """What rich prints, as one `<pre>` element for `_repr_html_`; text is escaped, so names cannot add markup."""
+    """For `_repr_html_`: tables as such, the rest as rich prints it; text is escaped, so names cannot add markup."""
+    from rich.console import Group
+
+    if isinstance(renderable, Group):
+        return "\n".join(html(part, width) for part in renderable.renderables)
+    if hasattr(renderable, "_repr_html_"):
+        return str(renderable._repr_html_())
     # Box-drawing characters join only where the font is monospaced and the lines have no gap between them.
     page = '<pre style="white-space:pre;overflow-x:auto;line-height:1.2;font-family:monospace">{code}</pre>'
     return _recorded(renderable, width).export_html(inline_styles=True, code_format=page)

@@ -15,13 +15,13 @@ import scaling_law.report
 from hub.plain import strict_json
 from hub.plain.markdown import escaped
 from hub.plain.units import format_bytes, format_count, format_flops, parse_count
-from scaling_law.explorer.question import Question
+from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import Page, Placed
 from scaling_law.figures.law_figures import shown_losses
-from scaling_law.formulas import ChinchillaForm, Law
+from scaling_law.formulas import Law
 from scaling_law.planning.optimal_table import OptimalTable
-from scaling_law.planning.plan import plan
+from scaling_law.planning.plan import Plan, plan
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
 
@@ -48,19 +48,32 @@ class Answer:
 def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Answer:
     """ValueError names what is wrong with the question, or why the law has no answer."""
     table = best_models(question, law)
+    notes = list(table.warnings)
+    if question.unit == HOURS and question.view == "map":
+        notes.insert(
+            0, f"this map is for budgets of FLOPs: the star is at the {format_flops(table.flops)} of the best row"
+        )
+    has_plan, configuration = _plan(question, law)
     return Answer(
         headline(table),
         drawn(question, law, table, page),
         html_of(table),
-        "\n".join(f"- {escaped(warning, 400)}" for warning in table.warnings),
-        question.command(law),
-        _yaml(question, law),
+        "\n".join(f"- {escaped(note, 400)}" for note in notes),
+        question.command(has_plan),
+        configuration,
     )
 
 
 def best_models(question: Question, law: Law) -> OptimalTable:
     """The architectures that exist, one for each E."""
-    return law.optimal(question.budget, question.asked_experts(), integral=True, **question.limits())
+    asked = question.spent() | question.limits()
+    return law.optimal(experts=question.asked_experts(), integral=True, **asked)
+
+
+def planned(question: Question, law: Law) -> Plan:
+    """The run of the best of them. ValueError where no GPUs of the budget can train it."""
+    asked = question.spent() | question.limits()
+    return plan(law, experts=question.asked_experts(), **asked)
 
 
 def html_of(table: OptimalTable) -> str:
@@ -89,29 +102,31 @@ def headline(table: OptimalTable) -> str:
     return f"**{what}**: {size}, {format_count(best.tokens)} tokens, loss {best.loss:.4f}{interval} nats per token"
 
 
-def _yaml(question: Question, law: Law) -> str:
-    if not isinstance(law, ChinchillaForm):
-        return f"# no plan: a {law.name} law has no optimum in closed form"
-    return plan(law, question.budget, question.asked_experts(), **question.limits()).to_yaml()
+def _plan(question: Question, law: Law) -> tuple[bool, str]:
+    """Whether the best model can be planned, as where its GPUs can train it; and the YAML, or why not."""
+    try:
+        return True, planned(question, law).to_yaml()
+    except ValueError as error:
+        return False, f"# no plan: {error}"
 
 
 def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
     """The figure of the question's view."""
-    thin, limits = curves.thinned(law, DRAWS), question.limits()
-    memory, flops = limits.pop("max_memory_bytes"), question.budget
+    thin, limits, budget = curves.thinned(law, DRAWS), question.limits(), question.budget
+    memory = limits.pop("max_memory_bytes")
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":
         limits |= {"bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
-        return interactive.loss_by_memory(curves.memory_curves(thin, flops, experts, **limits), page, memory)
+        return interactive.loss_by_memory(curves.memory_curves(thin, budget, experts, **limits), page, memory)
     if question.view == "isoflop":
         served = limits["inference_tokens"]
-        along = curves.isoflop_curves(thin, flops, experts, inference_tokens=served)
+        along = curves.budget_curves(thin, budget, experts, inference_tokens=served)
         return interactive.loss_by_tokens(along, page, shown_losses(along))
     if question.view == "tokens":
         return interactive.loss_by_tokens(curves.token_curves(thin, table), page)
-    budgets, sizes = _grid(MAP_FLOPS, flops, MAP_POINTS[0]), _grid(MAP_MEMORY, memory, MAP_POINTS[1])
+    budgets, sizes = _grid(MAP_FLOPS, table.flops, MAP_POINTS[0]), _grid(MAP_MEMORY, memory, MAP_POINTS[1])
     found = curves.best_experts(thin, budgets, sizes, experts, **limits)
-    return interactive.best_by_budget(found, page, (flops, memory), placed(limits["kv_cache_tokens"]))
+    return interactive.best_by_budget(found, page, (table.flops, memory), placed(limits["kv_cache_tokens"]))
 
 
 def _grid(span: tuple[float, float], asked: float | None, points: int) -> np.ndarray:

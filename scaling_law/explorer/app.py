@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from hub.plain.units import parse_bytes, parse_count
 from scaling_law.explorer.answer import answer
 from scaling_law.explorer.programs import chosen, tools
 from scaling_law.explorer.question import (
+    FLOPS,
+    GPU_NAMES,
+    HOURS,
     PRESETS,
     PUBLISHED,
     VIEWS,
@@ -26,6 +30,7 @@ from scaling_law.explorer.question import (
     Question,
     of_log_bytes,
     of_log_flops,
+    of_log_hours,
 )
 from scaling_law.explorer.uploads import ACTIONS, LAW_FILES, MAX_BYTES, TABLES, USE, read_upload
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
@@ -43,7 +48,13 @@ A joint scaling law of dense and Mixture-of-Experts models
 ([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit.
 Dashed lines lie outside the runs that a law was fitted to, bands are 95 % intervals. The address of this page is a
 link to what it shows."""
-LOG_FLOPS, LOG_BYTES = (17.0, 26.0), (9.0, 13.0)  # of the sliders
+FIELDS = [own.name for own in fields(Question)]  # in the order of their components
+SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field → its log10 from and to, and its text
+    "flops": (17.0, 26.0, of_log_flops),
+    "hours": (0.0, 4.0, of_log_hours),
+    "memory": (9.0, 13.0, of_log_bytes),
+}
+STATE, SHOWN = len(FIELDS) + len(SLIDERS), 8  # components of a question; of its answer, with the link
 SESSION_SECONDS = 3600  # that an uploaded law stays with its visitor
 OPENED = "() => [location.search.slice(1), document.body.classList.contains('dark')]"
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
@@ -53,7 +64,10 @@ CSS = """
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
 #problem:not(:has(p)) { display: none; }
-.wide table { border: 0 !important; border-collapse: collapse; width: 100%; }
+.gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
+.gradio-container:has(#unit [value="flops"]:checked) .in-hours { display: none; }
+.wide :is(table, thead, tbody, tr) { border: 0 !important; }
+.wide table { border-collapse: collapse; width: 100%; }
 .wide table { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .wide :is(th, td) { border: 0; border-bottom: 1px solid var(--border-color-primary); padding: 0.45em 0.7em; }
 .wide :is(th, td) + :is(th, td) { text-align: right; }
@@ -79,7 +93,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
     laws = offered_laws(own)
     first = Question.first(*next(iter(laws.items())))
     asked_first = _asked(laws, *astuple(first), False, None)  # in the page itself, so that it opens with its answer
-    start = [None if value == gr.skip() else value for value in asked_first]
+    start = _shown(asked_first)
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS)) as app:
         gr.Markdown(INTRODUCTION)
@@ -87,26 +101,28 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
         uploaded = gr.State(None, time_to_live=SESSION_SECONDS)
         with gr.Row():
             with gr.Column(scale=1, min_width=280):
-                preset, texts, sliders = _inputs(laws, first)
+                preset, asked, sliders = _inputs(laws, first)
                 upload = _upload()
             with gr.Column(scale=3, min_width=320):
-                view, results = _results(start)
-        asked, shown = [*texts, view], [*results, query]
-        state = [*asked, dark, uploaded]
-        positions = [*sliders, *shown]
+                asked["view"], results = _results(start)
+        questions, shown = [asked[name] for name in FIELDS], [*results, query]
+        state = [*questions, dark, uploaded]
+        positions = [*sliders.values(), *shown]
 
-        app.load(partial(_opened, laws, first), [query, dark], [*asked, *positions], js=OPENED, **quiet)
-        preset.input(partial(_preset, laws), [preset, *state], [*asked, *positions], **quiet)
-        for i, slider in enumerate(sliders):
-            slid, outputs = partial(_slid, laws, i), [texts[i], *shown]
+        app.load(partial(_opened, laws, first), [query, dark], [*questions, *positions], js=OPENED, **quiet)
+        preset.input(partial(_preset, laws), [preset, *state], [*questions, *positions], **quiet)
+        for name, slider in sliders.items():
+            slid, outputs = partial(_slid, laws, name), [asked[name], *shown]
             slider.input(slid, [slider, *state], outputs, trigger_mode="always_last", **quiet)
-        typed = [event for text in texts[:-1] for event in (text.submit, text.blur)]
+        texts = [text for text in questions if isinstance(text, gr.Textbox)]
+        typed = [event for text in texts for event in (text.submit, text.blur)]
         gr.on(typed, partial(_typed, laws), [query, *state], positions, **quiet)
-        gr.on([texts[-1].input, view.input], partial(_asked, laws), state, shown, **quiet)
+        picked = [asked[name].input for name in ("unit", "gpu", "law", "view")]
+        gr.on(picked, partial(_asked, laws), state, shown, **quiet)
         query.change(None, query, None, js=LINK, **quiet)
         file, action, button, said = upload
         used = button.click(
-            partial(_take, laws), [file, action, texts[-1]], [uploaded, said, file, texts[-1], results[0]],
+            partial(_take, laws), [file, action, asked["law"]], [uploaded, said, file, asked["law"], results[0]],
             concurrency_limit=1, api_visibility="private",
         )  # fmt: skip
         used.then(partial(_asked, laws), state, shown, **quiet)
@@ -115,23 +131,37 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
     return app
 
 
-def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, list[Any], list[Any]]:
-    """The presets, the fields of a question but for its view, and the sliders of budget and memory."""
+def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The presets, the components of a question but for its view, and its sliders, by field."""
     import gradio as gr
 
-    def text(name: str, label: str, info: str) -> Any:
-        return gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name)
+    asked: dict[str, Any] = {}
+    sliders: dict[str, Any] = {}
+    at = dict(zip(SLIDERS, _shown(_positions(first)), strict=True))
 
-    preset = gr.Dropdown(list(PRESETS), label="Start from", value=next(iter(PRESETS)))
-    flops = text("flops", "Training budget (FLOPs)", "1e22, with those of serving")
-    by_flops = gr.Slider(*LOG_FLOPS, _positions(first)[0], step=0.05, label="log₁₀ of the budget")
-    memory = text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
-    by_memory = gr.Slider(*LOG_BYTES, _positions(first)[1], step=0.05, label="log₁₀ of the bytes")
-    kv = text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
-    served = text("inference_tokens", "Tokens served", "100B over the model's life")
-    experts = text("experts", "Numbers of experts", "1,2,4-8; empty: the law's own")
-    law = gr.Dropdown([*laws, YOURS], label="Law", value=first.law)
-    return preset, [flops, memory, kv, served, experts, law], [by_flops, by_memory]
+    def text(name: str, label: str, info: str, **options: Any) -> None:
+        asked[name] = gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name, **options)
+
+    def slider(name: str, label: str, **options: Any) -> None:
+        low, high, _ = SLIDERS[name]
+        sliders[name] = gr.Slider(low, high, at[name], step=0.05, label=label, **options)
+
+    preset = gr.Dropdown(list(PRESETS), label="Start from", value=None)  # what a link opens need not be one of them
+    units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
+    asked["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
+    text("flops", "Training budget (FLOPs)", "1e22, with those of serving", elem_classes="in-flops")
+    slider("flops", "log₁₀ of the FLOPs", elem_classes="in-flops")
+    text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
+    slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
+    text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
+    asked["gpu"] = gr.Dropdown(list(GPU_NAMES), label="GPU", value=first.gpu, elem_classes="in-hours")
+    text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
+    slider("memory", "log₁₀ of the bytes")
+    text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
+    text("inference_tokens", "Tokens served", "100B over the model's life; with FLOPs only")
+    text("experts", "Numbers of experts", "1,2,4-8; empty: the law's own")
+    asked["law"] = gr.Dropdown([*laws, YOURS], label="Law", value=first.law)
+    return preset, asked, sliders
 
 
 def _upload() -> tuple[Any, Any, Any, Any]:
@@ -169,6 +199,13 @@ def _results(start: list[Any]) -> tuple[Any, list[Any]]:
     return view, [problem, sentence, plot, table, notes, command, configuration]
 
 
+def _shown(values: list[Any]) -> list[Any]:
+    """As values of new components: None where an event would leave its component alone."""
+    import gradio as gr
+
+    return [None if value == gr.skip() else value for value in values]
+
+
 # ------------------------------------------------------------------ events: values of components in, values out
 
 
@@ -181,7 +218,7 @@ def _asked(laws: Mapping[str, Law], *state: Any) -> list[Any]:
     try:
         found = answer(question, _law(laws, question.law, uploaded), DARK if dark else LIGHT)
     except ValueError as error:
-        return [_message(error), *[gr.skip()] * 7]
+        return [_message(error), *[gr.skip()] * (SHOWN - 1)]
     return ["", *(getattr(found, own.name) for own in fields(found)), question.query()]
 
 
@@ -201,28 +238,28 @@ def _typed(laws: Mapping[str, Law], query: str, *state: Any) -> list[Any]:
     """As `_asked`, with the positions of the sliders; nothing where nothing has changed."""
     import gradio as gr
 
-    question = Question(*state[:7])
+    question = Question(*state[: len(FIELDS)])
     if question.query() == query:
-        return [gr.skip(), gr.skip(), "", *[gr.skip()] * 7]
+        return [*[gr.skip()] * len(SLIDERS), "", *[gr.skip()] * (SHOWN - 1)]
     return [*_positions(question), *_asked(laws, *state)]
 
 
-def _slid(laws: Mapping[str, Law], index: int, value: float, *state: Any) -> list[Any]:
+def _slid(laws: Mapping[str, Law], name: str, value: float, *state: Any) -> list[Any]:
     """As `_asked`, with the text of the slider that was moved."""
-    text = (of_log_flops, of_log_bytes)[index](value)
-    return [text, *_asked(laws, *state[:index], text, *state[index + 1 :])]
+    i, (_, _, text_of) = FIELDS.index(name), SLIDERS[name]
+    text = text_of(value)
+    return [text, *_asked(laws, *state[:i], text, *state[i + 1 :])]
 
 
 def _positions(question: Question) -> list[Any]:
-    """log10 of budget and memory, within their sliders; what cannot be read leaves its slider where it is."""
+    """log10 of what sliders stand for, within their ends; what cannot be read leaves its slider where it is."""
     import gradio as gr
 
-    found: list[Any] = [gr.skip(), gr.skip()]
-    with suppress(ValueError):
-        values = question.budget, question.limits()["max_memory_bytes"]
-        for i, (value, (low, high)) in enumerate(zip(values, (LOG_FLOPS, LOG_BYTES), strict=True)):
-            if value:
-                found[i] = round(min(max(math.log10(value), low), high), 2)
+    found: list[Any] = [gr.skip()] * len(SLIDERS)
+    for i, (name, (low, high, _)) in enumerate(SLIDERS.items()):
+        read = parse_bytes if name == "memory" else parse_count
+        with suppress(ValueError):
+            found[i] = round(min(max(math.log10(read(getattr(question, name), name)), low), high), 2)
     return found
 
 
@@ -231,18 +268,19 @@ def _opened(laws: Mapping[str, Law], first: Question, query: str, dark: bool) ->
     import gradio as gr
 
     if not query and not dark:
-        return [gr.skip()] * 17
+        return [gr.skip()] * (STATE + SHOWN)
     try:
         question = Question.of({"law": first.law, **dict(parse_qsl(query, max_num_fields=20))})
     except ValueError as error:
-        return [*[gr.skip()] * 9, _message(error), *[gr.skip()] * 7]
+        return [*[gr.skip()] * STATE, _message(error), *[gr.skip()] * (SHOWN - 1)]
     return [*astuple(question), *_positions(question), *_asked(laws, *astuple(question), dark, None)]
 
 
 def _preset(laws: Mapping[str, Law], name: str, *state: Any) -> list[Any]:
     """Everything, for a preset under the same law and view."""
-    question = replace(PRESETS[name], law=state[5], view=state[6])
-    return [*astuple(question), *_positions(question), *_asked(laws, *astuple(question), *state[7:])]
+    *_, law, view = state[: len(FIELDS)]
+    question = replace(PRESETS[name], law=law, view=view)
+    return [*astuple(question), *_positions(question), *_asked(laws, *astuple(question), *state[len(FIELDS) :])]
 
 
 def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str) -> list[Any]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from scaling_law.explorer.question import PUBLISHED, Question
-from scaling_law.formulas import ChinchillaForm, Law
-from scaling_law.planning.plan import plan as plan_run
+from scaling_law.explorer.answer import best_models, planned
+from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
+from scaling_law.formulas import Law
 
 
 def chosen(laws: Mapping[str, Law], name: str) -> Law:
@@ -26,50 +26,59 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
     """The functions `optimal`, `plan` and `loss` on these laws."""
 
     def optimal(
-        flops: str,
+        flops: str = "",
         memory: str = "",
         kv_tokens: str = "0",
         inference_tokens: str = "0",
         experts: str = "",
         law: str = PUBLISHED,
+        hours: str = "",
+        gpus: str = "1",
+        gpu: str = "h100",
     ) -> dict[str, Any]:
         """The best model for a training budget: how many experts, parameters and tokens, with the predicted loss.
 
         Args:
-            flops: training budget in FLOPs, with those of inference: "1e22"
+            flops: training budget in FLOPs, with those of inference: "1e22"; empty for a budget of hours
             memory: memory for weights and KV cache: "80GB"; empty for no limit
             kv_tokens: tokens in the KV cache: "16k"
             inference_tokens: tokens served over the model's life: "100B"
             experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
             law: name of the scaling law: "published"
+            hours: training budget in wall-clock hours, in the place of flops: "168"
+            gpus: how many GPUs train for these hours: "8"
+            gpu: their kind, whose speed is assumed: "h100"
         """
-        question, own = Question(flops, memory, kv_tokens, inference_tokens, experts, law), chosen(laws, law)
-        found = own.optimal(question.budget, question.asked_experts(), integral=True, **question.limits())
-        return plain(found.to_dict())
+        asked = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
+        return plain(best_models(asked, chosen(laws, law)).to_dict())
 
     def plan(
-        flops: str,
+        flops: str = "",
         memory: str = "",
         kv_tokens: str = "0",
         inference_tokens: str = "0",
         experts: str = "",
         law: str = PUBLISHED,
+        hours: str = "",
+        gpus: str = "1",
+        gpu: str = "h100",
     ) -> dict[str, Any]:
         """A run to launch for a training budget: architecture, schedule, learning rate, cost, and its YAML.
 
         Args:
-            flops: training budget in FLOPs, with those of inference: "1e22"
+            flops: training budget in FLOPs, with those of inference: "1e22"; empty for a budget of hours
             memory: memory for weights and KV cache: "80GB"; empty for no limit
             kv_tokens: tokens in the KV cache: "16k"
             inference_tokens: tokens served over the model's life: "100B"
             experts: numbers of experts to compare: "1,2,4,8"; empty for the law's own
             law: name of the scaling law: "published"
+            hours: training budget in wall-clock hours, in the place of flops: "168"
+            gpus: how many GPUs train for these hours: "8"
+            gpu: their kind, whose speed is assumed: "h100"
         """
-        question, own = Question(flops, memory, kv_tokens, inference_tokens, experts, law), chosen(laws, law)
-        if not isinstance(own, ChinchillaForm):
-            raise ValueError(f"law={law!r} has no optimum in closed form: ask optimal")
-        made = plan_run(own, question.budget, question.asked_experts(), **question.limits())
-        return plain(made.to_dict() | {"yaml": made.to_yaml(), "command": question.command(own)})
+        asked = _question(flops, memory, kv_tokens, inference_tokens, experts, law, hours, gpus, gpu)
+        made = planned(asked, chosen(laws, law))
+        return plain(made.to_dict() | {"yaml": made.to_yaml(), "command": asked.command()})
 
     def loss(n_active: float, tokens: float, experts: float = 1.0, law: str = PUBLISHED) -> dict[str, Any]:
         """The loss that a law predicts for a model, in nats per token, and how far it extrapolates.
@@ -86,6 +95,25 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
         return plain(at | found)
 
     return [optimal, plan, loss]
+
+
+def _question(
+    flops: str,
+    memory: str,
+    kv_tokens: str,
+    inference_tokens: str,
+    experts: str,
+    law: str,
+    hours: str,
+    gpus: str,
+    gpu: str,
+) -> Question:
+    """ValueError unless exactly one budget is given."""
+    if bool(flops) == bool(hours):
+        raise ValueError(f"flops={flops!r}, hours={hours!r}: give exactly one of them")
+    unit = HOURS if hours else FLOPS
+    limits = {"memory": memory, "kv_tokens": kv_tokens, "inference_tokens": inference_tokens, "experts": experts}
+    return Question(unit, flops=flops, hours=hours, gpus=gpus, gpu=gpu, law=law, **limits)
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,16 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hub.plain.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
-from scaling_law.formulas import ChinchillaForm, Law
+from scaling_law.formulas import Law
+from scaling_law.planning.hours import Budget, Cluster, TimeBudget
+from scaling_law.planning.optimum import positive
+from scaling_law.size.gpus import GPUS
 
 PUBLISHED = "published"
 FITTED, YOURS = "fitted", "your upload"  # laws that no --law names yet
+FLOPS, HOURS = "flops", "hours"
+UNITS = (FLOPS, HOURS)
+GPU_NAMES = tuple(name.lower().replace(" ", "-") for name in GPUS)
 VIEWS = {
     "memory": "Loss against memory",
     "map": "Best E over budget × memory",
@@ -24,9 +30,16 @@ _LONGEST = 200  # characters of a field
 
 @dataclass(frozen=True)
 class Question:
-    """Texts such as "1e22", "80GB", "16k", "1,2,4-8"; an empty one sets no limit, and asks for the law's own E."""
+    """Texts such as "1e22", "80GB", "16k", "1,2,4-8"; an empty one sets no limit, and asks for the law's own E.
 
+    `unit` says which budget counts: `flops`, or wall-clock `hours` on so many of a `gpu`, whose MFU is assumed.
+    """
+
+    unit: str = FLOPS
     flops: str = "1e22"
+    hours: str = "168"
+    gpus: str = "8"
+    gpu: str = "h100"
     memory: str = "80GB"
     kv_tokens: str = "16k"
     inference_tokens: str = ""
@@ -43,8 +56,9 @@ class Question:
         for name, text in texts.items():
             if len(text) > _LONGEST:
                 raise ValueError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
-        if texts.get("view", "memory") not in VIEWS:
-            raise ValueError(f"view={texts['view']!r} must be one of {', '.join(VIEWS)}")
+        for name, allowed in (("view", VIEWS), ("unit", UNITS), ("gpu", GPU_NAMES)):
+            if name in texts and texts[name] not in allowed:
+                raise ValueError(f"{name}={texts[name]!r} must be one of {', '.join(allowed)}")
         return cls(**texts)
 
     @classmethod
@@ -53,7 +67,7 @@ class Question:
         known = law.conditions.overall if law.conditions else None
         if name == PUBLISHED or known is None:
             return cls(law=name)
-        return cls(format_flops(10 * known.training_flops[1]), memory="", kv_tokens="", law=name)
+        return cls(flops=format_flops(10 * known.training_flops[1]), memory="", kv_tokens="", law=name)
 
     def query(self) -> str:
         """What follows the ? of a link: the fields that differ from the first question."""
@@ -63,9 +77,20 @@ class Question:
         )
 
     @property
-    def budget(self) -> float:
-        """Training FLOPs (and inference, if tokens are served)."""
-        return parse_count(self.flops or "0", "flops")
+    def budget(self) -> Budget:
+        """Training FLOPs (and inference, if tokens are served), or hours. ValueError as `limits`."""
+        if self.unit == FLOPS:
+            return parse_count(self.flops or "0", FLOPS)
+        asked = self.spent()
+        return TimeBudget(float(positive(HOURS, asked[HOURS])), Cluster.of(asked["gpus"], asked["throughput"]))
+
+    def spent(self) -> dict[str, Any]:
+        """The budget as keyword arguments of `law.optimal` and `plan`. ValueError as `limits`."""
+        if self.unit == FLOPS:
+            return {FLOPS: self.budget}
+        gpus = parse_count(self.gpus or "0", "gpus")
+        whole = int(gpus) if gpus.is_integer() else gpus
+        return {HOURS: parse_count(self.hours or "0", HOURS), "gpus": whole, "throughput": self.gpu}
 
     def limits(self) -> dict[str, Any]:
         """Keyword arguments of `law.optimal`. ValueError names the field, the text and what is allowed."""
@@ -78,14 +103,14 @@ class Question:
     def asked_experts(self) -> list[int] | None:
         return parse_experts(self.experts, "experts") if self.experts.strip() else None
 
-    def command(self, law: Law) -> str:
-        """The same question in the shell: a plan where the law allows one, else its optimum."""
-        names = {"flops": "--flops", "memory": "--memory", "kv_tokens": "--kv-tokens"}
-        names |= {"inference_tokens": "--inference-tokens", "experts": "--experts"}
-        given = {flag: "".join(getattr(self, name).split()) for name, flag in names.items()}
+    def command(self, planned: bool = True) -> str:
+        """The same question in the shell: a plan, or where there is none its optimum."""
+        budget = (FLOPS,) if self.unit == FLOPS else (HOURS, "gpus", "gpu")
+        names = (*budget, "memory", "kv_tokens", "inference_tokens", "experts")
+        given = {f"--{name.replace('_', '-')}": "".join(getattr(self, name).split()) for name in names}
         given["--law"] = "" if self.law == PUBLISHED else "FOLDER" if self.law in (FITTED, YOURS) else self.law
         words = [word for flag, text in given.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
-        kind = ["plan", *words, "-o", "run.yaml"] if isinstance(law, ChinchillaForm) else ["optimal", *words]
+        kind = ["plan", *words, "-o", "run.yaml"] if planned else ["optimal", *words, "--integral"]
         return " ".join(["scaling-law", *kind])
 
 
@@ -94,16 +119,22 @@ def of_log_flops(value: float) -> str:
     return format_flops(10.0**value)
 
 
+def of_log_hours(value: float) -> str:
+    return f"{10.0**value:.3g}"
+
+
 def of_log_bytes(value: float) -> str:
     return format_bytes(10.0**value).replace(" ", "")
 
 
-_H100_WEEK = 989e12 * 0.4 * 7 * 86_400  # FLOPs of an H100 in bf16 at 40 % of its peak, as `plan` counts
+_SMALL = {"memory": "24GB", "kv_tokens": "8k"}  # of a card that serves the model; H100s can train what fits it
 PRESETS: dict[str, Question] = {
-    "1e22 FLOPs, 80 GB": Question(),
-    "1e22 FLOPs, one RTX 4090 (24 GB)": Question(memory="24GB", kv_tokens="8k"),
-    "8 × H100 for a week, 80 GB": Question(flops=format_flops(8 * _H100_WEEK)),
-    "512 × H100 for a month, 640 GB, 1T served": Question(
-        flops=format_flops(512 * _H100_WEEK * 30 / 7), memory="640GB", kv_tokens="1M", inference_tokens="1T"
+    "1e22 FLOPs, served from 80 GB": Question(),
+    "1e22 FLOPs, served from one RTX 4090": Question(**_SMALL),
+    "1e24 FLOPs, 640 GB, 1T tokens served": Question(
+        flops="1e24", memory="640GB", kv_tokens="1M", inference_tokens="1T"
     ),
+    "One RTX 4090 for three days": Question(HOURS, hours="72", gpus="1", gpu="rtx-4090", **_SMALL),
+    "8 × H100 for a week, served from 24 GB": Question(HOURS, hours="168", gpus="8", **_SMALL),
+    "64 × H100 for a month, served from 24 GB": Question(HOURS, hours="720", gpus="64", **_SMALL),
 }

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaling_law.formulas import Law
 from scaling_law.formulas.law import LawT
+from scaling_law.planning.hours import Budget, TimeBudget, best_widths, drawn_losses, models_of
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.optimum import (
     Constraints,
@@ -71,7 +72,6 @@ class MemoryCurves:
     95 % intervals of where one region ends and the next begins, empty for a law without draws.
     """
 
-    flops: float
     constraints: Constraints
     memory: FloatArray
     curves: tuple[Curve, ...]
@@ -150,7 +150,7 @@ def loss_curve(
 
 def memory_curves(
     law: Law,
-    flops: float,
+    budget: Budget,
     experts: Sequence[float] | None = None,
     *,
     kv_cache_tokens: float = 0.0,
@@ -159,7 +159,7 @@ def memory_curves(
     bytes_per_kv: float = 1.0,
     points: int = 300,
 ) -> MemoryCurves:
-    """Loss against a memory limit, a curve for each E up to its compute optimum: larger models would be worse.
+    """Loss against a memory limit, a curve for each E up to the optimum of the budget: larger models would be worse.
 
     The limit counts parameters and elements of the KV cache unless these have more bytes. An E without an optimum has
     no curve; ValueError if all are without.
@@ -167,7 +167,7 @@ def memory_curves(
     columns = np.atleast_1d(asked_experts(law, experts))
     limits: dict[str, Any] = {"bytes_per_parameter": bytes_per_parameter, "bytes_per_kv": bytes_per_kv}
     constraints = Constraints.of(law, kv_cache_tokens=kv_cache_tokens, inference_tokens=inference_tokens, **limits)
-    within = models_within_memory(law, flops, columns, constraints, points)
+    within = models_within_memory(law, budget, columns, constraints, points)
     best = np.argmin(within.loss, axis=1)
     regions = tuple(Region(float(columns[i]), part) for part, i in parts_of(best))
     curves = []
@@ -178,23 +178,29 @@ def memory_curves(
             at = {name: values[shown, i] for name, values in within.at.items()}
             mark = int(shown.sum()) - 1
             curves.append(loss_curve(law, within.memory[shown], at, e, mark, band=False))
-    winners = {name: values[np.arange(len(best)), best] for name, values in within.at.items()}
     boundaries: tuple[tuple[float, float], ...] = ()
     if law.draws is not None:
         sides = pairwise(i for _, i in parts_of(best))
         boundaries = tuple(boundary_interval(law, within, left, right) for left, right in sides)
-    winner = _winner(law, within.memory, winners)
-    return MemoryCurves(float(flops), constraints, within.memory, tuple(curves), regions, winner, boundaries)
+    return MemoryCurves(constraints, within.memory, tuple(curves), regions, _winner(law, within, best), boundaries)
 
 
-def _winner(law: Law, memory: FloatArray, at: dict[str, Any]) -> Curve:
+def _winner(law: Law, within: WithinMemory, best: NDArray[np.int64]) -> Curve:
     """The best model under each limit, whichever its E; `experts` is NaN and `inside` is not told."""
-    interval = None if law.draws is None else interval_of(law.loss_draws(**at))
-    width = np.asarray(width_of_active(at["n_active"], law.vocab_size))
+    chosen = np.arange(len(best)), best
+    at, width = {name: values[chosen] for name, values in within.at.items()}, within.d_model[chosen]
+    draws = within.drawn(law, chosen)
     total = np.asarray(total_parameters(width, at["experts"], vocab_size=law.vocab_size))
-    told = np.ones(memory.shape, bool)
     return Curve(
-        np.nan, memory, np.asarray(law.loss(**at)), told, interval, width, at["n_active"], total, at["tokens"]
+        experts=np.nan,
+        x=within.memory,
+        loss=np.asarray(law.loss(**at)),
+        inside=np.ones(len(best), bool),
+        interval=None if draws is None else interval_of(draws),
+        d_model=width,
+        n_active=at["n_active"],
+        n_total=total,
+        tokens=at["tokens"],
     )
 
 
@@ -202,31 +208,40 @@ def _winner(law: Law, memory: FloatArray, at: dict[str, Any]) -> Curve:
 class WithinMemory:
     """The best model of each E within each memory limit.
 
-    `memory` [points]; `loss` and the variables `at` [points, E], the loss infinite beyond the law's range guard.
+    `memory` [points]; `d_model`, `loss` and the variables `at` [points, E], the loss infinite beyond the law's range
+    guard.
     """
 
+    budget: Budget
+    constraints: Constraints
     memory: FloatArray
+    d_model: FloatArray
     at: dict[str, FloatArray]
     loss: FloatArray
 
+    def drawn(self, law: Law, chosen: Any) -> FloatArray | None:
+        """The losses of the models at this index of [points, E] under each draw, [n_draws, n]."""
+        at = {name: values[chosen] for name, values in self.at.items()}
+        return drawn_losses(law, self.budget, at, self.d_model[chosen], self.constraints)
+
 
 def models_within_memory(
-    law: Law, flops: float, experts: FloatArray, constraints: Constraints, points: int = 300
+    law: Law, budget: Budget, experts: FloatArray, constraints: Constraints, points: int = 300
 ) -> WithinMemory:
-    """From the smallest limit inside the dense model's range guard to past the last compute optimum.
+    """From the smallest limit inside the dense model's range guard to past the last optimum.
 
     The limits of `constraints` are left aside. The loss of an E without an optimum is infinite; ValueError if all are.
     """
     columns = np.asarray(experts, float)
-    free = optimal_widths(law, flops, columns, replace(constraints, max_memory_bytes=None, max_parameters=None))
+    free = best_widths(law, budget, columns, replace(constraints, max_memory_bytes=None, max_parameters=None))
     sizes = (constraints.weight_bytes(free.d_model, columns) + constraints.kv_bytes(free.d_model))[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
-    limited = [replace(constraints, max_memory_bytes=float(limit)) for limit in memory]
-    widths = np.minimum(free.d_model, [within.width_limit(columns) for within in limited])
-    at = model_variables(law, widths, columns, flops, constraints)
+    widths = np.minimum(free.d_model, constraints.width_of_memory(memory[:, None], columns))
+    at = models_of(law, widths, columns, budget, constraints)
     losses = np.where(near_the_runs(law, **at) & free.exists, law.loss(**at), np.inf)
     kept = np.isfinite(losses).any(axis=1)
-    return WithinMemory(memory[kept], {name: values[kept] for name, values in at.items()}, losses[kept])
+    at = {name: values[kept] for name, values in at.items()}
+    return WithinMemory(budget, constraints, memory[kept], widths[kept], at, losses[kept])
 
 
 def parts_of(best: NDArray[np.int64]) -> list[tuple[slice, int]]:
@@ -243,13 +258,35 @@ def boundary_interval(law: Law, within: WithinMemory, left: int, right: int) -> 
     """
     shown = np.isfinite(within.loss[:, [left, right]]).all(axis=1)
     memory = within.memory[shown]
-    of_left, of_right = (
-        law.loss_draws(**{name: values[shown, i] for name, values in within.at.items()}) for i in (left, right)
-    )
+    of_left, of_right = (within.drawn(law, (shown, i)) for i in (left, right))
+    assert of_left is not None and of_right is not None  # noqa: PT018 (the law has draws)
     wins = of_right < of_left
     first = np.where(wins.any(axis=1), wins.argmax(axis=1), len(memory) - 1)
     low, high = np.quantile(memory[first], LEVEL)
     return float(low), float(high)
+
+
+def budget_curves(
+    law: Law, budget: Budget, experts: Sequence[float] | None = None, *, inference_tokens: float = 0.0
+) -> tuple[Curve, ...]:
+    """Loss against tokens along a budget of either kind. ValueError as `law.optimal`."""
+    if isinstance(budget, TimeBudget):
+        return isotime_curves(law, budget, experts)
+    return isoflop_curves(law, budget, experts, inference_tokens=inference_tokens)
+
+
+def isotime_curves(
+    law: Law, time: TimeBudget, experts: Sequence[float] | None = None, *, points: int = 120
+) -> tuple[Curve, ...]:
+    """As `isoflop_curves`, for models that train so long: smaller ones see more tokens."""
+    e, constraints = np.atleast_1d(asked_experts(law, experts)), Constraints.of(law)
+    found = best_widths(law, time, e, constraints)
+    curves = []
+    for own, optimum in zip(e[found.exists].tolist(), found.free[found.exists].tolist(), strict=True):
+        widths = optimum * np.geomspace(3.0, 1.0 / 3.0, 2 * (points // 2) + 1)
+        at = models_of(law, widths, own, time, constraints)
+        curves.append(loss_curve(law, at["tokens"], at, own, points // 2))
+    return tuple(curves)
 
 
 def isoflop_curves(

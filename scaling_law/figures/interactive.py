@@ -68,7 +68,8 @@ def loss_by_memory(found: MemoryCurves, page: Page = LIGHT, limit: float | None 
     shapes += [_bar(*ends, 0.03 * (i + 1), page) for i, ends in enumerate(found.boundaries)]
     if limit is not None:
         shapes.append(_line(limit, page))
-    y = float(best.loss.min()) - 0.03, float(best.loss[0]) + 0.02
+    lowest = best.loss.min() - 0.03 if best.interval is None else min(best.loss.min() - 0.03, best.interval[0].min())
+    y = float(lowest), float(best.loss[0]) + 0.02
     x_axis = _log_axis("memory limit", found.memory, format_bytes, page)
     return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, y), shapes)
 
@@ -76,9 +77,8 @@ def loss_by_memory(found: MemoryCurves, page: Page = LIGHT, limit: float | None 
 def loss_by_tokens(curves: Sequence[Curve], page: Page = LIGHT, losses: tuple[float, float] | None = None) -> Figure:
     """Loss against training tokens with intervals, the marks of the curves as points; `losses` are those shown."""
     traces = [trace for curve in curves for trace in _lines(curve, page)]
-    return _figure(
-        traces, page, _log_axis(drawing.TOKENS, curves[0].x, format_count, page), _axis(drawing.LOSS, page, losses)
-    )
+    x_axis = _log_axis(drawing.TOKENS, np.concatenate([curve.x for curve in curves]), format_count, page)
+    return _figure(traces, page, x_axis, _axis(drawing.LOSS, page, losses))
 
 
 def best_by_budget(

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.plain.progress import progress_line
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers
 from scaling_law.fitting.problem import Problem, make_problem, start_points
-from scaling_law.fitting.solver import Solutions, shown
+from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions
@@ -340,7 +341,12 @@ def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutio
         shared, index = np.unique(theta[:, problem.objective.first_transform :], axis=0, return_inverse=True)
         groups = [theta[index.ravel() == i] for i in range(len(shared))]
     batches = [group[i : i + BATCH] for group in groups for i in range(0, len(group), BATCH)]
-    return Solutions.sorted(*(problem.solve(batch, **HELD) for batch in shown(batches, "starts", progress)))
+    parts: list[Solutions] = []
+    with progress_line("fit", len(theta), "starts", progress) as advance:
+        for batch in batches:
+            parts.append(problem.solve(batch, **HELD))
+            advance(len(batch), f"objective {min(float(part.cost.min()) for part in parts):.4g}")
+    return Solutions.sorted(*parts)
 
 
 def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:

@@ -6,9 +6,9 @@ Gauss-Newton matrix of the Huber-reweighted residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,7 @@ from numpy.typing import NDArray
 from scaling_law.fitting.objective import Evaluation
 
 FloatArray = NDArray[np.float64]
-T = TypeVar("T")
 ROUNDING = 1e-12  # relative changes of a sum over runs that mean nothing
-
-
-def shown(steps: Sequence[T], what: str, progress: bool) -> Iterable[T]:
-    """The steps, behind a progress bar on stderr if `progress`."""
-    if not progress:
-        return steps
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(steps, description=what, console=Console(stderr=True), transient=True)
 
 
 @dataclass(frozen=True)

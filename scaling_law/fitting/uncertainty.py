@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.plain.progress import progress_line
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import floors_of, make_problem
-from scaling_law.fitting.solver import shown
 from scaling_law.formulas import Law
 from scaling_law.formulas.law import check_level, percentile_interval
 
@@ -118,10 +118,12 @@ def bootstrap(
         objective.fixed = {}
         start = _with_drawn(result, objective, held[np.random.default_rng(seed).integers(len(held), size=n_resamples)])
     refits = []
-    for first in shown(range(0, n_resamples, CHUNK), "bootstrap", progress):
-        part = slice(first, first + CHUNK)
-        weight = counts[part] * objective.weight
-        refits.append(problem.solve(start[part], weight, hold=hold, max_iterations=200, tolerance=1e-9))
+    with progress_line("bootstrap", n_resamples, "resamples", progress) as advance:
+        for first in range(0, n_resamples, CHUNK):
+            part = slice(first, first + CHUNK)
+            weight = counts[part] * objective.weight
+            refits.append(problem.solve(start[part], weight, hold=hold, max_iterations=200, tolerance=1e-9))
+            advance(len(weight), f"objective {np.median(refits[-1].cost):.4g}")
     draws = objective.coefficients(np.concatenate([part.theta for part in refits]))
     converged = np.concatenate([part.converged for part in refits])
     log_residuals = objective.residuals(result.theta[None])[0][result.measured]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.plain.tables import Summarised, Table
 from scaling_law.formulas.conditions import GUARD, Conditions, range_warnings
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
@@ -51,7 +52,7 @@ class _Draws:
 
 
 @dataclass(frozen=True, repr=False)
-class Law:
+class Law(Summarised):
     """What all laws share; a kind of law adds `name`, `formula` and `form`, from which its values follow.
 
     `conditions` describe the fit. `draws` are coefficients of refits, [n_draws, n_coefficients] in the order of
@@ -189,6 +190,17 @@ class Law:
         same = all(changes.get(name, value) == value for name, value in self.coefficients.items())
         stored = self.__dict__["draws"] if same else None  # not `self.draws`, which would read the file
         return replace(self, **{"draws": stored, **changes})
+
+    def summary(self) -> Table:
+        """The coefficients, with 95 % intervals where the law has draws; rich and notebooks show it."""
+        rows = [[name, f"{value:.5g}"] for name, value in self.coefficients.items()]
+        header = ["coefficient", "value"]
+        if self.draws is not None:
+            header += ["2.5 %", "97.5 %"]
+            ends = zip(*percentile_interval(self.draws), strict=True)
+            rows = [[*row, f"{low:.5g}", f"{high:.5g}"] for row, (low, high) in zip(rows, ends, strict=True)]
+        known = self.conditions
+        return Table(header, rows, title=self.formula, notes=[known.provenance] if known else [])
 
     def __repr__(self) -> str:
         body = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())

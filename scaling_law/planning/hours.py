@@ -20,6 +20,9 @@ from scaling_law.planning.optimum import (
     Constraints,
     WidthOptimum,
     loss_of_variables,
+    model_variables,
+    of_law,
+    optimal_widths,
     positive,
     refuse_other_variables,
     settled,
@@ -171,6 +174,25 @@ class TimeBudget:
         return found | {"tokens": self.cluster.tokens(work_of(d_model, experts, constraints), self.seconds)}
 
 
+Budget = float | TimeBudget  # FLOPs of training and inference, or hours of training
+
+
+def best_widths(
+    law: Law, budget: Budget, e: FloatArray, constraints: Constraints, integral: bool = False
+) -> WidthOptimum:
+    """The best model for each E, [n], for a budget of either kind. ValueError where none has an optimum."""
+    if isinstance(budget, TimeBudget):
+        return widths_in_time(law, budget, e, constraints, integral)
+    return optimal_widths(law, budget, e, constraints, integral)
+
+
+def models_of(law: Law, d_model: Any, experts: Any, budget: Budget, constraints: Constraints) -> dict[str, Any]:
+    """N_act, D, E and the law's other variables, for models of these widths that spend the budget; broadcasts."""
+    if isinstance(budget, TimeBudget):
+        return of_law(law, budget.variables(d_model, experts, constraints))
+    return model_variables(law, d_model, experts, budget, constraints)
+
+
 def work_of(d_model: Any, experts: Any, constraints: Constraints) -> ModelWork:
     """What decides the step time of models under the d / 64 rule; broadcasts."""
     parts = {"granularity": constraints.granularity, "shared_ratio": constraints.shared_ratio}
@@ -209,16 +231,16 @@ def refuse_less_than_a_step(time: TimeBudget, experts: float, constraints: Const
 
 
 def drawn_losses(
-    law: Law, time: TimeBudget | None, at: Mapping[str, Any], d_model: FloatArray, constraints: Constraints
+    law: Law, budget: Budget, at: Mapping[str, Any], d_model: FloatArray, constraints: Constraints
 ) -> FloatArray | None:
     """Losses of these models, [n_draws, n], where law and throughput are drawn together; None without any draws.
 
-    The draws of the two are independent: whichever has fewer is repeated. `time` None is a budget of FLOPs.
+    The draws of the two are independent: whichever has fewer is repeated.
     """
-    if time is None or time.cluster.throughput.draws is None:
+    if not isinstance(budget, TimeBudget) or budget.cluster.throughput.draws is None:
         return None if law.draws is None else law.loss_draws(**constraints.worth(at))
     work = work_of(d_model, at["experts"], constraints)
-    tokens = time.cluster.tokens(work, time.seconds, drawn=True)
+    tokens = budget.cluster.tokens(work, budget.seconds, drawn=True)
     coefficients = coefficients_of(law)[:, 1:] if law.draws is not None else coefficients_of(law)
     n = max(len(tokens), coefficients.shape[1])
     drawn = {**at, "tokens": tokens[np.arange(n) % len(tokens)]}

@@ -20,14 +20,12 @@ from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import refuse_extrapolation
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
-from scaling_law.planning.hours import Cluster, TimeBudget, drawn_losses, widths_in_time, work_of
+from scaling_law.planning.hours import Budget, Cluster, TimeBudget, best_widths, drawn_losses, models_of, work_of
 from scaling_law.planning.optimum import (
     Constraints,
     WidthOptimum,
     asked_experts,
-    model_variables,
     name_limits,
-    optimal_widths,
     positive,
     why_no_optimum,
 )
@@ -350,20 +348,15 @@ def optimal(
         raise ValueError(f"experts={e.tolist()!r} must be one number or a list of them")
     if integral and np.any(e != np.round(e)):
         raise ValueError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
-    budget: Any
-    if time is None:
-        budget = float(positive("flops", flops))
-        found = optimal_widths(law, budget, e, constraints, integral)
-    else:
-        found = widths_in_time(law, time, e, constraints, integral)
-        budget = training_flops(found.n_active, found.tokens)[found.fits]
+    budget: Budget = time or float(positive("flops", flops))
+    found = best_widths(law, budget, e, constraints, integral)
     shown = found.fits
     if not shown.any():
-        raise ValueError(_nothing_fits(float(np.max(budget, initial=1.0)), e[found.exists], constraints))
-    at = model_variables(law, found.d_model[shown], e[shown], budget, constraints)
+        raise ValueError(_nothing_fits(budget, e[found.exists], constraints))
+    at = models_of(law, found.d_model[shown], e[shown], budget, constraints)
     if law.beyond_guard(**at).all():
         refuse_extrapolation(law.conditions, **at, force=force)
-    draws = drawn_losses(law, time, at, found.d_model[shown], constraints)
+    draws = drawn_losses(law, budget, at, found.d_model[shown], constraints)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
     rows = _rows(law, found, e, at, constraints, rates, ramp, integral, draws, "time" if time else "compute")
@@ -371,7 +364,7 @@ def optimal(
         rows = _served(rows, decode_batch, time, constraints)
     table = OptimalTable(
         rows,
-        budget if time is None else float("nan"),
+        budget if isinstance(budget, float) else float("nan"),
         constraints,
         integral,
         experts_that_do_not_fit=tuple(e[found.exists & ~shown].tolist()),
@@ -475,13 +468,13 @@ def _smallest_width(experts: FloatArray, constraints: Constraints) -> tuple[str,
     return (note,) if experts.size else ()
 
 
-def _nothing_fits(flops: float, experts: FloatArray, constraints: Constraints) -> str:
+def _nothing_fits(budget: Budget, experts: FloatArray, constraints: Constraints) -> str:
     """Why, with what would be needed."""
     e, served = float(experts.min()), constraints.inference_tokens
     smallest = active_parameters(HEAD_DIM, vocab_size=constraints.vocab_size)
-    if affordable_tokens(flops, smallest, served) <= 0:
+    if isinstance(budget, float) and affordable_tokens(budget, smallest, served) <= 0:
         needed = format_flops(float(inference_flops(smallest, served)))
-        return f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={flops:g}"
+        return f"nothing fits: inference_tokens={served:g} alone cost at least {needed} FLOPs of flops={budget:g}"
     memory = float(constraints.weight_bytes(HEAD_DIM, e) + constraints.kv_bytes(HEAD_DIM))
     parameters = format_count(float(total_parameters(HEAD_DIM, e, vocab_size=constraints.vocab_size)))
     return (

@@ -118,10 +118,14 @@ class Constraints:
         if self.max_parameters is not None:
             limit = np.minimum(limit, width_of_total(self.max_parameters, experts, self.vocab_size))
         if self.max_memory_bytes is not None:
-            linear, cubic = size_in_width(experts, self.vocab_size)
-            b, cache = self.bytes_per_parameter, self.kv_bytes(1.0)  # the cache grows with the width squared
-            limit = np.minimum(limit, solve_width(b * linear, cache, b * cubic, self.max_memory_bytes))
+            limit = np.minimum(limit, self.width_of_memory(self.max_memory_bytes, experts))
         return limit
+
+    def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:
+        """The (fractional) d_model whose weights and KV cache take so many bytes; broadcasts."""
+        linear, cubic = size_in_width(experts, self.vocab_size)
+        b, cache = self.bytes_per_parameter, self.kv_bytes(1.0)  # the cache grows with the width squared
+        return solve_width(b * linear, cache, b * cubic, memory_bytes)
 
     def variables(self, d_model: Any, experts: Any, flops: Any) -> dict[str, Any]:
         """What a law may depend on, for models of these widths that spend the budget; broadcasts."""
@@ -222,9 +226,13 @@ def compute_optimal(
 
 def model_variables(law: Law, d_model: Any, experts: Any, flops: Any, constraints: Constraints) -> dict[str, Any]:
     """N_act, D, E and the law's other variables, for models of these widths that spend the budget."""
-    found = constraints.variables(d_model, experts, flops)
+    return of_law(law, constraints.variables(d_model, experts, flops))
+
+
+def of_law(law: Law, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an architecture's variables N_act, D, E and those of the law, in one shape."""
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
-    return dict(zip(names, np.broadcast_arrays(*(found[name] for name in names)), strict=True))
+    return dict(zip(names, np.broadcast_arrays(*(variables[name] for name in names)), strict=True))
 
 
 def chinchilla_optimum(m: Any, mu: Any, n: Any, nu: Any, budget: Any) -> tuple[Any, Any]:

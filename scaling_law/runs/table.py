@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
 from hub.plain.errors import RecordError
-from hub.plain.tables import literal
+from hub.plain.tables import Summarised, Table, literal
+from hub.plain.units import format_count
 from scaling_law.formulas.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.architectures import in_terms_of_laws, is_of_a_class
 from scaling_law.runs.columns import Column, with_columns
@@ -45,7 +46,7 @@ COUNT_TOLERANCE = 0.02  # recorded sizes may count norms and routers, which the 
 
 
 @dataclass(frozen=True)
-class Runs:
+class Runs(Summarised):
     """Measured runs as columns [n]; the loss is in nats per token, `trunk` holds cluster ids from 0.
 
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
@@ -174,6 +175,17 @@ class Runs:
 
         shown = {name: list(getattr(self, name)) for name in ("run_id", *_COLUMNS)}
         return pandas.DataFrame(shown | dict(self.columns))
+
+    def summary(self) -> Table:
+        """What the runs of each E cover, from the least to the most; rich and notebooks show it."""
+        rows = []
+        for e in np.unique(self.experts):
+            own = self.subset(self.experts == e)
+            shown = ((own.n_active, format_count), (own.tokens, format_count), (own.loss, "{:.4f}".format))
+            ends = [f"{text(column.min())} – {text(column.max())}" for column, text in shown]
+            rows.append((f"{e:g}", len(own), own.n_trunks, *ends))
+        header = ("E", "runs", "trunks", "N_act", "tokens", self.loss_name)
+        return Table(header, rows, title=f"{len(self)} runs from {self.source}", notes=self.skipped)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{e:g}" for e in np.unique(self.experts))

@@ -22,6 +22,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from hub.plain import atomic
+from hub.plain.progress import format_rate, progress_bars
 from hub.plain.tables import Table
 from hub.plain.units import format_decimal
 from training.configuration.arguments import ConfigurationError
@@ -358,24 +359,16 @@ def write_configuration(run: SweepRun) -> Path:
 
 @contextmanager
 def sweep_progress(sweep: Sweep, console: Console | None = None) -> Iterator[Callable[[list[SweepRun]], None]]:
-    """A live display of the whole sweep and of the running runs, each with its latest training loss.
+    """A live display of the whole sweep and of the running runs, each with its latest training loss and its speed.
 
-    The value is the `watch` for `run_sweep`. A line stays whole on a terminal of 80 columns.
+    The value is the `watch` for `run_sweep`.
     """
-    from rich import progress
-    from rich.table import Column
-
-    columns = (
-        progress.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        progress.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
-        progress.TaskProgressColumn(table_column=Column(no_wrap=True)),
-        progress.TextColumn("{task.fields[loss]}", table_column=Column(no_wrap=True)),
-        progress.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
-    )
-    with progress.Progress(*columns, console=console, transient=True, expand=True) as display:
-        whole = display.add_task(f"[bold]sweep {sweep.name}", total=sum(run.cost for run in sweep.runs), loss="")
+    with progress_bars(console) as display:
+        total = sum(run.cost for run in sweep.runs)
+        whole = display.add_task(f"[bold]sweep {sweep.name}", total=total, detail="", unit="")
         tasks = {
-            run.name: display.add_task(run.name, total=run.target_tokens, visible=False, loss="") for run in sweep.runs
+            run.name: display.add_task(run.name, total=run.target_tokens, visible=False, detail="", unit="")
+            for run in sweep.runs
         }
 
         def watch(running: list[SweepRun]) -> None:
@@ -385,8 +378,10 @@ def sweep_progress(sweep: Sweep, console: Console | None = None) -> Iterator[Cal
                 display.update(tasks[run.name], completed=tokens, visible=run in running)
                 done += run.cost * tokens / run.target_tokens
             for run in running:
-                loss = _newest_line(run).get("loss")
-                display.update(tasks[run.name], loss="" if loss is None else f"loss {loss:.3f}")
+                line = _newest_line(run)
+                loss = "" if line.get("loss") is None else f"loss {line['loss']:.3f}"
+                rate = format_rate(line.get("tokens_per_second"), "tok")  # not ours: a resumed run starts far along
+                display.update(tasks[run.name], detail=f"{loss} {rate}".strip())
             display.update(whole, completed=done)
 
         yield watch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Group
@@ -54,11 +55,38 @@ def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["rows"][1]["loss"] is None
 
 
-def test_a_notebook_gets_one_pre_element_and_no_markup_from_a_name() -> None:
-    shown = html(Group(Table(("name",), [("<script>alert(1)</script>",)]), Text("⚠ at a bound", style="yellow")))
-    assert shown.startswith("<pre ")
-    assert shown.endswith("</pre>")
-    assert shown.count("<pre") == 1
-    assert "<script>" not in shown
-    assert "&lt;script&gt;" in shown
+def elements(shown: str) -> list[str]:
+    """The opening tags of what a notebook gets, which is well-formed."""
+    return [element.tag for element in ElementTree.fromstring(f"<div>{shown}</div>").iter()][1:]
+
+
+def test_a_notebook_gets_elements_with_their_styles_and_no_markup_from_a_name() -> None:
+    name = '<script>alert("1")</script>'
+    texts = {"title": name, "notes": [name], "warnings": [name], "total": (name,)}
+    shown = html(Group(Table((name,), [(name,)], **texts), Text(name, style="yellow")))
+    assert elements(shown) == [
+        "div",
+        "table",
+        "caption",
+        *["tr", "th"],
+        *["tr", "td"] * 2,
+        "p",
+        "small",
+        "p",
+        "pre",
+        "span",
+    ]
+    assert shown.count("&lt;script&gt;") == 7
     assert "color: #" in shown, "styles travel inside the element, not in a stylesheet"
+
+
+def test_a_notebook_gets_the_cells_aligned_and_styled() -> None:
+    table = Table.of([{"law": "joint", "loss": 2.5}, {"law": "dense", "loss": None}], styles=["bold", ""])
+    head, best, other = ElementTree.fromstring(html(table)).iter("tr")
+    assert [[cell.text for cell in row] for row in (head, best, other)] == [
+        ["law", "loss"],
+        ["joint", "2.5000"],
+        ["dense", "–"],
+    ]
+    assert [cell.get("style").split(";")[0] for cell in best] == ["text-align:left", "text-align:right"]
+    assert (best.get("style"), other.get("style")) == ("font-weight: bold", None)

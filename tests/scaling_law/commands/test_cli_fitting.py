@@ -220,7 +220,7 @@ def test_results_show_in_notebooks_and_as_frames(table, law):
     compared = compare(parts, allow_unidentifiable=True)
     design = next_runs(JointLaw.from_pretrained(law), predicted_loss(1e6, 2e7, 4), 1e18, noise=0.01, max_runs=2)
     for shown in (result, drawn, interval, parts, compared, design):
-        assert shown._repr_html_().startswith("<pre ")
+        assert "</table>" in shown._repr_html_()
         assert isinstance(shown.to_dataframe(), pandas.DataFrame)
     frame = drawn.to_dataframe().set_index("coefficient")
     assert list(frame.index) == list(result.law.coefficients)

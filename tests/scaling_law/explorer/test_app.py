@@ -65,6 +65,9 @@ def test_an_answer_and_its_link(laws, published):
         ({"law": "/etc/passwd"}, "law='/etc/passwd' is not one of published"),
         ({"law": YOURS}, "upload a law or a table of runs first"),
         ({"law": "chinchilla", "experts": "8"}, "this Chinchilla law holds for E = 1 only"),
+        ({"unit": "hours", "hours": ""}, "hours=0 must be positive"),
+        ({"unit": "hours", "gpus": "1.5"}, "gpus=1.5 must be a whole number"),
+        ({"unit": "hours", "inference_tokens": "1B"}, "they go with a budget of flops, not of hours"),
         ({"flops": "<b>"}, "flops='<b>' is not"),
     ],
 )
@@ -72,24 +75,36 @@ def test_wrong_input_is_one_message_and_changes_nothing_else(laws, changes, mess
     shown, *others = app._asked(laws, *astuple(replace(FIRST, **changes)), False, None)
     assert message.replace("'", "&#x27;").replace("<", "&lt;").replace(">", "&gt;") in shown
     assert shown.count('role="alert"') == 1
-    assert others == [SKIP] * 7
+    assert others == [SKIP] * (app.SHOWN - 1)
 
 
 def test_sliders_texts_and_links_agree(laws):
-    text, problem, *_, query = app._slid(laws, 1, 10.0, *astuple(FIRST), False, None)
+    text, problem, *_, query = app._slid(laws, "memory", 10.0, *astuple(FIRST), False, None)
     assert (text, problem, query) == ("10GB", "", "memory=10GB")
     state = [*astuple(replace(FIRST, memory="10GB")), False, None]
-    assert app._typed(laws, "", *state)[:2] == [22.0, 10.0]
-    assert app._typed(laws, "memory=10GB", *state) == [SKIP, SKIP, "", *[SKIP] * 7]
-    opened = app._opened(laws, FIRST, "memory=10GB&flops=1e21", False)
-    assert opened[:9] == ["1e21", "10GB", "16k", "", "", PUBLISHED, "memory", 21.0, 10.0]
-    assert app._opened(laws, FIRST, "", False) == [SKIP] * 17
+    assert app._typed(laws, "", *state)[:3] == [22.0, 2.23, 10.0]
+    assert app._typed(laws, "memory=10GB", *state) == [*[SKIP] * 3, "", *[SKIP] * 7]
+    opened = app._opened(laws, FIRST, "memory=10GB&unit=hours&hours=100", False)
+    question = replace(FIRST, memory="10GB", unit="hours", hours="100")
+    assert opened[: app.STATE] == [*astuple(question), 22.0, 2.0, 10.0]
+    assert app._opened(laws, FIRST, "", False) == [SKIP] * (app.STATE + app.SHOWN)
     wrong = app._opened(laws, FIRST, "budget=1", False)
-    assert "is no part of a question" in wrong[9]
-    assert wrong[:9] == [SKIP] * 9
+    assert "is no part of a question" in wrong[app.STATE]
+    assert wrong[: app.STATE] == [SKIP] * app.STATE
     name = list(PRESETS)[1]
     preset = app._preset(laws, name, *astuple(replace(FIRST, view="isoflop")), False, None)
-    assert preset[:7] == [*astuple(replace(PRESETS[name], view="isoflop"))]
+    assert preset[: len(app.FIELDS)] == [*astuple(replace(PRESETS[name], view="isoflop"))]
+
+
+def test_hours_that_no_gpus_can_train_have_an_answer_and_the_reason_for_no_plan(laws):
+    question = replace(FIRST, unit="hours", hours="168", gpus="8", view="map")
+    problem, _, figure, _, notes, command, yaml, query = app._asked(laws, *astuple(question), False, None)
+    assert (problem, query) == ("", "unit=hours&view=map")
+    assert command == ("scaling-law optimal --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --integral")
+    assert yaml.startswith("# no plan: d_model 1984, E = 32 (35.8B parameters) cannot be trained on 8 × NVIDIA H100")
+    table = best_models(question, laws[PUBLISHED])
+    assert next(trace.x[0] for trace in figure.data if trace.name == "question") == table.flops
+    assert "the star is at the" in notes.splitlines()[0]
 
 
 def test_a_law_is_uploaded_and_deleted(laws, published, tmp_path):

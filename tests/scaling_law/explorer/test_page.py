@@ -117,6 +117,19 @@ def test_a_link_restores_the_state(visit, published):
     page.wait_for_function("() => document.querySelector('.js-plotly-plot')?.data.some(t => t.name === 'models')")
 
 
+def test_a_budget_of_hours(visit, published):
+    page = visit()
+    page.get_by_label("hours on GPUs").check()
+    wait_for_sentence(page, sentence(published, Question(unit="hours")))
+    assert not field_of(page, "flops").is_visible()
+    field = field_of(page, "gpus")
+    field.fill("64")
+    field.press("Enter")
+    wait_for_sentence(page, sentence(published, Question(unit="hours", gpus="64")))
+    page.wait_for_url(re.compile(r"\?unit=hours&gpus=64$"))
+    assert "--hours 168 --gpus 64 --gpu h100" in page.inner_text(".cm-content")
+
+
 def test_wrong_input_shows_a_message_and_keeps_the_answer(visit, published):
     page = visit("?flops=1e21")
     field = field_of(page, "memory")

@@ -28,7 +28,16 @@ def test_the_api_has_three_endpoints_that_answer(client, published):
     made = client.predict(flops="1e21", experts="1,8", api_name="/plan")
     assert made["command"] == "scaling-law plan --flops 1e21 --experts 1,8 -o run.yaml"
     assert "d_model:" in made["yaml"]
+    assert client.predict(flops="1e21", law="abnar", api_name="/plan")["yaml"].count("d_model:") == 1
     assert client.predict(n_active=1e9, tokens=2e10, experts=8, api_name="/loss")["trusted"]
+
+
+def test_programs_ask_in_hours(client, published):
+    found = client.predict(hours="72", gpus="8", api_name="/optimal")
+    table = published.optimal(hours=72, gpus=8, throughput="h100", integral=True)
+    assert (found["best"]["loss"], found["time"]["hours"]) == (table.best.loss, 72)
+    with pytest.raises(Exception, match="flops='1e22', hours='72': give exactly one of them"):
+        client.predict(flops="1e22", hours="72", api_name="/optimal")
 
 
 @pytest.mark.parametrize("law", ["/etc/passwd", "org/law", "no-such"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -12,20 +12,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling_law.commands.cli import app
-from scaling_law.explorer.question import FITTED, PRESETS, VIEWS, Question, of_log_bytes, of_log_flops
+from scaling_law.explorer.answer import best_models, planned
+from scaling_law.explorer.question import (
+    FITTED,
+    GPU_NAMES,
+    PRESETS,
+    UNITS,
+    VIEWS,
+    Question,
+    of_log_bytes,
+    of_log_flops,
+    of_log_hours,
+)
 
 texts = st.text(max_size=30)
+CHOSEN = {"unit": UNITS, "gpu": GPU_NAMES, "view": tuple(VIEWS)}
+TYPED = [own.name for own in fields(Question) if own.name not in CHOSEN]
 
 
-@given(st.builds(Question, texts, texts, texts, texts, texts, texts, st.sampled_from(list(VIEWS))))
+FIELDS = dict.fromkeys(TYPED, texts) | {name: st.sampled_from(allowed) for name, allowed in CHOSEN.items()}
+
+
+@given(st.builds(Question, **FIELDS))
 def test_a_link_restores_every_question(question):
     assert Question.of(dict(parse_qsl(question.query(), keep_blank_values=True))) == question
 
 
 def test_a_link_of_something_else_is_refused():
     for wrong, message in (
-        ({"memory_bytes": "1"}, "'memory_bytes' is no part of a question: flops, memory"),
+        ({"memory_bytes": "1"}, "'memory_bytes' is no part of a question: unit, flops"),
         ({"view": "pie"}, "view='pie' must be one of memory, map"),
+        ({"unit": "money"}, "unit='money' must be one of flops, hours"),
+        ({"gpu": "abacus"}, "gpu='abacus' must be one of b300, b200"),
         ({"flops": "1" * 300}, "flops=.* is too long: at most 200 characters"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -37,25 +55,30 @@ def test_presets_have_answers_and_their_commands_parse(name, published):
     import typer
 
     question = PRESETS[name]
-    table = published.optimal(question.budget, integral=True, **question.limits())
-    assert table.best.trusted
-    words = shlex.split(question.command(published))
+    assert best_models(question, published).best.trusted
+    assert planned(question, published).loss > 0
+    words = shlex.split(question.command())
     command = typer.main.get_command(app).commands[words[1]]
     given = command.make_context(words[1], words[2:]).params
-    asked = {name: given[name] or 0 for name in ("flops", "max_memory_bytes", "kv_cache_tokens", "inference_tokens")}
-    assert asked == {"flops": question.budget, **question.limits()}
+    asked = question.spent() | question.limits()
+    gpu = {"throughput": given["gpu"]} if question.unit == "hours" else {}
+    assert asked == {name: given[name] or 0 for name in asked} | gpu
 
 
-def test_commands_name_the_law(published):
+def test_commands_name_the_law():
     asked = Question(experts="1, 2,4-8", law="chinchilla", memory="")
-    assert asked.command(published).endswith("--kv-tokens 16k --experts 1,2,4-8 --law chinchilla -o run.yaml")
-    assert "--law FOLDER" in replace(asked, law=FITTED).command(published)
-    assert Question(law="; rm -rf /").command(published).count("'") == 2
+    assert asked.command().endswith("--kv-tokens 16k --experts 1,2,4-8 --law chinchilla -o run.yaml")
+    assert asked.command(planned=False).startswith("scaling-law optimal --flops 1e22")
+    assert "--law FOLDER" in replace(asked, law=FITTED).command()
+    assert Question(law="; rm -rf /").command().count("'") == 2
 
 
 def test_the_texts_of_sliders_are_read_back():
     for exponent in np.arange(17, 26.001, 0.05):
         assert np.log10(Question(flops=of_log_flops(exponent)).budget) == pytest.approx(exponent, abs=3e-3)
+    for exponent in np.arange(0, 4.001, 0.05):
+        hours = Question(unit="hours", hours=of_log_hours(exponent)).budget.hours
+        assert np.log10(hours) == pytest.approx(exponent, abs=3e-3)
     for exponent in np.arange(9, 13.001, 0.05):
         limits = Question(memory=of_log_bytes(exponent)).limits()
         assert np.log10(limits["max_memory_bytes"]) == pytest.approx(exponent, abs=3e-3)
@@ -69,6 +92,7 @@ def test_an_answer_is_the_packages_own(view, published):
 
     for law in (published, shelf("chinchilla"), shelf("abnar")):
         found = answer(Question(view=view), law)
+        assert found.configuration.count("d_model: ") == 1
         best = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True).best
         assert f"loss {best.loss:.4f}" in found.headline
         assert f"<td>best</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
@@ -86,3 +110,16 @@ def test_released_models_lie_where_their_sizes_are():
     qwen = by_name["Qwen3 8B"]
     assert (qwen.experts, qwen.flops) == (1, pytest.approx(6 * 8.2e9 * 36e12, rel=0.1))
     assert qwen.memory == pytest.approx(2 * 8.2e9, rel=0.1)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_hours_are_those_of_python(view, published):
+    pytest.importorskip("plotly")
+    from scaling_law.explorer.answer import answer
+
+    question = Question(unit="hours", hours="100", gpus="64", experts="1,8", view=view)
+    found = answer(question, published)
+    asked = {"hours": 100, "gpus": 64, "throughput": "h100", "max_memory_bytes": 80e9, "kv_cache_tokens": 16_384}
+    best = published.optimal(experts=[1, 8], integral=True, **asked).best
+    assert f"loss {best.loss:.4f} ({best.loss_interval[0]:.3f} to {best.loss_interval[1]:.3f})" in found.headline
+    assert "--hours 100 --gpus 64 --gpu h100" in found.command

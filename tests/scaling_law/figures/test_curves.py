@@ -5,6 +5,7 @@ import pytest
 
 from scaling_law import published as shelf
 from scaling_law.figures import curves, drawing, law_figures
+from scaling_law.planning.hours import TimeBudget
 
 LIMITS = {"kv_cache_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
 
@@ -106,3 +107,21 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
     for trace in cells:
         assert (np.isfinite(trace.z) == np.isin(grid.experts, float(trace.name.split()[-1]))).all()
     assert {"models", "question"} <= {trace.name for trace in figure.data}
+
+
+def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
+    asked = {"hours": 100, "gpus": 8, "throughput": "h100"}
+    time = TimeBudget.of(None, 100, None, 8, "h100")
+    found = curves.memory_curves(law, time, [1, 8], **LIMITS)
+    limit = float(found.memory[150])
+    table = law.optimal(**asked, experts=[1, 8], max_memory_bytes=limit, **LIMITS)
+    for row, curve in zip(table, found.curves, strict=True):
+        at = min(np.searchsorted(curve.x, limit), curve.mark)
+        assert (curve.loss[at], curve.tokens[at]) == pytest.approx((row.loss, row.tokens), rel=2e-2)
+    best = min(np.searchsorted(found.memory, limit), len(found.memory) - 1)
+    width = np.ptp([end[best] for end in found.best.interval])
+    assert width == pytest.approx(np.ptp(table.best.loss_interval), rel=0.2)  # the step times are drawn, too
+    for curve in curves.budget_curves(law, time, [1, 8]):
+        free = law.optimal(**asked, experts=curve.experts).best
+        assert abs(curve.mark - np.argmin(curve.loss)) <= 1
+        assert (curve.loss[curve.mark], curve.tokens[curve.mark]) == pytest.approx((free.loss, free.tokens), rel=1e-3)

@@ -244,6 +244,16 @@ def test_repr_is_readable(published):
     assert "270 runs" in text
 
 
+def test_a_law_shows_its_coefficients_with_the_intervals_of_its_draws(published):
+    table = published.summary()
+    assert table.title == published.formula
+    assert [row[:2] for row in table.rows][:2] == [["a", "35.907"], ["alpha", "-0.18893"]]
+    low, high = np.quantile(published.draws[:, 1], [0.025, 0.975])
+    assert table.rows[1][2:] == [f"{low:.5g}", f"{high:.5g}"]
+    assert published.replace(draws=None).summary().header == ["coefficient", "value"]
+    assert "35.907" in published._repr_html_()
+
+
 @every_law
 def test_saved_laws_come_back_bit_for_bit(law, tmp_path):
     law = law.replace(draws=np.random.default_rng(0).normal(size=(7, len(law.coefficients))))

@@ -198,6 +198,15 @@ def test_messages_show_plain_numbers():
         load_runs([rows()[0] | {"eval_loss": np.float64(-1.0)}])
 
 
+def test_runs_show_what_each_e_covers():
+    runs = Runs.from_columns([1e6, 2e6, 4e6], [1e8, 3e8, 2e8], [1, 8, 8], [3.0, 2.5, 2.75])
+    assert runs.summary().rows == [
+        ("1", 1, 1, "1M – 1M", "100M – 100M", "3.0000 – 3.0000"),
+        ("8", 2, 2, "2M – 4M", "200M – 300M", "2.5000 – 2.7500"),
+    ]
+    assert "<table>" in runs._repr_html_()
+
+
 def test_runs_are_frozen_columns():
     runs = load_runs(rows())
     with pytest.raises(ValueError, match="read-only"):
