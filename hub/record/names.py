@@ -92,12 +92,17 @@ def recipe_suffix(record: RunRecord) -> str:
     """
     optimizer, law = record.optimizer, record.schedule.learning_rate_law
     moe, ours, balance = record.experts > 1, record.model_type is None, record.balance_loss_coefficient
-    rate, scaled = f"lr{_number(record.schedule.peak_learning_rate)}", _SCALED.search(law)
+    peak, muon = record.schedule.peak_learning_rate, optimizer.name == "muon"
+    rate, scaled = f"lr{_number(peak)}", _SCALED.search(law)
     betas = (optimizer.beta1, optimizer.beta2)
     clip, factor = optimizer.gradient_clip_norm, record.capacity_factor
     departing = {
         rate: law == GIVEN_RATE and not record.sweep.endswith(f"-{rate}"),
         f"lrscale{scaled and scaled[1]}": scaled is not None and law != GIVEN_RATE,
+        "muon": muon,
+        f"muonlr{_number(optimizer.muon_learning_rate)}": muon and _departs(optimizer.muon_learning_rate, peak),
+        f"momentum{_number(optimizer.muon_momentum)}": muon and _departs(optimizer.muon_momentum, 0.95),
+        f"{optimizer.muon_adjust_lr}shape": muon and optimizer.muon_adjust_lr not in (None, "match_rms_adamw"),
         f"wd{_number(optimizer.weight_decay)}": _departs(optimizer.weight_decay, 0.1),
         f"wd{optimizer.weight_decay_on}": optimizer.weight_decay_on not in (None, "all"),
         "beta{}-{}".format(*map(_number, betas)): any(map(_departs, betas, (0.9, 0.999))),

@@ -86,7 +86,9 @@ class Schedule(_Part):
 class OptimizerSettings(_Part):
     """The optimizer by name and its numbers; `gradient_clip_norm` null means no clipping.
 
-    `weight_decay_on`: "all" parameters, or only "matrices" (no norms, biases and router); null is not known.
+    `weight_decay_on`: "all" parameters, or only "matrices" (no norms, biases and router); null is not known. "muon" is
+    Muon for the hidden matrices, with `muon_…` its peak rate, momentum and scaling by shape, and AdamW for the rest,
+    at the schedule's peak; records of other optimizers lack these fields.
     """
 
     name: Line
@@ -96,6 +98,9 @@ class OptimizerSettings(_Part):
     weight_decay: Real
     weight_decay_on: Literal["all", "matrices"] | None = None
     gradient_clip_norm: Real | None
+    muon_learning_rate: Real | None = None
+    muon_momentum: Fraction | None = None
+    muon_adjust_lr: Line | None = None
 
 
 class DatasetReference(_Part):
@@ -276,6 +281,8 @@ class RunRecord(_Part):
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values, unknown fields included, in the schema's order."""
         fields = self.model_dump(mode="json")
+        settings = fields["optimizer"].items()
+        fields["optimizer"] = {n: value for n, value in settings if value is not None or not n.startswith("muon_")}
         return {name: value for name, value in fields.items() if value is not None or name not in OF_A_CLASS}
 
     def to_json(self, *, indent: int | None = None) -> str:
