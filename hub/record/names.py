@@ -111,7 +111,10 @@ def recipe_suffix(record: RunRecord) -> str:
         "finalnorm": bool(record.final_norm),
         re.sub(r"[^A-Za-z0-9]+", "", f"{record.initialization}init"): record.initialization not in (None, "paper"),
         "dropless" if factor == 0 else f"cf{_number(factor)}": moe and ours and _departs(factor, 1.0),
-        f"balance{_number(balance)}": moe and _departs(balance, 0.01 if ours else 0.001),
+        f"balance{_number(balance)}": moe
+        and record.balance_bias_rate is None
+        and _departs(balance, 0.01 if ours else 0.001),
+        f"bias{_number(record.balance_bias_rate)}": record.balance_bias_rate is not None,
         f"z{_number(record.z_loss_coefficient)}": moe and ours and _departs(record.z_loss_coefficient, 0.001),
     }
     return "".join(f"-{part}" for part, departs in departing.items() if departs)

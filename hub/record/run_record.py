@@ -136,7 +136,8 @@ class RunRecord(_Part):
 
     A model of another class than ours has its `model_type` in transformers, `experts` routed experts, of which
     `experts_per_token` are active, and what laws ask about its architecture (`scaling_law.Architecture.variables`);
-    `experts_equivalent` is the E of laws of top-1 models. Records of our class lack these fields (`OF_A_CLASS`).
+    `experts_equivalent` is the E of laws of top-1 models; `balance_bias_rate` is what a step adds to or takes from the
+    selection bias of an expert, where experts are balanced so. Records of our class lack these fields (`OF_A_CLASS`).
 
     Raises RecordError with each offending field, its value and what is allowed.
     """
@@ -194,6 +195,7 @@ class RunRecord(_Part):
     capacity_group_tokens: PositiveCount | None = None
     balance_loss_coefficient: Real | None = None
     z_loss_coefficient: Real | None = None
+    balance_bias_rate: Real | None = None
     initialization: Line | None = None
     final_norm: Annotated[bool, Field(strict=True)] | None = None
     seed: Integer | None
@@ -283,7 +285,7 @@ class RunRecord(_Part):
         fields = self.model_dump(mode="json")
         settings = fields["optimizer"].items()
         fields["optimizer"] = {n: value for n, value in settings if value is not None or not n.startswith("muon_")}
-        return {name: value for name, value in fields.items() if value is not None or name not in OF_A_CLASS}
+        return {name: value for name, value in fields.items() if value is not None or name not in _LEFT_OUT}
 
     def to_json(self, *, indent: int | None = None) -> str:
         return strict_json.dumps(self.to_dict(), indent=indent)
@@ -295,6 +297,7 @@ class RunRecord(_Part):
 
 _NAMES = [*RunRecord.model_fields]
 OF_A_CLASS = frozenset(_NAMES[_NAMES.index("model_type") : _NAMES.index("tokens")])  # left out where null
+_LEFT_OUT = OF_A_CLASS | {"balance_bias_rate"}
 
 
 def type_of(annotation: Any) -> type:

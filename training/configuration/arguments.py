@@ -193,6 +193,11 @@ class ModelArguments(_Section):
         return n_heads
 
     @property
+    def bias_rate(self) -> float:
+        """0: our routers have no selection bias."""
+        return 0.0
+
+    @property
     def name(self) -> str:
         """The size as names of runs and repositories have it; see `hub.record.names.size_name`."""
         by_rule = self.d_model // 64

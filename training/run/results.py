@@ -102,6 +102,7 @@ def run_record(
         **{name: getattr(a.model, name, None) for name in _MODEL},
         balance_loss_coefficient=a.model.balance_loss,
         z_loss_coefficient=a.model.z_loss,
+        balance_bias_rate=a.model.bias_rate or None,
         dataset=session.data.tokens.cache.dataset,
         data_order=data_order(a),
         tokenizer=tokenizer_identity(session),

@@ -219,6 +219,8 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
         if result.is_finite:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    if a.model.bias_rate and result.is_finite:
+        causal_model.move_biases(session.model, session.total(result.tokens_per_expert), a.model.bias_rate)
     return result
 
 
