@@ -17,9 +17,9 @@ from hub import load_index, open_store, pull_runs, push_index, push_run
 from scaling_law import JointLaw, describe, fit, load_runs, memory_optimal
 from tests.hub.samples import make_record, write_safetensors
 from tests.scaling_law.configs import MIXTRAL
+from tests.scaling_law.synthetic import synthetic_runs
 
 pytestmark = pytest.mark.light
-RUNS = Path(__file__).parent.parent / "docs" / "results" / "runs.jsonl"
 COMMAND = ("-m", "scaling_law")
 HEAVY = ("accelerate", "datasets", "evaluate", "pandas", "psutil", "pyarrow", "tokenizers", "torch", "transformers")
 needs_light = pytest.mark.skipif(find_spec("torch") is not None, reason="all extras are installed here")
@@ -62,7 +62,7 @@ def test_a_model_is_described_from_its_configuration(tmp_path):
 
 
 def test_a_law_is_fitted_and_saved_and_csv_is_read(tmp_path):
-    bootstrap = fit(load_runs(RUNS), starts=[JointLaw.published()]).bootstrap(n_resamples=5)
+    bootstrap = fit(synthetic_runs(), starts=[JointLaw.published()]).bootstrap(n_resamples=5)
     bootstrap.law.save_pretrained(tmp_path / "law")
     assert JointLaw.from_pretrained(tmp_path / "law") == bootstrap.law
     (tmp_path / "runs.csv").write_text("run_id,n_active,tokens,experts,loss\na,1e8,2e9,1,3.5\nb,1e8,2e9,8,3.4\n")

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hub import RunRecord, load_records, open_store, push_index, push_run
+from hub import RunRecord, open_store, push_index, push_run
 from scaling_law import JointLaw, cheapest_budget
 from tests.guides import ROOT, blocks, run_python, text_of
+from tests.hub.samples import record_fields
+from tests.scaling_law.synthetic import sweep_rows
 from training.configuration.reading import parse_command_line
 from training.run.main import Run
 
@@ -22,7 +24,7 @@ README = text_of(PAGE)
 
 @pytest.fixture
 def demo_output(tiny, tmp_path, monkeypatch):
-    """A folder with a release where the README's blocks look for that of `make demo`: a model, and our own records."""
+    """A release where the README's blocks look for that of `make demo`: a model, and records of a known law."""
     arguments = tiny(schedule__tokens=[1280], model__n_blocks=3, model__n_heads=4, model__experts=8)
     assert Run(arguments).execute() == 0
     (folder,) = Path(arguments.run.output_dir).glob("*/model")
@@ -30,8 +32,8 @@ def demo_output(tiny, tmp_path, monkeypatch):
     pushed = push_run(store, folder, RunRecord.load(folder).replaced(sweep="demo"))
     released = tmp_path / "demo-output" / "hub" / "models" / pushed.repo
     shutil.copytree(released / pushed.branch, released / "main")
-    records = load_records(ROOT / "docs" / "results" / "runs.jsonl")
-    push_index(store, "demo", [record.replaced(sweep="demo") for record in records])
+    for_each = {"schedule": record_fields()["schedule"], "epochs": None}
+    push_index(store, "demo", [RunRecord(**record_fields(**row | for_each)) for row in sweep_rows()])
     monkeypatch.chdir(tmp_path)
 
 
@@ -50,7 +52,7 @@ def test_the_python_blocks_run_in_their_order(demo_output, capsys):
     answer = scaling_law(*shlex.split(question), "--json")
     assert answer.returncode == 0, answer.stderr
     found, (low, high) = json.loads(answer.stdout), namespace["result"].law.conditions.overall.n_active
-    assert found["constraints"]["vocab_size"] == 1024  # the runs', not GPT-2's
+    assert found["constraints"]["vocab_size"] == 2048  # the runs', not GPT-2's
     assert low <= found["best"]["n_active"] <= high
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
-from scaling_law import JointLaw, Runs
+from scaling_law import Architecture, JointLaw, Runs
 from scaling_law.size.architecture import active_parameters
 from scaling_law.size.recipe import published_design
 
@@ -39,3 +41,15 @@ def tiny_runs(sigma: float = 0.01, seed: int = 0) -> Runs:
     loss = loss * np.exp(np.random.default_rng(seed).normal(0.0, sigma, loss.shape))
     trunk = np.broadcast_to(np.arange(12).reshape(3, 4, 1), loss.shape)
     return Runs.from_columns(n_active.ravel(), tokens.ravel(), experts.ravel(), loss.ravel(), trunk.ravel())
+
+
+def sweep_rows(seeds=(0,), vocab_size=2048, tokens_of=(500_000, 1_000_000, 4_000_000)):
+    """Rows of a small sweep with losses of a known law: three widths, four E, branches at three token counts."""
+    law = JointLaw(**TINY_LAW)
+    for seed, d, e, tokens in product(seeds, (64, 128, 192), (1, 2, 4, 8), tokens_of):
+        a, trunk = Architecture(d, e, vocab_size=vocab_size), f"d{d}-E{e}-{seed}"
+        loss = float(law.loss(a.n_active, tokens, e)) + 0.01 * (-1) ** seed * (len(seeds) > 1)
+        names = {"run_id": f"{trunk}-{tokens}", "parent_run_id": trunk, "branch_point_tokens": int(0.8 * tokens)}
+        sizes = a.shape | {"vocab_size": vocab_size, "n_active": a.n_active, "n_total": a.n_total, "tokens": tokens}
+        schedule = {"epochs": 0.5, "seed": seed, "schedule": {"peak_learning_rate": 0.01}}
+        yield names | sizes | schedule | {"status": "final", "eval_loss": loss}

@@ -36,7 +36,8 @@ def _plane(ax: Any, results: Results, gaps: Sequence[Gap], e: int) -> None:
         n = np.full(len(ahead), gap.n_active)
         ax.plot(n[ahead], gap.tokens[ahead], "s", color=colour_of(8), alpha=0.45, markersize=8, markeredgewidth=0)
         ax.plot(n[~ahead], gap.tokens[~ahead], "s", color=colour_of(1), alpha=0.3, markersize=8, markeredgewidth=0)
-        _crossing(ax, gap, low / 2, high * 2)
+        if len(gap.tokens) > 1:  # one D brackets nothing
+            _crossing(ax, gap, low / 2, high * 2)
     sizes = np.unique(results.sweep.runs.n_active)
     span = np.geomspace(sizes.min() / 1.4, sizes.max() * 1.4, 60)
     for name, law in results.laws.items():

@@ -1,7 +1,5 @@
 """A law keeps the vocabulary of its runs, and sizes count it: asked without one, it answers inside its own range."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,8 +12,9 @@ from scaling_law.planning.design import advantage, next_runs, predicted_loss
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
 from scaling_law.planning.matched import matched_memory, plan_matched
 from scaling_law.planning.plan import plan
+from tests.scaling_law.synthetic import sweep_rows
 
-RECORDED = Path(__file__).parents[3] / "docs" / "results" / "runs.jsonl"  # vocabulary 1,024, N_act 79k to 688k
+RECORDED = [*sweep_rows(vocab_size=1024)]  # N_act 184k to 1.7M
 FLOPS = 1e13  # inside
 
 
@@ -69,9 +68,9 @@ def test_every_question_counts_the_vocabulary_of_the_law(law, fitted):
     """Asked without a vocabulary as with 1,024, and not as with GPT-2's."""
     questions = [
         lambda **v: law.optimal(FLOPS, [1, 2, 4], **v).best.d_model,
-        lambda **v: cheapest_budget(law, 3.4, [1, 4], **v).memory_bytes,
-        lambda **v: cheapest_budget(law, 3.4, [1, 4], max_parameters=400_000, **v).flops,
-        lambda **v: smallest_memory(law, FLOPS, 3.5, [1, 2], **v).memory_bytes,
+        lambda **v: cheapest_budget(law, 5.0, [1, 4], **v).memory_bytes,
+        lambda **v: cheapest_budget(law, 5.0, [1, 4], max_parameters=400_000, **v).flops,
+        lambda **v: smallest_memory(law, FLOPS, 5.0, [1, 2], **v).memory_bytes,
         lambda **v: matched_memory(law, FLOPS, [2, 4], **v).n_active,
         lambda **v: matched_memory(law, FLOPS, [2, 4], **v).loss,
         lambda **v: law.optimum_draws(FLOPS, [1, 2], max_parameters=300_000, **v).loss,
