@@ -31,6 +31,7 @@ def repo_name(record: RunRecord) -> str:
         experts_per_token=record.experts_per_token,
         d_expert=record.d_expert,
         shared_experts=record.shared_experts,
+        n_kv_heads=record.n_kv_heads,
     )
     return f"{record.sweep}-{size}"
 
@@ -45,14 +46,18 @@ def size_name(
     experts_per_token: int | None = None,
     d_expert: int | None = None,
     shared_experts: int | None = None,
+    n_kv_heads: int | None = None,
 ) -> str:
     """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64.
 
     Other classes than ours have their model type in front and their feed-forward behind, as in
-    qwen3_moe-d512-E64-k8-f256 for 8 of 64 experts, each 256 wide, per token, and -s1 for a shared one.
+    qwen3_moe-d512-E64-k8-f256 for 8 of 64 experts, each 256 wide, per token, and -s1 for a shared one. Where key-value
+    heads are fewer than heads, they are named, too: d512-kv2-E64.
     """
     on_rule = 64 * n_blocks == 64 * n_heads == d_model
-    size = f"d{d_model}{'' if on_rule else f'-b{n_blocks}-h{n_heads}'}-E{experts}"
+    shape = "" if on_rule else f"-b{n_blocks}-h{n_heads}"
+    grouped = "" if n_kv_heads in (None, n_heads) else f"-kv{n_kv_heads}"
+    size = f"d{d_model}{shape}{grouped}-E{experts}"
     if model_type is None:
         return size
     routed = f"-k{experts_per_token}" if experts > 1 else ""

@@ -152,6 +152,7 @@ class RunRecord(_Part):
     d_model: Width
     n_blocks: Width
     n_heads: Width
+    n_kv_heads: Width | None = None
     experts: Annotated[int, BeforeValidator(_number), Field(ge=1, le=1 << 16)]
     vocab_size: Width
     sequence_length: Width
@@ -297,7 +298,7 @@ class RunRecord(_Part):
 
 _NAMES = [*RunRecord.model_fields]
 OF_A_CLASS = frozenset(_NAMES[_NAMES.index("model_type") : _NAMES.index("tokens")])  # left out where null
-_LEFT_OUT = OF_A_CLASS | {"balance_bias_rate"}
+_LEFT_OUT = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate"}
 
 
 def type_of(annotation: Any) -> type:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
@@ -112,13 +112,20 @@ class ModelClassArguments(BaseModel):
             return " ".join(str(error).split())
         return _problem_of_groups(config)
 
+    @model_serializer(mode="wrap")
+    def _plain(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """How experts are balanced is said where it is not by the class's own loss."""
+        fields = fields_of(self)
+        told = self.balance != "loss"
+        return {name: value for name, value in fields.items() if told or name not in ("balance", "bias_update_rate")}
+
     # -- what the loop asks of the section `model`; see `ModelArguments`
 
     @property
     def name(self) -> str:
         a = self._architecture
-        fine = {"experts_per_token": a.experts_per_token, "d_expert": a.d_expert, "shared_experts": a.shared_experts}
-        return size_name(**a.shape, model_type=self.type, **fine)
+        names = ("experts_per_token", "d_expert", "shared_experts", "n_kv_heads")
+        return size_name(**a.shape, model_type=self.type, **{name: getattr(a, name) for name in names})
 
     @property
     def experts(self) -> int:

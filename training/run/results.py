@@ -137,7 +137,8 @@ def _of_a_class(model: ModelArguments | ModelClassArguments, arch: Architecture)
     if not isinstance(model, ModelClassArguments):
         return {}
     asked = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
-    return {"model_type": model.type} | {name: asked[name] for name in OF_A_CLASS - {"model_type"}}
+    of_class = {"model_type": model.type, "n_kv_heads": arch.n_kv_heads}
+    return of_class | {name: asked[name] for name in OF_A_CLASS - {"model_type"}}
 
 
 def _of_muon(optimizer: OptimizerArguments, peak: float) -> dict[str, Any]:
