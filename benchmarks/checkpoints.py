@@ -23,19 +23,20 @@ from modeling_switch_moe import SwitchMoeConfig
 from training.configuration.arguments import OptimizerArguments, RunArguments
 from training.run import checkpoint
 from training.run.checkpoint import CheckpointWriter
-from training.run.step import Progress, build_model, build_optimizer
+from training.run.optimizers import build_optimizers
+from training.run.step import Progress, build_model
 
 
 def make_session(d_model: int, experts: int) -> SimpleNamespace:
     accelerator, blocks = Accelerator(), d_model // 64
     sizes = {"hidden_size": d_model, "num_hidden_layers": blocks, "num_attention_heads": blocks}
     model = build_model(SwitchMoeConfig(num_experts=experts, **sizes), seed=0)
-    model, optimizer = accelerator.prepare(model, build_optimizer(model, OptimizerArguments(), accelerator.device))
+    model, optimizer = accelerator.prepare(model, *build_optimizers(model, OptimizerArguments(), accelerator.device))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    return SimpleNamespace(accelerator=accelerator, model=model, optimizer=optimizer)
+    return SimpleNamespace(accelerator=accelerator, model=model, optimizers=[optimizer])
 
 
 def write_bytes(path: Path, size: int) -> None:
@@ -49,7 +50,7 @@ def write_bytes(path: Path, size: int) -> None:
 
 
 def torch_save(path: Path, session) -> None:
-    torch.save({"model": session.model.state_dict(), "optimizer": session.optimizer.state_dict()}, path)
+    torch.save({"model": session.model.state_dict(), "optimizer": session.optimizers[0].state_dict()}, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -57,7 +58,7 @@ def torch_save(path: Path, session) -> None:
 def torch_load(path: Path, session) -> None:
     state = torch.load(path, weights_only=True)
     session.model.load_state_dict(state["model"])
-    session.optimizer.load_state_dict(state["optimizer"])
+    session.optimizers[0].load_state_dict(state["optimizer"])
 
 
 def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:

@@ -31,6 +31,7 @@ def repo_name(record: RunRecord) -> str:
         experts_per_token=record.experts_per_token,
         d_expert=record.d_expert,
         shared_experts=record.shared_experts,
+        n_kv_heads=record.n_kv_heads,
     )
     return f"{record.sweep}-{size}"
 
@@ -45,14 +46,18 @@ def size_name(
     experts_per_token: int | None = None,
     d_expert: int | None = None,
     shared_experts: int | None = None,
+    n_kv_heads: int | None = None,
 ) -> str:
     """Such as d512-E8; with blocks and heads, as in d1408-b21-h11-E8, where they are not d_model / 64.
 
     Other classes than ours have their model type in front and their feed-forward behind, as in
-    qwen3_moe-d512-E64-k8-f256 for 8 of 64 experts, each 256 wide, per token, and -s1 for a shared one.
+    qwen3_moe-d512-E64-k8-f256 for 8 of 64 experts, each 256 wide, per token, and -s1 for a shared one. Where key-value
+    heads are fewer than heads, they are named, too: d512-kv2-E64.
     """
     on_rule = 64 * n_blocks == 64 * n_heads == d_model
-    size = f"d{d_model}{'' if on_rule else f'-b{n_blocks}-h{n_heads}'}-E{experts}"
+    shape = "" if on_rule else f"-b{n_blocks}-h{n_heads}"
+    grouped = "" if n_kv_heads in (None, n_heads) else f"-kv{n_kv_heads}"
+    size = f"d{d_model}{shape}{grouped}-E{experts}"
     if model_type is None:
         return size
     routed = f"-k{experts_per_token}" if experts > 1 else ""
@@ -92,12 +97,17 @@ def recipe_suffix(record: RunRecord) -> str:
     """
     optimizer, law = record.optimizer, record.schedule.learning_rate_law
     moe, ours, balance = record.experts > 1, record.model_type is None, record.balance_loss_coefficient
-    rate, scaled = f"lr{_number(record.schedule.peak_learning_rate)}", _SCALED.search(law)
+    peak, muon = record.schedule.peak_learning_rate, optimizer.name == "muon"
+    rate, scaled = f"lr{_number(peak)}", _SCALED.search(law)
     betas = (optimizer.beta1, optimizer.beta2)
     clip, factor = optimizer.gradient_clip_norm, record.capacity_factor
     departing = {
         rate: law == GIVEN_RATE and not record.sweep.endswith(f"-{rate}"),
         f"lrscale{scaled and scaled[1]}": scaled is not None and law != GIVEN_RATE,
+        "muon": muon,
+        f"muonlr{_number(optimizer.muon_learning_rate)}": muon and _departs(optimizer.muon_learning_rate, peak),
+        f"momentum{_number(optimizer.muon_momentum)}": muon and _departs(optimizer.muon_momentum, 0.95),
+        f"{optimizer.muon_adjust_lr}shape": muon and optimizer.muon_adjust_lr not in (None, "match_rms_adamw"),
         f"wd{_number(optimizer.weight_decay)}": _departs(optimizer.weight_decay, 0.1),
         f"wd{optimizer.weight_decay_on}": optimizer.weight_decay_on not in (None, "all"),
         "beta{}-{}".format(*map(_number, betas)): any(map(_departs, betas, (0.9, 0.999))),
@@ -106,7 +116,10 @@ def recipe_suffix(record: RunRecord) -> str:
         "finalnorm": bool(record.final_norm),
         re.sub(r"[^A-Za-z0-9]+", "", f"{record.initialization}init"): record.initialization not in (None, "paper"),
         "dropless" if factor == 0 else f"cf{_number(factor)}": moe and ours and _departs(factor, 1.0),
-        f"balance{_number(balance)}": moe and _departs(balance, 0.01 if ours else 0.001),
+        f"balance{_number(balance)}": moe
+        and record.balance_bias_rate is None
+        and _departs(balance, 0.01 if ours else 0.001),
+        f"bias{_number(record.balance_bias_rate)}": record.balance_bias_rate is not None,
         f"z{_number(record.z_loss_coefficient)}": moe and ours and _departs(record.z_loss_coefficient, 0.001),
     }
     return "".join(f"-{part}" for part, departs in departing.items() if departs)

@@ -86,7 +86,9 @@ class Schedule(_Part):
 class OptimizerSettings(_Part):
     """The optimizer by name and its numbers; `gradient_clip_norm` null means no clipping.
 
-    `weight_decay_on`: "all" parameters, or only "matrices" (no norms, biases and router); null is not known.
+    `weight_decay_on`: "all" parameters, or only "matrices" (no norms, biases and router); null is not known. "muon" is
+    Muon for the hidden matrices, with `muon_…` its peak rate, momentum and scaling by shape, and AdamW for the rest,
+    at the schedule's peak; records of other optimizers lack these fields.
     """
 
     name: Line
@@ -96,6 +98,9 @@ class OptimizerSettings(_Part):
     weight_decay: Real
     weight_decay_on: Literal["all", "matrices"] | None = None
     gradient_clip_norm: Real | None
+    muon_learning_rate: Real | None = None
+    muon_momentum: Fraction | None = None
+    muon_adjust_lr: Line | None = None
 
 
 class DatasetReference(_Part):
@@ -131,7 +136,8 @@ class RunRecord(_Part):
 
     A model of another class than ours has its `model_type` in transformers, `experts` routed experts, of which
     `experts_per_token` are active, and what laws ask about its architecture (`scaling_law.Architecture.variables`);
-    `experts_equivalent` is the E of laws of top-1 models. Records of our class lack these fields (`OF_A_CLASS`).
+    `experts_equivalent` is the E of laws of top-1 models; `balance_bias_rate` is what a step adds to or takes from the
+    selection bias of an expert, where experts are balanced so. Records of our class lack these fields (`OF_A_CLASS`).
 
     Raises RecordError with each offending field, its value and what is allowed.
     """
@@ -146,6 +152,7 @@ class RunRecord(_Part):
     d_model: Width
     n_blocks: Width
     n_heads: Width
+    n_kv_heads: Width | None = None
     experts: Annotated[int, BeforeValidator(_number), Field(ge=1, le=1 << 16)]
     vocab_size: Width
     sequence_length: Width
@@ -189,6 +196,7 @@ class RunRecord(_Part):
     capacity_group_tokens: PositiveCount | None = None
     balance_loss_coefficient: Real | None = None
     z_loss_coefficient: Real | None = None
+    balance_bias_rate: Real | None = None
     initialization: Line | None = None
     final_norm: Annotated[bool, Field(strict=True)] | None = None
     seed: Integer | None
@@ -276,7 +284,9 @@ class RunRecord(_Part):
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values, unknown fields included, in the schema's order."""
         fields = self.model_dump(mode="json")
-        return {name: value for name, value in fields.items() if value is not None or name not in OF_A_CLASS}
+        settings = fields["optimizer"].items()
+        fields["optimizer"] = {n: value for n, value in settings if value is not None or not n.startswith("muon_")}
+        return {name: value for name, value in fields.items() if value is not None or name not in _LEFT_OUT}
 
     def to_json(self, *, indent: int | None = None) -> str:
         return strict_json.dumps(self.to_dict(), indent=indent)
@@ -288,6 +298,7 @@ class RunRecord(_Part):
 
 _NAMES = [*RunRecord.model_fields]
 OF_A_CLASS = frozenset(_NAMES[_NAMES.index("model_type") : _NAMES.index("tokens")])  # left out where null
+_LEFT_OUT = OF_A_CLASS | {"n_kv_heads", "balance_bias_rate"}
 
 
 def type_of(annotation: Any) -> type:

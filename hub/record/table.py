@@ -218,7 +218,7 @@ def _columns() -> dict[str, tuple[tuple[str, ...], type]]:
 def _flattened(fields: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for column, ((name, *inner), _) in _columns().items():
-        value = fields[name].pop(inner[0]) if inner else fields.pop(name, None)
+        value = fields[name].pop(inner[0], None) if inner else fields.pop(name, None)
         row[column] = strict_json.dumps(value) if isinstance(value, (dict, list)) else value
     unknown = {name: value for name, value in fields.items() if value or name not in RunRecord.model_fields}
     row[_UNKNOWN_FIELDS] = strict_json.dumps(unknown) if unknown else None

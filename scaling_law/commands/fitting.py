@@ -44,6 +44,7 @@ def fit(
     l2: Annotated[float, option("Weight decay on the summed objective (the paper states 1e-5).")] = 0.0,
     starts: Annotated[Literal["scaled", "paper"], option("scaled: quick; paper: its 19,683 starts.")] = "scaled",
     release: Annotated[int | None, option("Best starts that go on to move E_start and E_max. [default: 64]")] = None,
+    mix: options.Mix = "",
     allow_unidentifiable: options.Allow = False,
     skip_invalid: Annotated[bool, option("Leave out unusable rows instead of stopping.", "--skip-invalid")] = False,
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
@@ -71,7 +72,7 @@ def fit(
     result = fitting.fit(
         table,
         kind,
-        **_settings(fix, bound, outliers, allow_unidentifiable),
+        **_settings(fix, bound, outliers, mix, allow_unidentifiable),
         huber_delta=huber_delta,
         weights=None if weights == "equal" else weights,
         l2=l2,
@@ -104,6 +105,7 @@ def calibrate(
     format: options.Format = None,
     trunks: options.Trunks = "auto",
     one_sided: options.OneSided = None,
+    mix: options.Mix = "",
     bootstrap: Annotated[int, option("Resamples for intervals; 0 for none.")] = 0,
     output: Annotated[Path | None, option("Folder for scaling_law.json.", "--output", "-o")] = None,
     as_json: Json = False,
@@ -123,7 +125,9 @@ def calibrate(
     _refuse_resamples(bootstrap)
     candidates = [[name.strip() for name in names.split(",")] for names in refit] or None
     table = _load(runs, loss, status, trunks, where=where, columns=columns, format=format)
-    found = calibration.calibrate(choose_law(law), table, groups=groups, candidates=candidates, one_sided=one_sided)
+    found = calibration.calibrate(
+        choose_law(law), table, groups=groups, candidates=candidates, one_sided=one_sided, mix=_names(mix)
+    )
     draws = found.bootstrap(bootstrap, progress=not as_json) if bootstrap else None
     made = draws.law if draws else found.law
     if output is not None:
@@ -147,6 +151,7 @@ def profile(
     fix: options.Fix = [],  # noqa: B006
     bound: options.Bound = [],  # noqa: B006
     outliers: options.Outliers = "keep",
+    mix: options.Mix = "",
     allow_unidentifiable: options.Allow = False,
     as_json: Json = False,
 ) -> None:
@@ -161,7 +166,7 @@ def profile(
 
         scaling-law profile org/sweep-runs --level 0.9 --json
     """
-    settings = _settings(fix, bound, outliers, allow_unidentifiable)
+    settings = _settings(fix, bound, outliers, mix, allow_unidentifiable)
     result = fitting.fit(_load(runs, loss, status, where=where, columns=columns, format=format), kind, **settings)
     names = [name.strip() for name in coefficients.split(",")] if coefficients else result.fitted
     found = [uncertainty.profile_interval(result, name, level) for name in names]
@@ -184,6 +189,7 @@ def split(
     format: options.Format = None,
     fix: options.Fix = [],  # noqa: B006
     outliers: options.Outliers = "keep",
+    mix: options.Mix = "",
     allow_unidentifiable: options.Allow = False,
     as_json: Json = False,
 ) -> None:
@@ -200,7 +206,7 @@ def split(
     from rich.console import Group
 
     parts = splits.split(_load(runs, loss, status, where=where, columns=columns, format=format), by, validation, test)
-    robust: dict[str, Any] = {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
+    robust: dict[str, Any] = {"outliers": outliers, "mix": _names(mix), "allow_unidentifiable": allow_unidentifiable}
     found = splits.compare(parts, select, joint_options={"fixed": dict(fix)}, **robust)
     value = found.to_dict() | {"joint": found.joint.to_dict()} if as_json else None
     show(value, as_json, Group(parts.summary(), found.summary()))
@@ -300,9 +306,13 @@ def _refuse_resamples(bootstrap: int) -> None:
         raise ValueError(f"--bootstrap {bootstrap} must be 0, or at least 2 resamples")
 
 
-def _settings(fix: Any, bound: Any, outliers: str, allow_unidentifiable: bool) -> dict[str, Any]:
+def _settings(fix: Any, bound: Any, outliers: str, mix: str, allow_unidentifiable: bool) -> dict[str, Any]:
     held = {"fixed": dict(fix), "bounds": dict(bound)}
-    return held | {"outliers": outliers, "allow_unidentifiable": allow_unidentifiable}
+    return held | {"outliers": outliers, "mix": _names(mix), "allow_unidentifiable": allow_unidentifiable}
+
+
+def _names(words: str) -> tuple[str, ...]:
+    return tuple(name for word in words.split(",") if (name := word.strip()))
 
 
 def _load(

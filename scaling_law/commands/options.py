@@ -59,6 +59,9 @@ Where = Annotated[str, option('Keep runs that fulfil a filter: "E in {1, 8}, D <
 Trunks = Annotated[str, option("auto (parent_run_id, else one size and E), run (each its own), or a column.")]
 Outliers = Annotated[Literal["keep", "set_aside"], option("set_aside: fit without runs far from the others' law.")]
 OneSided = Annotated[str | None, option("Column that is 1 for untuned runs, which bound the law from above; else 0.")]
+Mix = Annotated[
+    str, option("Fit runs as one that differ in these columns of their recipe: optimizer,sequence_length.")
+]
 Allow = Annotated[bool, option("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")]
 
 

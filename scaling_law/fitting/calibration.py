@@ -27,6 +27,7 @@ from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions, joined_limits
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
+from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]
@@ -143,6 +144,7 @@ def calibrate(
     one_sided: str | ArrayLike | None = None,
     loss: str | None = None,
     trunks: str = "auto",
+    mix: str | Collection[str] = (),
 ) -> Calibration:
     """Refit as few coefficients of `law` as predict the runs (a Runs, or anything `load_runs` reads).
 
@@ -151,7 +153,7 @@ def calibrate(
             but for tokens; of equal tokens if there is one model only), "trunk", or the name of a column.
         candidates: the sets of coefficients to choose from, the smallest first. None: the constant, and then also
             scales, slopes (and an outer exponent), exponents of the design, interactions, transforms.
-        huber_delta, weights, one_sided, loss, trunks: as in `fit`.
+        huber_delta, weights, one_sided, loss, trunks, mix: as in `fit`.
 
     The law's conditions name the runs, the coefficients refitted and the law that the rest are from; its ranges are
     those of both laws' runs together. ValueError for a law that cannot be fitted, fewer than two groups, unknown
@@ -162,12 +164,13 @@ def calibrate(
     table = as_table(runs, loss, trunks)
     settings: dict[str, Any] = {"huber_delta": huber_delta, "weights": weights, "one_sided": one_sided}
     measured = _problem(table, law, {}, **settings).measured
+    check_mix(table.recipe, law.form.variables, mix, table.source)
     group, rule = group_of(table, law, groups)
     if (n_groups := len(np.unique(group[measured]))) < 2:
         raise ValueError(f"groups={groups!r}: {n_groups} group of {rule}; two are needed to leave one out")
     everything = law.coefficient_names()
     sets = [_ordered(law, names) for names in (candidate_sets(law.form) if candidates is None else candidates)]
-    results, left_out = _fits(table, law, dict.fromkeys([*sets, everything]), settings)
+    results, left_out = _fits(table, law, dict.fromkeys([*sets, everything]), settings, mix)
     if not results.keys() & {*sets}:
         raise ValueError(f"{table.source}: no candidate can be fitted: {'; '.join(left_out.values())}")
     found = {}
@@ -234,7 +237,7 @@ def _ordered(law: Law, names: Collection[str]) -> Names:
 
 
 def _fits(
-    runs: Runs, law: Law, sets: Iterable[Names], settings: Mapping[str, Any]
+    runs: Runs, law: Law, sets: Iterable[Names], settings: Mapping[str, Any], mix: str | Collection[str]
 ) -> tuple[dict[Names, FitResult], dict[Names, str]]:
     """The fits of the sets that the runs can determine, and why they cannot determine the others."""
     found, left_out = dict[Names, FitResult](), dict[Names, str]()
@@ -243,7 +246,7 @@ def _fits(
         if why := design_problems(_problem(runs, law, held, **settings)):
             left_out[names] = "; ".join(why)
         else:
-            found[names] = fit(runs, law.name, fixed=held, starts=[law] if held else "scaled", **settings)
+            found[names] = fit(runs, law.name, fixed=held, starts=[law] if held else "scaled", mix=mix, **settings)
     return found, left_out
 
 

@@ -6,7 +6,7 @@ both fixed, then the best are released. Deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -21,6 +21,7 @@ from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions
+from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.table import Runs, load_runs
 
 if TYPE_CHECKING:
@@ -276,6 +277,7 @@ def fit(
     loss: str | None = None,
     trunks: str = "auto",
     progress: bool = False,
+    mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
 ) -> FitResult:
     """Fit `law` to `runs` (a Runs, or anything `load_runs` reads).
@@ -298,9 +300,11 @@ def fit(
         one_sided: runs that bound the law from above, such as runs that were not tuned: booleans [n], or a column of 1
             for them and 0 for the others. A prediction below such a loss costs nothing.
         loss, trunks: as in `load_runs`.
+        mix: columns of the recipe in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
 
-    ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table.
+    ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
+    for runs of several recipes.
     """
     if outliers not in ("keep", "set_aside"):
         raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
@@ -308,6 +312,7 @@ def fit(
         raise ValueError(f"release={release!r} must be an integer of at least 1, or None")
     table = as_table(runs, loss, trunks)
     problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
+    check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
     warnings = _design_warnings(table, problem, allow_unidentifiable)
     theta = start_points(problem, starts)
     search: dict[str, Any] = {"n_starts": len(theta)}
@@ -403,6 +408,8 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
     aside += f"; {bounds} of {len(runs)} runs as upper bounds" if bounds else ""
     chosen_by = f", where {runs.where}" if runs.where else ""
     chosen_by += f", read with {runs.read_as}" if runs.read_as else ""
+    mixed = differences(used.recipe, law.form.variables)
+    chosen_by += f", mixing runs that differ in {in_words(mixed)}" if mixed else ""
     conditions = Conditions(
         provenance=f"fitted on {runs.source}{chosen_by} ({runs.loss_name}){aside}",
         objective=problem.settings.to_dict(),

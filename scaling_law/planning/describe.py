@@ -145,6 +145,12 @@ def describe(
 
 def ignored(a: Architecture, law: Law) -> list[str]:
     """A sentence on what the law does not know of this architecture; [] where there is nothing."""
+    names = ", ".join(unknown_parts(a, law))
+    return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"] if names else []
+
+
+def unknown_parts(a: Architecture, law: Law) -> list[str]:
+    """What of this architecture the law has no variable for, in words."""
     known = {*law.variables}
     fine = not known & {"granularity", "experts_per_token", "active_experts"}
     finer = f"granularity {a.granularity:.3g}" if fine and a.granularity > 1 else ""
@@ -152,8 +158,7 @@ def ignored(a: Architecture, law: Law) -> list[str]:
     top = f"top-{a.experts_per_token} routing" if fine and a.experts_per_token > 1 else ""
     parts = [top, finer, shared if a.shared_experts else ""]
     parts.append(f"{a.dense_blocks} dense of {a.blocks} blocks" if a.dense_blocks else "")
-    names = ", ".join(part for part in parts if part)
-    return [f"E = {a.experts_equivalent:.3g} stands for {a.experts} experts; the law ignores {names}"] if names else []
+    return [part for part in parts if part]
 
 
 def law_variables(law: Law, a: Architecture, tokens: float) -> dict[str, float]:

@@ -90,7 +90,7 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
     The fields of a nested object become columns with its name before theirs, such as `schedule_warmup_tokens`, as in
     runs.parquet. Booleans and texts are no numbers.
     """
-    flat = [_flattened(row) for row in rows]
+    flat = [flattened(row) for row in rows]
     found = {}
     for name in dict.fromkeys(name for row in flat for name in row):
         values = [row.get(name) for row in flat]
@@ -102,7 +102,8 @@ def numeric_columns(rows: Sequence[Row]) -> dict[str, FloatArray]:
     return found
 
 
-def _flattened(row: Row) -> Row:
+def flattened(row: Row) -> Row:
+    """The row with the fields of nested objects as columns, such as `optimizer_name`."""
     nested = {name: value for name, value in row.items() if isinstance(value, dict)}
     parts = {f"{name}_{key}": inner for name, value in nested.items() for key, inner in value.items()}
     return {name: value for name, value in row.items() if name not in nested} | parts if nested else row

@@ -20,6 +20,7 @@ from scaling_law.formulas.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.architectures import in_terms_of_laws, is_of_a_class
 from scaling_law.runs.columns import Column, with_columns
 from scaling_law.runs.readers import Reader, reader
+from scaling_law.runs.recipes import Recipe, recipe_of
 from scaling_law.runs.rows import (
     FloatArray,
     Row,
@@ -52,6 +53,7 @@ class Runs(Summarised):
     `columns` are the other numeric columns of the source, NaN where a run has no value; `runs[name]` is any of them.
     `skipped` says what was left out and why; `load_runs(dataset, revision=commit)` reads the same index again.
     `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or mixed).
+    `recipe` has what else the runs were trained with, one value [n] for each column of `runs.recipes` that is known.
     `read_as` is the format and the mapping of columns that were asked for (None: the source had our columns).
     """
 
@@ -72,6 +74,7 @@ class Runs(Summarised):
     where: str | None = None
     read_as: str | None = None
     columns: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
+    recipe: Recipe = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
@@ -157,6 +160,7 @@ class Runs(Summarised):
         """The runs of these rows, in their order; trunks keep their ids."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         columns["columns"] = {name: values[rows] for name, values in self.columns.items()}
+        columns["recipe"] = {name: tuple(values[i] for i in rows) for name, values in self.recipe.items()}
         return replace(self, **columns, run_id=tuple(self.run_id[i] for i in rows))
 
     def each_its_own_trunk(self) -> Runs:
@@ -273,7 +277,7 @@ def load_runs(
     vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
     n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in (*_INPUTS, loss))
     trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
-    others = numeric_columns([rows[i] for i in good])
+    others, recipe = numeric_columns([rows[i] for i in good]), recipe_of([rows[i] for i in good])
     return Runs(
         *(n, d, e, losses, trunk),
         run_id=tuple(row_name(i, rows[i]) for i in good),
@@ -288,6 +292,7 @@ def load_runs(
         where=where or None,
         read_as=_read_as(format, columns or {}),
         columns={name: values for name, values in others.items() if name not in (*_COLUMNS, loss)},
+        recipe=recipe,
     )
 
 
@@ -356,6 +361,10 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
 def _fulfilling(rows: Sequence[Row], chosen: Sequence[int], where: str, origin: str) -> list[int]:
     """The chosen rows that fulfil the filter; RunsError if none does."""
     known = [{name: _told(value) for name, value in row.items() if not is_missing(value)} for row in rows]
+    for name, values in recipe_of(rows).items():  # of records, whose own fields are objects
+        for row, value in zip(known, values, strict=True):
+            if isinstance(row.get(name), Mapping):
+                row[name] = value
     texts = {name for row in known for name, value in row.items() if isinstance(value, str)}
     numbers = {n for row in known for n, v in row.items() if not isinstance(v, str) and number(v) is not None}
     try:

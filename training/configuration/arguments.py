@@ -21,9 +21,11 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializeAsAny,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     WrapValidator,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -193,6 +195,11 @@ class ModelArguments(_Section):
         return n_heads
 
     @property
+    def bias_rate(self) -> float:
+        """0: our routers have no selection bias."""
+        return 0.0
+
+    @property
     def name(self) -> str:
         """The size as names of runs and repositories have it; see `hub.record.names.size_name`."""
         by_rule = self.d_model // 64
@@ -286,9 +293,14 @@ def _stages(stages: list[str]) -> list[RampStage]:
         ) from None
 
 
-class OptimizerArguments(_Section):
-    """AdamW and its peak learning rate."""
+_OF_MUON = ("name", "muon")  # how the fields begin that AdamW alone does without
 
+
+class OptimizerArguments(_Section):
+    """The optimizer and its peak learning rate."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """adamw; or muon for the hidden matrices, with adamw for embeddings, head, routers, norms and biases."""
     learning_rate: PositiveFloat | None = None
     """Peak learning rate; default: by the law."""
     learning_rate_law: str = "code"
@@ -302,11 +314,17 @@ class OptimizerArguments(_Section):
     epsilon: PositiveFloat = PAPER.epsilon
     """Added to the root of the second moment."""
     weight_decay: NonNegativeFloat = PAPER.weight_decay
-    """AdamW's weight decay."""
+    """Weight decay, times the learning rate."""
     decay_all: bool = PAPER.decay_all
     """Decay every parameter, as the paper's runs do; else only matrices, not the router."""
     gradient_clip: NonNegativeFloat = PAPER.gradient_clip
     """Maximum L2 norm of the gradient; 0 does not clip."""
+    muon_learning_rate: PositiveFloat | None = None
+    """Peak learning rate of the matrices under muon; default: that of the rest."""
+    muon_momentum: Share = 0.95
+    """Muon's momentum, by Nesterov."""
+    muon_adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """How a matrix's shape scales Muon's rate: to updates as large as AdamW's, or as in Muon's first version."""
 
     @field_validator("learning_rate_law")
     @classmethod
@@ -316,6 +334,26 @@ class OptimizerArguments(_Section):
         except (ValueError, OSError) as error:
             raise ValueError(f"it must be {' or '.join(READINGS)}, or the file of a law ({error})") from None
         return name
+
+    @model_serializer(mode="wrap")
+    def _plain(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without Muon as configurations were before there was a choice."""
+        fields = fields_of(self)
+        is_muon = self.name == "muon"
+        return {name: value for name, value in fields.items() if is_muon or name.partition("_")[0] not in _OF_MUON}
+
+
+def _problems_of_muon(optimizer: OptimizerArguments) -> list[str]:
+    """Settings of Muon without Muon, and Muon without the rate that it needs."""
+    fields = type(optimizer).model_fields
+    given = [name for name in fields if name.startswith("muon_") and getattr(optimizer, name) != fields[name].default]
+    if optimizer.name != "muon":
+        return [
+            f"optimizer.{name}: {getattr(optimizer, name)}; it is allowed with optimizer.name muon" for name in given
+        ]
+    if optimizer.muon_adjust_lr == "original" and optimizer.muon_learning_rate is None:
+        return ["optimizer.muon_learning_rate: not given; with muon_adjust_lr original it is no rate of AdamW's"]
+    return []
 
 
 class TrainingArguments(_Section):
@@ -336,6 +374,7 @@ class TrainingArguments(_Section):
             for stage in self.schedule.stages()
             if stage.sequences % size
         ]
+        problems += _problems_of_muon(self.optimizer)
         branch = self.schedule_at(peak=1.0).branch
         for check in (self.check_capacity_group, *(partial(branch, tokens) for tokens in self.schedule.tokens)):
             try:

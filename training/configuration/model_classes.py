@@ -10,6 +10,7 @@ import difflib
 import inspect
 import json
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -17,10 +18,10 @@ from contextlib import suppress
 from dataclasses import fields as fields_of_dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
@@ -29,12 +30,17 @@ from scaling_law.size.model_configs import FAMILIES, Model, read_model
 logger = logging.getLogger(__name__)
 
 OURS = "switch_moe"
+SELECTION_BIAS = "e_score_correction_bias"  # as DeepSeek-V3 and the classes made after it call the buffer
+BIAS_UPDATE_RATE = 0.001  # small beside the scores, which lie between 0 and 1
 _TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}  # the tokenizer's
 _READ = re.compile(r"""\bconfig\.(\w+)|getattr\((?:self\.)?config, "(\w+)""")
 
 
 class ModelClassArguments(BaseModel):
     """The architecture of a class of transformers: its model type, and fields of its configuration as extras.
+
+    `balance` "bias" moves the selection bias of classes that have one, instead of their balance loss, by
+    `bias_update_rate` a step (`training.run.causal_model.move_biases`).
 
     A field that is not given has the class's default, but for the vocabulary (the tokenizer's), the positions (the
     sequence length) and special tokens (the tokenizer's, without padding: the embedding of a padding id is not
@@ -45,6 +51,8 @@ class ModelClassArguments(BaseModel):
 
     type: str
     capacity_group_tokens: Annotated[int, Field(gt=0)] | None = None
+    balance: Literal["loss", "bias"] = "loss"
+    bias_update_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = BIAS_UPDATE_RATE
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ModelClassArguments:
@@ -62,9 +70,12 @@ class ModelClassArguments(BaseModel):
             raise ValueError(f"model.type: {kind!r}; {_refusal(kind)}it must be {allowed}")
         if group is not None and (not isinstance(group, int) or group < 1):
             raise ValueError(f"model.capacity_group_tokens: {group!r}; it must be a whole number of at least 1")
+        how = {name: given.pop(name) for name in ("balance", "bias_update_rate") if given.get(name) is not None}
+        if problem := _problem_of_balance(kind, **how):
+            raise ValueError(problem)
         if unknown := [name for name in given if name not in fields_of(kind)]:
             raise ValueError("\n".join(_unknown(kind, name) for name in unknown))
-        found = cls(type=kind, capacity_group_tokens=group, **given)
+        found = cls(type=kind, capacity_group_tokens=group, **how, **given)
         if problem := found._problem():
             raise ValueError(f"model: {problem}")
         return found
@@ -101,13 +112,20 @@ class ModelClassArguments(BaseModel):
             return " ".join(str(error).split())
         return _problem_of_groups(config)
 
+    @model_serializer(mode="wrap")
+    def _plain(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """How experts are balanced is said where it is not by the class's own loss."""
+        fields = fields_of(self)
+        told = self.balance != "loss"
+        return {name: value for name, value in fields.items() if told or name not in ("balance", "bias_update_rate")}
+
     # -- what the loop asks of the section `model`; see `ModelArguments`
 
     @property
     def name(self) -> str:
         a = self._architecture
-        fine = {"experts_per_token": a.experts_per_token, "d_expert": a.d_expert, "shared_experts": a.shared_experts}
-        return size_name(**a.shape, model_type=self.type, **fine)
+        names = ("experts_per_token", "d_expert", "shared_experts", "n_kv_heads")
+        return size_name(**a.shape, model_type=self.type, **{name: getattr(a, name) for name in names})
 
     @property
     def experts(self) -> int:
@@ -121,10 +139,17 @@ class ModelClassArguments(BaseModel):
 
     @cached_property
     def balance_loss(self) -> float:
-        """The class's coefficient of its load-balancing loss; 0 where it has no such loss."""
+        """The class's coefficient of its load-balancing loss; 0 where it has none, or is balanced by its bias."""
+        if self.balance == "bias":
+            return 0.0
         config = self.config(1)
         has_one = self.experts > 1 and balance_loss_of(causal_class(config)) is not None
         return float(getattr(config, "router_aux_loss_coef", 0.0)) if has_one else 0.0
+
+    @property
+    def bias_rate(self) -> float:
+        """By how much an update moves the selection bias of each expert; 0 leaves it alone."""
+        return self.bias_update_rate if self.balance == "bias" else 0.0
 
     @property
     def z_loss(self) -> float:
@@ -154,6 +179,14 @@ def model_types() -> tuple[str, ...]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return tuple(sorted(({*FAMILIES} & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}) - {OURS}))
+
+
+@cache
+def has_selection_bias(model_type: str) -> bool:
+    """Whether a class chooses experts by their scores plus a bias that no gradient moves."""
+    from transformers import CONFIG_MAPPING
+
+    return SELECTION_BIAS in inspect.getsource(sys.modules[causal_class(CONFIG_MAPPING[model_type]()).__module__])
 
 
 @cache
@@ -229,6 +262,20 @@ def _unknown(kind: str, name: str) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
     return f"model.{name}: no such field of {kind}; {hint}"
+
+
+def _problem_of_balance(kind: str, balance: Any = "loss", bias_update_rate: Any = None) -> str | None:
+    if balance not in ("loss", "bias"):
+        return f"model.balance: {balance!r}; it must be loss or bias"
+    if balance == "bias" and not has_selection_bias(kind):
+        able = ", ".join(name for name in model_types() if has_selection_bias(name))
+        return f"model.balance: bias; transformers' {kind} has no selection bias, {able} have"
+    if bias_update_rate is None:
+        return None
+    if balance != "bias" and bias_update_rate != BIAS_UPDATE_RATE:
+        return f"model.bias_update_rate: {bias_update_rate!r}; it is allowed with model.balance bias"
+    is_rate = isinstance(bias_update_rate, (int, float)) and 0 < bias_update_rate < math.inf
+    return None if is_rate else f"model.bias_update_rate: {bias_update_rate!r}; it must be a positive number"
 
 
 def _problem_of_groups(config: Any) -> str | None:

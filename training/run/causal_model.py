@@ -17,7 +17,7 @@ from torch import nn
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
 from scaling_law.size.model_configs import read_model
 from training.configuration.arguments import ConfigurationError
-from training.configuration.model_classes import balance_loss_of, causal_class
+from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
 
 
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
@@ -60,6 +60,18 @@ def routers(model: nn.Module) -> dict[nn.Module, int]:
                 recorder = OutputRecorder(recorder, index=1)
             found |= {module: recorder.index for module in part.modules() if isinstance(module, recorder.target_class)}
     return found
+
+
+@torch.no_grad()
+def move_biases(model: nn.Module, tokens_per_expert: torch.Tensor, rate: float) -> None:
+    """Balance as DeepSeek-V3 does (arXiv 2412.19437): the selection bias of experts with fewer tokens than the mean of
+    their layer grows by `rate`, that of experts with more shrinks by it.
+
+    `tokens_per_expert [L, E]` are those of a whole global batch, of all processes.
+    """
+    biases = [getattr(module, SELECTION_BIAS) for module in model.modules() if hasattr(module, SELECTION_BIAS)]
+    for bias, tokens in zip(biases, tokens_per_expert, strict=True):
+        bias += rate * torch.sign(tokens.mean() - tokens).to(bias)
 
 
 class _InTheLoop:

@@ -121,22 +121,32 @@ def _state_of(session, with_optimizer: bool) -> dict:
     """
     state = {"model": get_model_state_dict(session.model)}
     if with_optimizer:
-        state["optimizer"] = get_optimizer_state_dict(session.model, session.optimizer.optimizer)
+        state["optimizer"] = get_optimizer_state_dict(session.model, _optimizers(session))
     return state
+
+
+def _optimizers(session) -> list[torch.optim.Optimizer]:
+    """Without Accelerate's wrappers."""
+    return [wrapper.optimizer for wrapper in session.optimizers]
+
+
+def _has_stepped(session) -> bool:
+    return any(optimizer.state for optimizer in session.optimizers)
 
 
 def load(path: Path, session) -> Progress:
     """Restore model and optimizer; returns the progress. Every process calls this."""
-    optimizer = session.optimizer.optimizer  # without Accelerate's wrapper
+    optimizers = _optimizers(session)
     reader = dcp.FileSystemReader(path / "state")
     stepped = any(name.startswith("optimizer.") for name in reader.read_metadata().state_dict_metadata)
     state = _state_of(session, with_optimizer=stepped)
     dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     set_model_state_dict(session.model, state["model"])
     if stepped:
-        set_optimizer_state_dict(session.model, optimizer, state["optimizer"])
+        set_optimizer_state_dict(session.model, optimizers, state["optimizer"])
     else:
-        optimizer.state.clear()
+        for optimizer in optimizers:
+            optimizer.state.clear()
     return Progress(**json.loads((path / "progress.json").read_text()))
 
 
@@ -161,7 +171,7 @@ class CheckpointWriter:
         Raises CheckpointError for the checkpoint before this one; or for this one, if not asynchronous.
         """
         self.wait()
-        state = _copy(_state_of(self._session, with_optimizer=bool(self._session.optimizer.state)), self._is_main)
+        state = _copy(_state_of(self._session, with_optimizer=_has_stepped(self._session)), self._is_main)
         text, target = json.dumps(asdict(progress)), path_of(folder, progress.step)
         self._pending = self._thread.submit(self._write, target, state, text, pinned)
         if not self._asynchronous:

@@ -20,7 +20,7 @@ from hub.store.files import portable_tokenizer_config
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp
-from training.configuration.arguments import ModelArguments
+from training.configuration.arguments import ModelArguments, OptimizerArguments
 from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import Branch
 from training.data.tokenizer import description, fingerprint
@@ -28,6 +28,7 @@ from training.run import devices
 from training.run.evaluation import HeldOut, HeldOutLoss
 from training.run.inputs import data_order
 from training.run.log import balance
+from training.run.optimizers import muon_rate
 from training.run.step import Progress, Session, utilisation_flops
 
 # Fields that a record has from the architecture and from the configuration under the same name.
@@ -91,15 +92,17 @@ def run_record(
             "learning_rate_law": session.learning_rate_law,
         },
         optimizer={
-            "name": "adamw",
+            "name": a.optimizer.name,
             **a.optimizer.model_dump(include={"beta1", "beta2", "epsilon", "weight_decay"}),
             "weight_decay_on": "all" if a.optimizer.decay_all else "matrices",
             "gradient_clip_norm": a.optimizer.gradient_clip or None,
+            **_of_muon(a.optimizer, session.schedule.peak),
         },
         **a.run.model_dump(include=_RUN),
         **{name: getattr(a.model, name, None) for name in _MODEL},
         balance_loss_coefficient=a.model.balance_loss,
         z_loss_coefficient=a.model.z_loss,
+        balance_bias_rate=a.model.bias_rate or None,
         dataset=session.data.tokens.cache.dataset,
         data_order=data_order(a),
         tokenizer=tokenizer_identity(session),
@@ -134,7 +137,16 @@ def _of_a_class(model: ModelArguments | ModelClassArguments, arch: Architecture)
     if not isinstance(model, ModelClassArguments):
         return {}
     asked = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
-    return {"model_type": model.type} | {name: asked[name] for name in OF_A_CLASS - {"model_type"}}
+    of_class = {"model_type": model.type, "n_kv_heads": arch.n_kv_heads}
+    return of_class | {name: asked[name] for name in OF_A_CLASS - {"model_type"}}
+
+
+def _of_muon(optimizer: OptimizerArguments, peak: float) -> dict[str, Any]:
+    """Muon's settings, where it is used."""
+    if optimizer.name != "muon":
+        return {}
+    own = optimizer.model_dump(include={"muon_momentum", "muon_adjust_lr"})
+    return {"muon_learning_rate": muon_rate(optimizer, peak), **own}
 
 
 def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:

@@ -10,6 +10,7 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -26,6 +27,7 @@ from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Branch, Schedule
 from training.data.batches import TrainingData
 from training.run import causal_model, devices
+from training.run.optimizers import build_optimizers, muon_rate, set_rates
 
 _SPIKE_WINDOW = 128  # steps to compare with
 _SPIKE_LEAST = 16  # of them before anything is called a spike
@@ -103,23 +105,6 @@ def peak_learning_rate(
     return rate, f"{law.formula}{batch}, {law.source}{scaled}"
 
 
-def build_optimizer(model: torch.nn.Module, arguments: OptimizerArguments, device: torch.device):
-    """AdamW over fp32 weights: one group in the paper's runs, else decayed matrices and the undecayed rest."""
-    decayed, exempt = [], []
-    routing = {parameter for router in causal_model.routers(model) for parameter in router.parameters()}
-    for parameter in model.parameters():
-        is_exempt = not arguments.decay_all and (parameter.ndim < 2 or parameter in routing)
-        (exempt if is_exempt else decayed).append(parameter)
-    groups = [(decayed, arguments.weight_decay), (exempt, 0.0)]
-    return torch.optim.AdamW(
-        [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters],
-        lr=0.0,  # the loop sets it at every step
-        betas=(arguments.beta1, arguments.beta2),
-        eps=arguments.epsilon,
-        fused=device.type in {"cuda", "cpu"},
-    )
-
-
 # -- one update
 
 
@@ -135,7 +120,8 @@ class Session:
     schedule: Schedule
     learning_rate_law: str  # where the peak comes from
     model: torch.nn.Module  # prepared
-    optimizer: torch.optim.Optimizer  # prepared
+    optimizers: list[Any]  # prepared; see `training.run.optimizers`
+    muon_share: float = 1.0  # Muon's rate in terms of the schedule's
 
     @property
     def peak_flops(self) -> float | None:
@@ -156,11 +142,13 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     model = build_model(config, a.run.seed, a.model.capacity_group_tokens)
     if a.run.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    optimizer = build_optimizer(model, a.optimizer, accelerator.device)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    if a.optimizer.name == "muon" and accelerator.is_fsdp2:
+        raise ConfigurationError("optimizer.name: muon; FSDP2 shards matrices that Muon needs whole, use adamw or DDP")
+    model, *optimizers = accelerator.prepare(model, *build_optimizers(model, a.optimizer, accelerator.device))
     if a.run.compile:
         model.compile()  # in place: names of parameters stay as they are
-    return Session(a, accelerator, tokenizer, data, arch, a.schedule_at(peak), law, model, optimizer)
+    share = muon_rate(a.optimizer, peak) / peak
+    return Session(a, accelerator, tokenizer, data, arch, a.schedule_at(peak), law, model, optimizers, share)
 
 
 @dataclass
@@ -222,15 +210,17 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
             accelerator.backward((out.lm_loss + auxiliary / n_micro) * world)
         result.add(out, n_micro)
 
-    for group in session.optimizer.param_groups:
-        group["lr"] = rate
+    set_rates(session.optimizers, rate, session.muon_share)
     limit = a.optimizer.gradient_clip or math.inf
     norm = accelerator.clip_grad_norm_(session.model.parameters(), limit)
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 shards it
     result.loss, result.gradient_norm = torch.stack([session.total(result.lm_loss), norm.to(result.lm_loss)]).tolist()
-    if result.is_finite:
-        session.optimizer.step()
-    session.optimizer.zero_grad(set_to_none=True)
+    for optimizer in session.optimizers:
+        if result.is_finite:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    if a.model.bias_rate and result.is_finite:
+        causal_model.move_biases(session.model, session.total(result.tokens_per_expert), a.model.bias_rate)
     return result
 
 

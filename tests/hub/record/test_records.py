@@ -42,6 +42,9 @@ def test_only_records_of_another_class_say_which():
     record = make_record(**of_a_class)
     assert of_a_class.items() <= record.to_dict().items()
     assert repo_name(record) == "demo-qwen3_moe-d64-E4-k2-f24-s1"
+    assert repo_name(record.replaced(n_kv_heads=record.n_heads)) == repo_name(record)
+    grouped = make_record(**of_a_class, n_heads=4, n_blocks=2, n_kv_heads=2)
+    assert repo_name(grouped) == "demo-qwen3_moe-d64-b2-h4-kv2-E4-k2-f24-s1"
     with pytest.raises(RecordError, match="density, granularity missing, required with one of the others"):
         make_record(**{name: value for name, value in of_a_class.items() if name not in ("granularity", "density")})
 

@@ -253,3 +253,13 @@ def test_columns_and_formats_are_read_as_in_python(shell, tmp_path):
         refused = shell("fit", path, *words)
         assert refused.exit_code == 2
         assert message in " ".join(refused.stderr.split()), refused.stderr
+
+
+def test_runs_of_several_recipes_need_the_users_word(shell, table, tmp_path):
+    file, words = tmp_path / "runs.csv", ("--kind", "chinchilla", "--where", "E = 1")
+    pandas.read_csv(table).assign(sequence_length=lambda t: 256 + 256 * (t.tokens > t.tokens.median())).to_csv(file)
+    refused = shell("fit", file, *words)
+    assert refused.exit_code == 2
+    assert "differ in sequence_length (256, 512)" in refused.output
+    assert shell("fit", file, *words, "--mix", "sequence_length").exit_code == 0
+    assert shell("split", file, "--validation", 4, "--mix", "sequence_length").exit_code == 0

@@ -116,8 +116,8 @@ def test_a_tokenizer_must_fit_the_vocabulary_and_a_sequence_the_positions():
 def test_a_model_that_is_named_is_told_from_others():
     names = [from_dict({"model": section, **OUT}).model.name for section in CLASSES.values()]
     assert names == [
-        "llama-d48-b2-h4-E1-f96",
-        "qwen3_moe-d48-b2-h4-E8-k2-f24",
+        "llama-d48-b2-h4-kv2-E1-f96",
+        "qwen3_moe-d48-b2-h4-kv2-E8-k2-f24",
         "deepseek_v3-d48-b2-h4-E8-k2-f24-s2",
         "qwen2_moe-d48-b2-h4-E8-k2-f24-s1",
     ]

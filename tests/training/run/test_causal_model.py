@@ -10,7 +10,8 @@ from tests.scaling_law.size.test_model_classes import NOT_IN_TRANSFORMERS, SHAPE
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
 from training.run import causal_model
-from training.run.step import build_model, build_optimizer
+from training.run.optimizers import build_optimizers
+from training.run.step import build_model
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 96
 
@@ -142,7 +143,8 @@ def test_in_evaluation_nothing_is_measured():
 @pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text"])
 def test_the_router_is_exempt_from_selective_decay(kind, tiny):
     model = build_model(config_of(EVERY[kind]), seed=0)
-    groups = build_optimizer(model, tiny(optimizer__decay_all=False).optimizer, torch.device("cpu")).param_groups
+    (adamw,) = build_optimizers(model, tiny(optimizer__decay_all=False).optimizer, torch.device("cpu"))
+    groups = adamw.param_groups
     exempt = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in exempt}
     routers = {name for name in names if name.endswith(("gate.weight", "router.weight"))}

@@ -210,9 +210,9 @@ def test_a_checkpoint_before_the_first_step_counts_no_step(tiny, tmp_path):
     run.writer.save(tmp_path, Progress())
     run.writer.wait()
     path = checkpoint.path_of(tmp_path, 0)
-    assert not run.session.optimizer.state
+    assert not run.session.optimizers[0].state
     checkpoint.load(path, run.session)
-    assert not run.session.optimizer.state
+    assert not run.session.optimizers[0].state
 
 
 def test_a_checkpoint_is_of_the_step_it_was_taken_at(tiny, tmp_path, monkeypatch):

@@ -8,10 +8,10 @@ from scaling_law import LearningRateLaw
 from training.configuration.arguments import ModelArguments, OptimizerArguments
 from training.run import devices
 from training.run.main import Run
+from training.run.optimizers import build_optimizers
 from training.run.step import (
     architecture,
     build_model,
-    build_optimizer,
     model_config,
     peak_learning_rate,
     utilisation_flops,
@@ -56,7 +56,8 @@ def test_a_law_with_tokens_and_batch_is_asked_at_the_end_of_the_longest_run(tmp_
 def test_groups_hold_every_parameter_once(tiny, decay_all):
     arguments = tiny(optimizer__decay_all=decay_all)
     model = build_model(model_config(arguments, 300, 0), seed=0)
-    groups = build_optimizer(model, arguments.optimizer, torch.device("cpu")).param_groups
+    (adamw,) = build_optimizers(model, arguments.optimizer, torch.device("cpu"))
+    groups = adamw.param_groups
     held = [parameter for group in groups for parameter in group["params"]]
     assert len(held) == len(set(map(id, held))) == len(list(model.parameters()))
     exempt = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}

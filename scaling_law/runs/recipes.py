@@ -1,0 +1,82 @@
+"""What runs were trained with besides what laws ask for: their recipe. A law describes runs of one.
+
+Learning rates, batches and tokens are tuned for each model, and are no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from hub.plain.tables import literal
+from scaling_law.runs.rows import Row, RunsError, flattened, is_missing
+
+# Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
+# that all rows have is read, else the first that any has.
+_HELD_BY = {
+    "optimizer": ("optimizer_name", "optimizer"),
+    "weight_decay": ("optimizer_weight_decay",),  # in a table without records it may be tuned
+    "weight_decay_on": ("optimizer_weight_decay_on", "weight_decay_on"),
+    "vocab_size": ("vocab_size",),
+    "sequence_length": ("sequence_length",),
+    "dataset": ("dataset_fingerprint", "dataset_id", "dataset"),
+    "tokenizer": ("tokenizer_fingerprint", "tokenizer_id", "tokenizer"),
+    "precision": ("precision",),
+    "initialization": ("initialization",),
+    "final_norm": ("final_norm",),
+}
+COLUMNS = tuple(_HELD_BY)
+_DIGITS = 8  # of a fingerprint that are shown
+_MOST = 4  # values of a column that an error shows
+
+Recipe = Mapping[str, tuple[str | None, ...]]  # the value of each run in each column; None is not known
+
+
+def recipe_of(rows: Sequence[Row]) -> Recipe:
+    """The recipes of n rows: each column of `COLUMNS` that a row tells, [n]."""
+    flat, found = [flattened(row) for row in rows], {}
+    for name, holders in _HELD_BY.items():
+        told = {held: sum(not is_missing(row.get(held)) for row in flat) for held in holders}
+        if most := [held for held in holders if told[held] == len(flat)] or [held for held in holders if told[held]]:
+            found[name] = tuple(_value(name, most[0], row) for row in flat)
+    return {name: values for name, values in found.items() if any(values)}
+
+
+def differences(recipe: Recipe, law_has: Collection[str] = ()) -> dict[str, list[str]]:
+    """Columns in which recipes differ, but for the variables of a law, and their values; unknown ones do not count."""
+    values = {name: sorted({v for v in told if v}) for name, told in recipe.items() if name not in law_has}
+    return {name: told for name, told in values.items() if len(told) > 1}
+
+
+def check_mix(recipe: Recipe, law_has: Collection[str], mix: str | Collection[str], source: str) -> None:
+    """RunsError, in one line, if recipes differ in more than the columns `mix`; ValueError for one there is not."""
+    agreed = {mix} if isinstance(mix, str) else {*mix}
+    if unknown := sorted(agreed - {*COLUMNS}):
+        raise ValueError(f"mix={literal(unknown[0])} must be of {', '.join(COLUMNS)}")
+    if mixed := {name: values for name, values in differences(recipe, law_has).items() if name not in agreed}:
+        (first, (value, *_)), names = next(iter(mixed.items())), ", ".join(mixed)
+        raise RunsError(
+            f"{source}: the runs differ in {in_words(mixed)}; choose with where={f'{first} = {value}'!r}, or fit them "
+            f"as one with mix={tuple(sorted({*mixed, *agreed}))!r} (--mix {names.replace(' ', '')})"
+        )
+
+
+def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
+    """Such as `optimizer (adamw, muon) and sequence_length (256, 512)`."""
+    shown = [
+        f"{name} ({', '.join(values[:_MOST])}{', …' if len(values) > _MOST else ''})" for name, values in mixed.items()
+    ]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def _value(name: str, held: str, row: Row) -> str | None:
+    """As one word, which a filter can name."""
+    value = row.get(held)
+    if is_missing(value):
+        return None
+    if held.endswith("_fingerprint"):
+        digits = str(value).rpartition(":")[2][:_DIGITS]
+        identity = row.get(f"{name}_id")
+        return digits if is_missing(identity) else f"{identity}@{digits}"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).lower() if name == "optimizer" else str(value)

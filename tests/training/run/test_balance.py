@@ -1,0 +1,120 @@
+"""Balance by the selection bias of classes that have one, which nothing in transformers moves."""
+
+import itertools
+import re
+import signal
+
+import pytest
+import torch
+
+from hub.record.names import recipe_suffix
+from hub.record.run_record import RunRecord
+from tests.model_classes import SHARED, TOP_K
+from tests.training.run.test_causal_model import EVERY, config_of
+from tests.training.run.test_processes import replicated, results
+from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, weights
+from training.configuration.arguments import ConfigurationError
+from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
+from training.run import causal_model
+from training.run.main import Run
+from training.run.step import build_model
+
+BIAS = SHARED | {"balance": "bias", "bias_update_rate": 0.05}
+
+
+def biases(state):
+    found = [value for name, value in state.items() if name.endswith(SELECTION_BIAS)]
+    assert found
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in model_types() if has_selection_bias(kind)])
+def test_experts_with_few_tokens_gain(kind):
+    """In every layer by its own counts, which are those of the batch."""
+    model = build_model(config_of(EVERY[kind]), seed=0)
+    layers, experts = len(causal_model.routers(model)), biases(model.state_dict()).shape[1]
+    tokens = torch.arange(layers * experts, dtype=torch.float64).view(layers, experts)
+    tokens[0] = tokens[0].flip(0)
+    causal_model.move_biases(model, tokens, 0.01)
+    rising = torch.tensor([0.01] * (experts // 2) + [-0.01] * (experts // 2))
+    found = biases(model.state_dict())
+    torch.testing.assert_close(found[0], rising.flip(0))
+    torch.testing.assert_close(found[1:], rising.expand(layers - 1, -1))
+
+
+def test_each_step_moves_the_bias_by_the_counts_of_its_batch(tiny):
+    arguments = tiny(model=BIAS, schedule__tokens=[1280])
+    (record,) = finish(arguments).values()
+    (branch,) = folders(arguments)
+    steps = {line["step"]: line for line in (*lines_of(arguments), *lines_of(arguments, branch.parent.name))}
+    counts = [
+        torch.tensor(line["tokens_per_expert"], dtype=torch.float64) for line in steps.values() if "loss" in line
+    ]
+    assert len(counts) == record.steps
+    moved = sum(0.05 * torch.sign(one.mean(1, keepdim=True) - one) for one in counts)
+    assert moved.any()
+    torch.testing.assert_close(biases(weights(arguments, 1280)).double(), moved, rtol=0, atol=1e-6)
+
+
+def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path):
+    """Bit for bit, by way of a checkpoint: the bias is part of it."""
+    arguments = tiny(model=BIAS)
+    run = Run(arguments)
+    calls, requested = itertools.count(1), run.stop.requested
+
+    def stop():
+        if next(calls) == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return requested()
+
+    run.stop.requested = stop
+    assert run.execute() == 128 + signal.SIGTERM
+    finish(arguments)
+    alone = tiny(model=BIAS, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))
+    finish(alone)
+    assert_same_weights(weights(arguments, 1280), weights(alone, 1280))
+
+
+def test_micro_batches_are_one_batch(tiny, tmp_path):
+    """The counts are those of the global batch."""
+    settings = {"model": BIAS, "schedule__tokens": [1280], "optimizer__learning_rate": 0.001}
+    one, other = (
+        tiny(**settings, run__micro_batch_sequences=n, run__output_dir=str(tmp_path / f"{n}")) for n in (2, 1)
+    )
+    finish(one)
+    finish(other)
+    torch.testing.assert_close(biases(weights(one, 1280)), biases(weights(other, 1280)))
+
+
+@pytest.mark.slow
+def test_processes_count_together(tiny, tmp_path):
+    settings = {"model": BIAS, "schedule__tokens": [1280], "optimizer__learning_rate": 0.001}
+    one, two = (tiny(**settings, run__micro_batch_sequences=1, run__output_dir=str(tmp_path / n)) for n in "ab")
+    finish(one)
+    replicated(two)
+    (_, expected), (_, found) = results(one)[1280], results(two)[1280]
+    torch.testing.assert_close(biases(found), biases(expected))
+
+
+def test_the_name_says_it(tiny):
+    arguments = tiny(model=BIAS, schedule__tokens=[1280])
+    (record,) = finish(arguments).values()
+    assert recipe_suffix(record).endswith("-bias0.05")
+    assert (record.balance_bias_rate, record.balance_loss_coefficient) == (0.05, 0)
+    assert RunRecord.load(folders(arguments)[0]) == record
+    assert "balance_bias_rate" not in record.replaced(balance_bias_rate=None).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        (TOP_K | {"balance": "bias"}, "model.balance: bias; transformers' qwen3_moe has no selection bias, deepseek"),
+        (SHARED | {"balance": "both"}, "model.balance: 'both'; it must be loss or bias"),
+        (SHARED | {"bias_update_rate": 0.1}, "model.bias_update_rate: 0.1; it is allowed with model.balance bias"),
+        (BIAS | {"bias_update_rate": 0}, "model.bias_update_rate: 0; it must be a positive number"),
+        (BIAS | {"bias_update_rate": "fast"}, "model.bias_update_rate: 'fast'; it must be a positive number"),
+    ],
+)
+def test_what_cannot_be_balanced_so_is_refused(tiny, section, problem):
+    with pytest.raises(ConfigurationError, match=re.escape(problem)):
+        tiny(model=section)

@@ -1,0 +1,182 @@
+"""Muon for the hidden matrices and AdamW for the rest: every expert by itself, and the loop's promises."""
+
+import itertools
+import re
+import signal
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from hub.record.run_record import RunRecord
+from tests.model_classes import CLASSES, SHARED, TOP_K
+from tests.training.run.test_causal_model import EVERY, config_of
+from tests.training.run.test_processes import measured, replicated, results
+from tests.training.run.test_run import assert_same_weights, finish, folders, weights
+from training.configuration.arguments import ConfigurationError, OptimizerArguments
+from training.run.main import Run
+from training.run.optimizers import StackedMuon, build_optimizers, hidden_matrices
+from training.run.step import build_model
+
+CPU = torch.device("cpu")
+MUON = OptimizerArguments(name="muon")
+REST = re.compile(r"embed|lm_head|norm|bias|router|gate\.weight|sinks")
+
+
+@pytest.mark.parametrize("kind", [*CLASSES, "gpt_oss", "llama4_text", "mixtral"])
+def test_muon_has_the_hidden_matrices_and_adamw_the_rest(kind):
+    model = build_model(config_of(EVERY[kind]), seed=0)
+    muon, adamw = build_optimizers(model, MUON, CPU)
+    held = [p for one in (muon, adamw) for group in one.param_groups for p in group["params"]]
+    assert len(held) == len(set(held)) == len(list(model.parameters()))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    of_adamw = {names[p] for group in adamw.param_groups for p in group["params"]}
+    assert of_adamw == {name for name in names.values() if REST.search(name)}
+
+
+@pytest.mark.parametrize(("kind", "pairs"), [("qwen3_moe", True), ("llama4_text", False)])
+def test_gate_and_up_are_matrices_of_their_own_where_they_lie_above_one_another(kind, pairs):
+    model = build_model(config_of(EVERY[kind]), seed=0)
+    matrices, gate_ups = hidden_matrices(model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    stacked = {name for name in names.values() if "gate_up_proj" in name}
+    assert stacked
+    assert {names[p] for p in gate_ups} == (stacked if pairs else set())
+    assert stacked <= {names[p] for p in (*matrices, *gate_ups)}
+
+
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+def test_each_expert_is_updated_as_a_matrix_by_itself(adjust):
+    """As torch's Muon updates the same matrices apart."""
+    draws = torch.Generator().manual_seed(0)
+    plain, stack, pair = (torch.randn(*shape, generator=draws) for shape in ((6, 4), (3, 4, 8), (3, 16, 4)))
+    together = [torch.nn.Parameter(tensor.clone()) for tensor in (plain, stack, pair)]
+    apart = [torch.nn.Parameter(m.clone()) for m in (plain, *stack, *(half for e in pair for half in e.chunk(2)))]
+    settings = {"weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": adjust}
+    one, other = StackedMuon(together[:2], together[2:], **settings), torch.optim.Muon(apart, **settings)
+    for _ in range(3):
+        gradients = [torch.randn(p.shape, generator=draws) for p in together]
+        for parameter, gradient in zip(together, gradients, strict=True):
+            parameter.grad = gradient
+        whole, stacked, pairs = gradients
+        for parameter, gradient in zip(apart, (whole, *stacked, *(h for e in pairs for h in e.chunk(2))), strict=True):
+            parameter.grad = gradient.contiguous()
+        for optimizer in (one, other):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.02
+            optimizer.step()
+    assert torch.equal(together[0], apart[0])
+    assert torch.equal(together[1], torch.stack(list(apart[1:4])))
+    assert torch.equal(together[2].view(6, 8, 4), torch.stack(list(apart[4:])))
+
+
+def test_rates_are_those_of_the_schedule_and_of_muon(tiny):
+    run = Run(tiny(schedule__tokens=[1280], optimizer__name="muon", optimizer__muon_learning_rate=0.02))
+    assert run.execute() == 0
+    muon, adamw = run.session.optimizers
+    assert muon.param_groups[0]["lr"] == pytest.approx(2 * adamw.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    "section", [{"d_model": 64, "experts": 4}, TOP_K, SHARED], ids=["switch_moe", "qwen3_moe", "deepseek_v3"]
+)
+def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path, section):
+    """Bit for bit, by way of a checkpoint."""
+    settings = {"model": section, "optimizer__name": "muon"}
+    arguments = tiny(**settings)
+    run = Run(arguments)
+    calls, requested = itertools.count(1), run.stop.requested
+
+    def stop():
+        if next(calls) == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return requested()
+
+    run.stop.requested = stop
+    assert run.execute() == 128 + signal.SIGTERM
+    records = finish(arguments)
+    assert sorted(records) == [1280, 2560]
+    alone = tiny(**settings, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))
+    finish(alone)
+    assert_same_weights(weights(arguments, 1280), weights(alone, 1280))
+
+
+def test_the_record_says_muon_and_the_name_too(tiny):
+    arguments = tiny(schedule__tokens=[1280], optimizer__name="muon", optimizer__muon_learning_rate=0.02)
+    (record,) = finish(arguments).values()
+    found = record.to_dict()["optimizer"]
+    assert found["name"] == "muon"
+    assert (found["muon_learning_rate"], found["muon_momentum"]) == (0.02, 0.95)
+    assert found["muon_adjust_lr"] == "match_rms_adamw"
+    assert "-muon-muonlr0.02" in record.run_id
+    assert RunRecord.load(folders(arguments)[0]) == record
+
+
+def test_the_record_of_adamw_has_nothing_of_it(tiny):
+    (record,) = finish(tiny(schedule__tokens=[1280])).values()
+    own = ["name", "beta1", "beta2", "epsilon", "weight_decay", "weight_decay_on", "gradient_clip_norm"]
+    assert [*record.to_dict()["optimizer"]] == own
+    assert record.optimizer.name == "adamw"
+
+
+def assert_nearly_the_same(one, other):
+    """But for rounding: Muon's iteration runs in bf16 and makes the directions that few tokens give as long as others.
+
+    The steps have the same losses, and the weights differ by a small part of what was learned.
+    """
+    expected, found = measured(one), measured(other)
+    assert expected.keys() == found.keys()
+    for at, (loss, norm, *_) in expected.items():
+        assert found[at][:2] == pytest.approx([loss, norm], rel=2e-3), at
+    (record, whole), (again, parts) = results(one)[1280], results(other)[1280]
+    assert again.eval_loss == pytest.approx(record.eval_loss, abs=1e-4)
+    for name, weight in whole.items():
+        assert torch.linalg.vector_norm(parts[name] - weight) < 2e-3 * torch.linalg.vector_norm(weight), name
+
+
+@pytest.fixture
+def gentle(tiny, tmp_path):
+    """Runs of Muon at a rate where rounding errors do not grow."""
+
+    def build(name, micro):
+        settings = {"run__micro_batch_sequences": micro, "run__output_dir": str(tmp_path / name)}
+        rates = {"optimizer__name": "muon", "optimizer__learning_rate": 0.001}
+        return tiny(model__capacity_group_tokens=32, schedule__tokens=[1280], **settings, **rates)
+
+    return build
+
+
+def test_micro_batches_are_one_batch(gentle):
+    one, other = gentle("one", 2), gentle("other", 1)
+    finish(one)
+    finish(other)
+    assert_nearly_the_same(one, other)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(gentle):
+    one, two = gentle("one", 1), gentle("two", 1)
+    finish(one)
+    replicated(two)
+    assert_nearly_the_same(one, two)
+
+
+def test_sharded_matrices_are_refused(tiny, monkeypatch):
+    monkeypatch.setattr(Accelerator, "is_fsdp2", property(lambda _: True))
+    with pytest.raises(
+        ConfigurationError, match=r"optimizer\.name: muon; FSDP2 shards matrices that Muon needs whole"
+    ):
+        Run(tiny(optimizer__name="muon")).execute()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"muon_learning_rate": 0.1}, "optimizer.muon_learning_rate: 0.1; it is allowed with optimizer.name muon"),
+        ({"name": "muon", "muon_adjust_lr": "original"}, "optimizer.muon_learning_rate: not given; with muon_adj"),
+        ({"name": "sgd"}, "optimizer.name: 'sgd'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tiny, settings, problem):
+    with pytest.raises(ConfigurationError, match=re.escape(problem)):
+        tiny(optimizer=settings)
