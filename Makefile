@@ -12,6 +12,7 @@
 # make evidence      docs/evidence.md again, from its points; DATA=folder: the points first, from other labs' tables
 # make crossing      docs/crossing.md again, from its records; RUNS="folder …": these first, from runs of the sweep;
 #                    PREDICT=1: first what is expected of models that were not trained yet, once
+# make granularity   docs/granularity.md again, from its records and those of the crossing; RUNS="folder …": these first
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make tour          the pictures of docs/tour.md again, by its own code
 # make docs          the documentation as a site in build/site, strict about its links and anchors
@@ -46,12 +47,12 @@ venv = $(PYTHON) -c '$(NEWER)' && $(UV) venv --quiet --allow-existing --python $
 install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
 endif
 
-BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed throughput checkpoints data_pipeline hub_releases
+BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classes throughput checkpoints data_pipeline hub_releases
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all models evidence
-.PHONY: crossing explorer-picture tour docs bench clean
+.PHONY: crossing granularity explorer-picture tour docs bench clean
 
 setup: $(VENV)/.ready
 
@@ -136,6 +137,10 @@ evidence: setup
 crossing: setup
 	$(BIN)/python -m scaling_law.report.crossing docs/crossing docs/crossing.md $(if $(RUNS),--runs $(RUNS)) \
 		$(if $(PREDICT),--predict)
+
+granularity: setup
+	$(BIN)/python -m scaling_law.report.granularity docs/granularity docs/crossing/runs.jsonl docs/granularity.md \
+		$(if $(RUNS),--runs $(RUNS))
 
 explorer-picture: setup
 	$(BIN)/python -m tests.scaling_law.explorer.picture docs/figures/explorer.png

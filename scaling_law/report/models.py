@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain import atomic, strict_json
-from hub.plain.markdown import block_of, escaped, replace_block
-from hub.plain.tables import Table
+from hub.plain import strict_json
+from hub.plain.markdown import escaped
 from hub.plain.units import UNKNOWN, format_bytes, format_count, format_flops
 from scaling_law.planning.describe import Description, describe
+from scaling_law.report.blocks import fill, markdown_of
 
 _FIELDS = {"name", "config", "source"}
 
@@ -52,19 +52,9 @@ def read_entries(path: str | Path) -> list[Entry]:
 
 def write_page(entries: str | Path, page: str | Path) -> None:
     """Replace the blocks of the Markdown file `page`; ValueError if it lacks one of them."""
-    read, text = read_entries(entries), Path(page).read_text(encoding="utf-8")
-    blocks = {name: _table(rows(read)) for name, rows in (("sizes", sizes), ("predictions", predictions))}
-    for name, content in (blocks | {"sources": sources(read)}).items():
-        if block_of(text, name) is None:
-            raise ValueError(f"{page}: no block `<!-- {name} -->` and `<!-- /{name} -->`")
-        text = replace_block(text, name, content)
-    atomic.write_bytes(Path(page), text.encode())
-
-
-def _table(rows: Iterator[tuple[str, ...]]) -> str:
-    """The first row is the header."""
-    header, *body = rows
-    return Table(header, body).markdown()
+    read = read_entries(entries)
+    blocks = {name: markdown_of(rows(read)) for name, rows in (("sizes", sizes), ("predictions", predictions))}
+    fill(Path(page), blocks | {"sources": sources(read)})
 
 
 def sizes(entries: list[Entry]) -> Iterator[tuple[str, ...]]:

@@ -15,9 +15,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from modeling_switch_moe import RoutingStatistics, SwitchMoeCausalLMOutputWithPast
+from modeling_switch_moe.losses import SwitchMoeHead
 from scaling_law.size.model_configs import read_model
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, balance_loss_of, causal_class
+
+# Fields by which a class changes logits after its head, where they are neither null nor 1.
+_AFTER_THE_HEAD = ("logits_scaling", "final_logit_softcapping")
 
 
 def build(config: Any, group_tokens: int | None = None) -> nn.Module:
@@ -80,6 +84,10 @@ class _InTheLoop:
     def prepare_for_the_loop(self, balance_loss, group_tokens: int | None) -> None:
         self._balance_loss, self._group_tokens = balance_loss, group_tokens
         self._routed: list[tuple[torch.Tensor, torch.Tensor]] | None = None  # of the forward pass that is being made
+        head = self.get_output_embeddings()
+        changed = any(getattr(self.config, name, None) not in (None, 1) for name in _AFTER_THE_HEAD)
+        if type(head) is nn.Linear and head.bias is None and not changed:
+            head.__class__ = SwitchMoeHead  # which computes losses without holding all logits
         for router, index in routers(self).items():
             router.register_forward_hook(lambda _module, _inputs, outputs, index=index: self._keep(outputs, index))
 
@@ -104,17 +112,24 @@ class _InTheLoop:
     ) -> SwitchMoeCausalLMOutputWithPast:
         """Losses of `input_ids [B, S]` for the aligned targets `shift_labels [B, S]`, as `SwitchMoeForCausalLM` has.
 
-        The class returns logits, from which the cross-entropy is computed in fp32, without chunks.
+        The cross-entropy is computed in fp32, in chunks as for ours; from all logits of the class where they are asked
+        for, or are more than a matrix times hidden states.
         """
         self._routed = routed = []
+        logits, head = None, self.get_output_embeddings()
         try:
-            logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits
+            if isinstance(head, SwitchMoeHead) and not output_logits:
+                hidden = self.model(input_ids=input_ids, use_cache=use_cache).last_hidden_state
+                total, losses = head(hidden, targets=shift_labels)
+            else:
+                logits = super().forward(input_ids=input_ids, use_cache=use_cache).logits
+                losses = F.cross_entropy(logits.float().flatten(0, 1), shift_labels.flatten(), reduction="none")
+                total = losses.sum()
         finally:
             self._routed = None
-        losses = F.cross_entropy(logits.float().flatten(0, 1), shift_labels.flatten(), reduction="none")
         out = SwitchMoeCausalLMOutputWithPast(
             logits=logits if output_logits else None,
-            lm_loss=losses.sum() / (num_items_in_batch or losses.numel()),
+            lm_loss=total / (num_items_in_batch or losses.numel()),
             token_losses=losses.detach().view(shift_labels.shape) if output_token_losses else None,
             balance_loss=losses.new_zeros(()),
             z_loss=losses.new_zeros(()),

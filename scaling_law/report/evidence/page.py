@@ -13,13 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain import atomic
-from hub.plain.markdown import block_of, replace_block
-from hub.plain.tables import Table
 from hub.plain.units import UNKNOWN, format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.fitting.fitting import rms
 from scaling_law.formulas import JointLaw
+from scaling_law.report.blocks import fill, markdown_of
 from scaling_law.report.evidence import figures
 from scaling_law.report.evidence.forecasts import (
     BARE,
@@ -115,21 +113,15 @@ def write_page(folder: Path, page: Path) -> list[Path]:
 
     ValueError if it lacks one of the blocks.
     """
-    evidence, text = Evidence(read_sources(folder)), page.read_text(encoding="utf-8")
-    for name in BLOCKS:
-        if block_of(text, name) is None:
-            raise ValueError(f"{page}: no block `<!-- {name} -->` and `<!-- /{name} -->`")
-        text = replace_block(text, name, block_text(name, evidence))
-    written = [drawing.save(drawn, page.parent / "figures" / name) for name, drawn in _drawn(evidence)]
-    atomic.write_bytes(page, text.encode())
-    return [page, *written]
+    evidence = Evidence(read_sources(folder))
+    written = fill(page, {name: block_text(name, evidence) for name in BLOCKS})
+    drawn = [drawing.save(figure, page.parent / "figures" / name) for name, figure in _drawn(evidence)]
+    return [written, *drawn]
 
 
 def block_text(name: str, evidence: Evidence) -> str:
-    """The Markdown of a block: a table of the tuples that its function yields, the header first; then its texts."""
-    parts = list(BLOCKS[name](evidence))
-    rows, texts = [p for p in parts if not isinstance(p, str)], [p for p in parts if isinstance(p, str)]
-    return "\n\n".join([*([Table(list(map(str, rows[0])), rows[1:]).markdown()] if rows else []), *texts])
+    """The Markdown of a block."""
+    return markdown_of(BLOCKS[name](evidence))
 
 
 def _drawn(evidence: Evidence) -> Iterator[tuple[str, object]]:

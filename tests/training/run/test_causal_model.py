@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
+from modeling_switch_moe import losses
 from tests.model_classes import CLASSES, SHARED, TOP_K
 from tests.scaling_law.size.test_model_classes import NOT_IN_TRANSFORMERS, SHAPES, WIDE_HEADS
 from training.configuration.arguments import ConfigurationError
@@ -77,6 +78,31 @@ def test_losses_and_gradients_are_those_of_the_class(kind):
         assert (one.grad is None) == (other.grad is None), name
         if one.grad is not None:
             torch.testing.assert_close(one.grad, other.grad, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("section", "chunked"),
+    [
+        (TOP_K, True),
+        (EVERY["granitemoe"] | {"logits_scaling": 1.0}, True),
+        (EVERY["granitemoe"] | {"logits_scaling": 4.0}, False),
+        (EVERY["gemma2"], False),
+    ],
+    ids=["qwen3_moe", "granitemoe", "granitemoe-scaled", "gemma2-capped"],
+)
+def test_losses_in_chunks_are_those_of_all_logits(section, chunked, monkeypatch):
+    """Where the head is not the last that happens to logits, there are no chunks."""
+    monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 24)  # of 64 rows
+    model, (inputs, targets) = build_model(config_of(section), seed=0).train(), batch()
+    assert isinstance(model.get_output_embeddings(), losses.SwitchMoeHead) == chunked
+    found, whole = (model(inputs, targets, 80, output_logits=w, output_token_losses=True) for w in (False, True))
+    assert found.logits is None
+    torch.testing.assert_close(found.lm_loss, whole.lm_loss)
+    torch.testing.assert_close(found.token_losses, whole.token_losses)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for one, other in zip(*(torch.autograd.grad(o.lm_loss, parameters, allow_unused=True) for o in (found, whole)),
+                          strict=True):  # fmt: skip
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EVERY if "num_experts_per_tok" in EVERY[kind]])

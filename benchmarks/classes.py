@@ -1,0 +1,126 @@
+"""Training step of other classes of transformers in the loop of train.py, beside our Switch-MoE.
+
+    python -m benchmarks.classes [--precision fp32 bf16] [--granularity 1 2 4 8]
+    python -m benchmarks.classes --precision bf16 --width 1024 --layers 16 --batch 64 --length 512 --vocab 50257
+
+All models have the same active parameters: dense ones beside our dense model, and those with experts beside our E = 8,
+dropless, of which they have the total, too: each expert is split into G parts, of which as many are active. A step is
+forward and backward as the loop makes them, with the balance loss and in chunks of logits; steps take turns, and
+reported is the median. Bound: the matrix products of the dense step alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.model_speed import DEVICE, finish, matmul_bound
+from benchmarks.report import Report, in_turns, parse
+from modeling_switch_moe import SwitchMoeConfig
+from scaling_law.size.model_configs import FAMILIES, read_model
+from training.configuration.model_classes import ModelClassArguments
+from training.run.step import build_model
+
+DENSE, ROUTED, SHARED = ("llama", "qwen3", "olmo2"), ("qwen3_moe", "olmoe", "mixtral"), "qwen2_moe"
+EXPERTS, BALANCE = 8, 0.01
+MATMUL, OURS_DENSE, OURS = "matmul bound", "ours, E = 1", f"ours, E = {EXPERTS}"
+
+
+def ours(shape: argparse.Namespace, experts: int) -> Any:
+    return SwitchMoeConfig(
+        num_experts=experts,
+        capacity_factor=None,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.width // 64,
+        **{"vocab_size": shape.vocab, "max_position_embeddings": shape.length},
+    )
+
+
+def of_a_class(kind: str, shape: argparse.Namespace, granularity: int = 1) -> Any:
+    """The configuration of a class, by the names of its own fields; `SHARED` has one of its G experts shared."""
+    family, heads = FAMILIES[kind], shape.width // 64
+    fields: dict[str, Any] = {
+        **{"type": kind, "hidden_size": shape.width, "num_hidden_layers": shape.layers},
+        **{
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            family.d_expert: 3 * shape.width // granularity,
+        },
+    }
+    if "head_dim" in family.defaults:
+        fields["head_dim"] = 64
+    if family.experts:
+        shared = kind == SHARED
+        fields |= {family.experts: EXPERTS * granularity - shared, "num_experts_per_tok": granularity - shared}
+        fields |= {"shared_expert_intermediate_size": 3 * shape.width // granularity} if shared else {}
+    return ModelClassArguments.of(fields).config(shape.vocab, shape.length, 0)
+
+
+def training_step(config: Any, shape: argparse.Namespace, precision: str) -> Callable[[], None]:
+    """Forward and backward over `batch x length` tokens; each step on other tokens."""
+    model = build_model(config, 0).to(DEVICE).train()
+    ids = itertools.cycle([torch.randint(0, shape.vocab, (shape.batch, shape.length + 1)) for _ in range(4)])
+
+    def run() -> None:
+        model.zero_grad(set_to_none=True)
+        tokens = next(ids).to(DEVICE)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            out = model(
+                input_ids=tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous(), use_cache=False, output_logits=False
+            )
+        (out.lm_loss + BALANCE * out.balance_loss).backward()
+        finish()
+
+    return run
+
+
+def contenders(shape: argparse.Namespace) -> dict[str, tuple[Any, str]]:
+    """Name → (configuration, which of ours has as many parameters). ValueError for one that has others."""
+    found = {kind: (of_a_class(kind, shape), OURS_DENSE) for kind in DENSE}
+    for g, kind in itertools.product(shape.granularity, ROUTED):
+        found[f"{kind}, top-{g} of {EXPERTS * g}"] = of_a_class(kind, shape, g), OURS
+    for g in (g for g in shape.granularity if g > 1):
+        name = f"{SHARED}, 1 shared and top-{g - 1} of {EXPERTS * g - 1}"
+        found[name] = of_a_class(SHARED, shape, g), OURS
+    of_ours = {name: read_model(ours(shape, e)).architecture for name, e in ((OURS_DENSE, 1), (OURS, EXPERTS))}
+    for name, (config, peer) in found.items():
+        a, b = read_model(config).architecture, of_ours[peer]
+        if (a.n_active, a.n_total) != (b.n_active, b.n_total):
+            raise ValueError(f"{name}: {a.n_active:,} active of {a.n_total:,}, {peer} {b.n_active:,} of {b.n_total:,}")
+    return found
+
+
+def main() -> None:
+    shape = parse(
+        __doc__,
+        ("--precision", {"nargs": "+", "choices": ["fp32", "bf16"], "default": ["fp32", "bf16"]}),
+        ("--granularity", {"nargs": "+", "type": int, "default": [1, 2, 4, 8]}),
+        ("--width", {"type": int, "default": 256}),
+        ("--layers", {"type": int, "default": 4}),
+        ("--batch", {"type": int, "default": 8}),
+        ("--length", {"type": int, "default": 256}),
+        ("--vocab", {"type": int, "default": 4096}),
+        ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
+        fast={"granularity": [1, 2], "width": 64, "layers": 1, "length": 32, "batch": 2, "vocab": 512, "rounds": 1},
+    )
+    report = Report("classes", shape)
+    for precision in shape.precision:
+        torch.manual_seed(0)
+        race = {MATMUL: matmul_bound(shape, precision)}
+        race |= {n: training_step(ours(shape, e), shape, precision) for n, e in ((OURS_DENSE, 1), (OURS, EXPERTS))}
+        found = contenders(shape)
+        race |= {name: training_step(config, shape, precision) for name, (config, _) in found.items()}
+        spent = in_turns(race, shape.rounds)
+        bound = ("the matrix products alone", spent[MATMUL])
+        for name, (_, peer) in found.items():
+            report.add(f"train {precision}, {name}", spent[name], "s", peer=(peer, spent[peer]), bound=bound)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
