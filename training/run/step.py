@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import torch
@@ -25,7 +26,7 @@ from training.configuration.arguments import (
 from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Branch, Schedule
 from training.data.batches import TrainingData
-from training.run import causal_model, devices
+from training.run import causal_model, devices, sharding
 
 _SPIKE_WINDOW = 128  # steps to compare with
 _SPIKE_LEAST = 16  # of them before anything is called a spike
@@ -153,7 +154,12 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     arch = architecture(a.model, len(tokenizer))
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
-    model = build_model(config, a.run.seed, a.model.capacity_group_tokens)
+    draw = partial(build_model, config, a.run.seed, a.model.capacity_group_tokens)
+    if accelerator.is_fsdp2:
+        reshard = accelerator.state.fsdp_plugin.reshard_after_forward
+        model = sharding.build(draw, a.run.precision == "bf16", reshard)
+    else:
+        model = draw()
     if a.run.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = build_optimizer(model, a.optimizer, accelerator.device)
@@ -205,9 +211,11 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
 
     result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
     for j, (inputs, targets) in zip(own, batches, strict=True):
-        # Gradients are exchanged once a step, with the last micro-batch. (Accelerate's own accumulation keeps a phase
-        # counter that goes wrong when the number of micro-batches changes along the batch ramp.)
-        with nullcontext() if j == own[-1] else accelerator.no_sync(session.model):
+        # DDP exchanges gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole ones.
+        # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches changes
+        # along the batch ramp.)
+        exchanges = j == own[-1] or accelerator.is_fsdp2
+        with nullcontext() if exchanges else accelerator.no_sync(session.model):
             with accelerator.autocast():
                 # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
                 out = session.model(
