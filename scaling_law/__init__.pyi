@@ -55,6 +55,8 @@ from .planning.inverse import smallest_memory as smallest_memory
 from .planning.matched import matched_memory as matched_memory
 from .planning.optimal_table import OptimalRow as OptimalRow
 from .planning.optimal_table import OptimalTable as OptimalTable
+from .planning.scale_out import ScaleOut as ScaleOut
+from .planning.scale_out import scale_out as scale_out
 from .planning.speedup import EffectiveSpeedup as EffectiveSpeedup
 from .planning.speedup import effective_speedup as effective_speedup
 from .runs.step_times import step_law_steps as step_law_steps

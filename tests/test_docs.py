@@ -97,9 +97,10 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     assert (left["answer"].best.experts, again.best.experts) == (32, 16)
 
 
-def test_what_the_page_on_hours_prints(capsys):
-    run_python(DOCS / "hours.md")
-    assert capsys.readouterr().out == "".join(blocks(DOCS / "hours.md", "text"))
+@pytest.mark.parametrize("guide", ["hours.md", "scaling.md"])
+def test_what_pages_with_output_print(guide, capsys):
+    run_python(DOCS / guide)
+    assert capsys.readouterr().out == "".join(blocks(DOCS / guide, "text"))
 
 
 @every_page
@@ -114,7 +115,7 @@ def test_python_imports_the_packages_themselves(page):
     [
         *(line for line in command_lines(DOCS / "planning.md") if re.match("scaling-law (?!fit)", line)),
         *(line for line in command_lines(DOCS / "hours.md") if line.startswith("scaling-law ")),
-        *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md")),
+        *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md") + text_of(DOCS / "scaling.md")),
     ],
 )
 def test_shell_commands_answer(command, tmp_path, monkeypatch):

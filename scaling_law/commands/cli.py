@@ -6,7 +6,7 @@ Every command takes --help with examples; `hub.plain.commands` has the exit stat
 from __future__ import annotations
 
 from hub.plain.commands import App
-from scaling_law.commands import describe, explore, fitting, questions, release, shelf
+from scaling_law.commands import describe, explore, fitting, questions, release, scale_out, shelf
 
 app = App(help="Joint scaling laws of dense and MoE models: how many experts, how big, how many tokens?")
 for _command in (
@@ -16,6 +16,7 @@ for _command in (
     questions.reach,
     questions.speedup,
     questions.break_even,
+    scale_out.scale_out,
     questions.learning_rate,
     questions.figures,
     questions.tables,

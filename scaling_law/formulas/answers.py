@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,8 +38,16 @@ class Answer:
     """What these laws share: `answers` says what they can be asked; `conditions` are those of a Law."""
 
     answers: ClassVar[str] = ""
+    method: ClassVar[str] = ""
 
     conditions: Conditions | None = field(default=None, kw_only=True, compare=False, repr=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """AttributeError that says what to ask instead of a method of a `Law`."""
+            instead = f"it gives no loss, only {self.answers}: ask {self.method}()"
+            raise AttributeError(f"{type(self).__name__} has no {name!r}: {instead}")
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -68,6 +76,7 @@ class Allocation(Answer):
     """The compute optimum of a budget of C FLOPs; `size_name` says how the size is counted."""
 
     answers: ClassVar[str] = "optimum"
+    method: ClassVar[str] = "optimum"
 
     size_name: str
     size: PowerLaw
@@ -89,6 +98,7 @@ class TrainingRates(Answer):
     """Peak learning rate and batch size in tokens."""
 
     answers: ClassVar[str] = "learning rate, batch"
+    method: ClassVar[str] = "rates"
 
     learning_rate: PowerLaw
     batch_tokens: PowerLaw
@@ -115,6 +125,7 @@ class EfficiencyLeverage(Answer):
     """
 
     answers: ClassVar[str] = "leverage"
+    method: ClassVar[str] = "leverage"
 
     a: float
     d: float

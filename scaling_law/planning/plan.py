@@ -5,7 +5,7 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,10 +16,17 @@ from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.describe import experts_of, law_variables
 from scaling_law.planning.hours import Cluster, TimeBudget
-from scaling_law.planning.optimal_table import optimal
+from scaling_law.planning.optimal_table import OptimalTable, optimal
 from scaling_law.planning.optimum import name_limits
-from scaling_law.planning.placement import Placement, place
-from scaling_law.size.architecture import ADAM_BYTES, GRADIENT_BYTES, VOCAB_SIZE, Architecture
+from scaling_law.planning.placement import DoesNotFit, Placement, place
+from scaling_law.size.architecture import (
+    ADAM_BYTES,
+    GRADIENT_BYTES,
+    HEAD_DIM,
+    VOCAB_SIZE,
+    Architecture,
+    total_parameters,
+)
 from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork
@@ -172,7 +179,8 @@ def plan(
     `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … `gpu_flops` is the peak
     FLOP/s of one accelerator (989e12: an H100 in bf16), `mfu` the part of it that is used: for GPU-hours where no
     `throughput` gives step times, which goes with flops, too. A budget of hours or money is that of the full run
-    alone. Errors as `law.optimal`, and ValueError for a model that the memory of those GPUs cannot train.
+    alone. A model that the memory of those GPUs cannot train gives way to the widest of its E that it can, or to
+    another E: `warnings` say so. Errors as `law.optimal`, and ValueError where no model can be trained.
     """
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
@@ -186,7 +194,12 @@ def plan(
     asked: dict[str, Any] = {"hours": hours, "money": money, "learning_rate_law": rates, "batch_ramp": ramp}
     if flops is None or cluster is None:
         asked |= {"gpus": gpus, "throughput": throughput, "price": price}
-    table = optimal(law, flops, experts, integral=True, **asked, force=force, **limits)
+
+    def ask(experts: Any, **narrower: Any) -> OptimalTable:
+        return optimal(law, flops, experts, integral=True, **asked, force=force, **(limits | narrower))
+
+    table = ask(experts)
+    table, passed_over = (table, ()) if cluster is None else _trainable(table, cluster, ask)
     row = table.best
     architecture = row.architecture
     assert architecture is not None  # integral rows have one
@@ -197,7 +210,7 @@ def plan(
     measured = (*(t for t in dict.fromkeys(shorter) if t * (1 - PAPER.decay_fraction) > warmup), tokens)
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     at = law_variables(law, architecture, tokens)
-    warnings, time = table.warnings, None
+    warnings, time = (*passed_over, *table.warnings), None
     gpu_hours = architecture.training_flops(total) / (gpu_flops * mfu * 3600.0)
     if cluster is not None:
         time = TimeBudget(float(cluster.seconds(ModelWork.of(architecture), float(total))) / 3600.0, cluster)
@@ -236,6 +249,44 @@ def plan(
         time=time,
         placement=None if cluster is None else place(architecture, cluster),
     )
+
+
+def _trainable(
+    table: OptimalTable, cluster: Cluster, ask: Callable[..., OptimalTable]
+) -> tuple[OptimalTable, tuple[str, ...]]:
+    """The table whose best row is the best model that the GPUs can train, and what was passed over for it.
+
+    A row that does not fit stands for the widest model of its E that does. DoesNotFit if there is none, and ValueError
+    as `place`.
+    """
+
+    def fits(width: float, experts: float) -> bool:
+        try:
+            place(table.constraints.architecture(width, experts), cluster)
+        except DoesNotFit:
+            return False
+        return True
+
+    if fits(table.best.d_model, table.best.experts):
+        return table, ()
+    found, passed_over = list[OptimalTable](), list[str]()
+    for row in sorted(table.compared, key=lambda row: row.loss):
+        if found and min(other.best.loss for other in found) <= row.loss:
+            break
+        width = next((d for d in range(round(row.d_model), 0, -HEAD_DIM) if fits(d, row.experts)), None)
+        if width == row.d_model:
+            found.append(ask([row.experts]))
+            break
+        size = f"d_model {row.d_model:g}, {format_count(row.n_total)} parameters, loss {row.loss:.4f}"
+        passed_over.append(
+            f"E = {row.experts:g} at its best size ({size}) takes more memory than {cluster.hardware} have"
+        )
+        if width is not None:
+            most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.constraints.vocab_size)
+            found.append(ask([row.experts], max_parameters=float(most)))
+    if not found:  # say what is missing
+        place(table.constraints.architecture(table.best.d_model, table.best.experts), cluster)
+    return min(found, key=lambda other: other.best.loss), tuple(passed_over)
 
 
 def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:

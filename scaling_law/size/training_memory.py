@@ -2,11 +2,11 @@
 
 It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
 with capacity buffers (on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all of the
-state, and its gradients always; FSDP2 shards it, gathers two blocks at a time, and keeps whole gradients while a step
-accumulates several passes.
+state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a time, in
+the precision of autocast, and the gradients of one, until they are summed over the devices in fp32.
 
-The tests compare it with the peak of torch's allocator on a CPU. What a CUDA context, NCCL and fragmentation take
-(a GB or two) comes on top, and FSDP2's part was not measured.
+The tests compare it with the peak of torch's allocator on a CPU, of one process and of 2 and 4 that share a model.
+What a CUDA context, NCCL and fragmentation take (a GB or two) comes on top.
 """
 
 from __future__ import annotations
@@ -75,27 +75,65 @@ def training_memory(
     parameters = a.n_total + a.routed_blocks * a.d_model * (a.experts if a.experts > 1 else 0)
     sharded = sharding == "fsdp2" and devices > 1
     own = parameters / devices if sharded else float(parameters)
-    block_parameters = (parameters - a.embedding_parameters) / a.blocks
-    gathered = WEIGHT_BYTES * (2 * block_parameters + a.embedding_parameters) if sharded else 0.0
 
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, on_cpu, capacity_factor)
-    casts = HALF * _cast_weights(a, on_cpu) if half else 0.0  # autocast's copies live as long as the activations
+    # Autocast's copies live as long as the activations; what FSDP2 gathers is in that precision already.
+    casts = HALF * _cast_weights(a, on_cpu) if half and not sharded else 0.0
     kept = (a.blocks * block + casts, a.blocks * block + casts)  # at the head, and in the last block's backward pass
     if gradient_checkpointing:  # of the forward pass autocast keeps the linear layers' copies; experts have none then
-        cached = HALF * (a.n_total_non_embedding if a.experts == 1 else a.attention_parameters) if half else 0.0
+        cached = HALF * (a.n_total_non_embedding if a.experts == 1 else a.attention_parameters) if casts else 0.0
         kept = (a.blocks * stream + cached, block + (a.blocks - 1) * stream + casts / a.blocks)
-    stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert  # the gradient of one matrix, before it is added
     workspace = (
         _at_the_head(a, tokens, half, on_cpu),
-        _in_a_block(a, tokens, half, on_cpu, capacity_factor) + (stacked if passes > 1 or sharded else 0.0),
+        _in_a_block(a, tokens, half, on_cpu, capacity_factor),
     )
-    whole, reduced = GRADIENT_BYTES * parameters, GRADIENT_BYTES * own
-    before = whole if passes > 1 or sharding == "ddp" else 0.0
-    # The end of a backward pass: nothing is kept any more, and every gradient is there.
-    moments = [(before, k, w + gathered) for k, w in zip(kept, workspace, strict=True)]
-    moments.append((max(before, reduced), 0.0, stacked + gathered))
+    if sharded:
+        weights = (parameters - a.embedding_parameters) / a.blocks
+        moments = _moments_of_shards(a, kept, workspace, block, weights, own, passes, half)
+    else:
+        stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert  # of one matrix, before it is added
+        before = GRADIENT_BYTES * parameters if passes > 1 or sharding == "ddp" else 0.0
+        moments = [(before, kept[0], workspace[0])]
+        moments.append((before, kept[1], workspace[1] + (stacked if passes > 1 else 0.0)))
+        # The end of a backward pass: nothing is kept any more, and every gradient is there.
+        moments.append((GRADIENT_BYTES * parameters, 0.0, stacked))
     gradients, activations, transient = max(moments, key=sum)
     return TrainingMemory(WEIGHT_BYTES * own, gradients, MOMENT_BYTES * own, activations, transient)
+
+
+def _moments_of_shards(
+    a: Architecture,
+    kept: tuple[float, float],
+    workspace: tuple[float, float],
+    block_activations: float,
+    block_weights: float,
+    own: float,
+    passes: int,
+    half: bool,
+) -> list[tuple[float, float, float]]:
+    """(gradients, activations, workspace) where the peak may be with `own` of the parameters, one block after another.
+
+    With the weights of a block are those of the next, gathered ahead. The gradients of a block are there in the
+    precision of its weights, and then as their fp32 sum over the devices, which lives until the next is summed.
+    """
+    head, compute = float(a.vocab_size * a.d_model), HALF if half else SINGLE
+    whole, summed = compute * block_weights, SINGLE * block_weights
+    share = own / (2 * head + a.blocks * block_weights)
+
+    def gradients(count: float) -> float:
+        return GRADIENT_BYTES * (own if passes > 1 else share * count)
+
+    (at_head, in_block), earlier = workspace, kept[1] - block_activations
+    return [
+        (gradients(0.0), kept[0], at_head + SINGLE * head),
+        (gradients(head), kept[1], in_block + 3 * whole),  # the last block; `in_block` counts the sum of the head
+        (gradients(head + block_weights), earlier, 2 * whole + summed),
+        *(
+            [(gradients(head + block_weights), earlier, in_block - SINGLE * head + 3 * whole + summed)]
+            * (a.blocks > 1)
+        ),
+        (GRADIENT_BYTES * own, 0.0, 2 * SINGLE * head),  # the embedding
+    ]
 
 
 def largest_micro_batch(

@@ -58,27 +58,24 @@ def make_accelerator(run: RunArguments):
 
 
 def _fsdp_plugin():
-    """The launcher's FSDP settings, with what keeps losses and router in fp32: autocast alone decides the precision.
+    """The launcher's FSDP settings; `training.run.sharding` decides what is grouped, and in which precision.
 
     FSDP's own would round the losses (steps of 0.008) and the router's weights to bf16.
     """
     from accelerate.utils import FullyShardedDataParallelPlugin
-    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     if (version := os.environ.get("FSDP_VERSION", "1")) != "2":
         raise ConfigurationError(f"accelerate's fsdp_config.fsdp_version: {version}; it must be 2")
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        mixed_precision_policy=MixedPrecisionPolicy(),
-        auto_wrap_policy="transformer_based_wrap",  # one group per block, as the model's _no_split_modules says
+        auto_wrap_policy="no_wrap",  # the model comes sharded
         state_dict_type="SHARDED_STATE_DICT",
-        cpu_ram_efficient_loading=False,  # every process draws the same weights from the seed; nothing is loaded
+        cpu_ram_efficient_loading=False,
     )
     if plugin.activation_checkpointing:
         raise ConfigurationError(
             "accelerate's fsdp_activation_checkpointing: true; it must be false, use run.gradient_checkpointing"
         )
-    plugin.transformer_cls_names_to_wrap = None  # the model says it, whatever class a configuration names
     return plugin
 
 

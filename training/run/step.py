@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -26,7 +27,7 @@ from training.configuration.arguments import (
 from training.configuration.model_classes import ModelClassArguments
 from training.configuration.schedule import Branch, Schedule
 from training.data.batches import TrainingData
-from training.run import causal_model, devices
+from training.run import causal_model, devices, sharding
 from training.run.optimizers import build_optimizers, muon_rate, set_rates
 
 _SPIKE_WINDOW = 128  # steps to compare with
@@ -139,11 +140,16 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     arch = architecture(a.model, len(tokenizer))
     peak, law = peak_learning_rate(a.optimizer, arch, *a.longest_run())
     config = model_config(a, len(tokenizer), tokenizer.eos_token_id)
-    model = build_model(config, a.run.seed, a.model.capacity_group_tokens)
-    if a.run.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     if a.optimizer.name == "muon" and accelerator.is_fsdp2:
         raise ConfigurationError("optimizer.name: muon; FSDP2 shards matrices that Muon needs whole, use adamw or DDP")
+    draw = partial(build_model, config, a.run.seed, a.model.capacity_group_tokens)
+    if accelerator.is_fsdp2:
+        reshard = accelerator.state.fsdp_plugin.reshard_after_forward
+        model = sharding.build(draw, a.run.precision == "bf16", reshard)
+    else:
+        model = draw()
+    if a.run.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     model, *optimizers = accelerator.prepare(model, *build_optimizers(model, a.optimizer, accelerator.device))
     if a.run.compile:
         model.compile()  # in place: names of parameters stay as they are
@@ -193,9 +199,11 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
 
     result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
     for j, (inputs, targets) in zip(own, batches, strict=True):
-        # Gradients are exchanged once a step, with the last micro-batch. (Accelerate's own accumulation keeps a phase
-        # counter that goes wrong when the number of micro-batches changes along the batch ramp.)
-        with nullcontext() if j == own[-1] else accelerator.no_sync(session.model):
+        # DDP exchanges gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole ones.
+        # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches changes
+        # along the batch ramp.)
+        exchanges = j == own[-1] or accelerator.is_fsdp2
+        with nullcontext() if exchanges else accelerator.no_sync(session.model):
             with accelerator.autocast():
                 # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
                 out = session.model(

@@ -1,5 +1,6 @@
 """Published laws against numbers of their papers, or, where none are printed, arithmetic apart from the code."""
 
+import copy
 import json
 import re
 
@@ -343,6 +344,14 @@ def test_learning_rates_and_batches():
     assert step.rates(n_total_non_embedding=6.5e9, tokens=1e10)["learning_rate"] == pytest.approx(2.12e-4, rel=1e-3)
     with pytest.raises(ValueError, match="TrainingRates depends on n_total_non_embedding, tokens, not on tokens"):
         step.rates(tokens=1e10)
+
+
+def test_a_law_without_a_loss_says_what_to_ask_instead():
+    rates = published("ling_rates")
+    with pytest.raises(AttributeError, match=r"has no 'optimal': it gives no loss, only .* ask rates\(\)"):
+        rates.optimal(1e20)
+    assert not hasattr(rates, "loss")
+    assert copy.deepcopy(rates) == rates
 
 
 def test_hunyuan_large():

@@ -28,7 +28,7 @@ def session(model: Architecture, micro: int, length: int, passes: int = 1, **run
             "schedule": {"batch_ramp": [f"0:{micro * passes}"], "tokens": ["1T"], "warmup_tokens": 0},
         }
     )
-    AcceleratorState._reset_state(True)  # which keeps the precision of the session before
+    AcceleratorState._reset_state()  # which keeps the precision of the session before
     data = RandomTokens(model.vocab_size, length, micro)
     made = make_session(a, devices.make_accelerator(a.run), Vocabulary(model.vocab_size), data)
     made.model.train()

@@ -1,0 +1,39 @@
+"""The command of `scaling-law` that puts one model on more and more GPUs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from hub.plain.commands import EXPERTS, Json
+from hub.plain.tables import show
+from scaling_law.commands import options
+from scaling_law.commands.options import option, quantity
+from scaling_law.planning import scale_out as scaling
+from scaling_law.size.architecture import Architecture
+from scaling_law.size.recipe import PAPER
+
+
+def scale_out(
+    d_model: Annotated[int, typer.Argument(help="Width; blocks and heads follow as d / 64.")],
+    experts: Annotated[int, option("Experts, of which one is active.")] = 8,
+    gpus: Annotated[Any, quantity(EXPERTS, "Numbers of GPUs, comma-separated.")] = (8, 64),
+    gpu: Annotated[str, option("Their kind.")] = "h100",
+    mfu: options.Mfu = None,
+    batch: Annotated[int, option("Sequences of a step.")] = PAPER.batch_ramp[-1].sequences,
+    sequence_length: Annotated[int, option("Tokens of a sequence.")] = PAPER.sequence_length,
+    as_json: Json = False,
+) -> None:
+    """Memory, what GPUs exchange in a step, and which of the two limits a model on more and more of them.
+
+    Examples:
+
+        scaling-law scale-out 2304 --experts 8 --gpus 8,64
+
+        scaling-law scale-out 2304 --gpus 64 --batch 4096 --mfu 0.35 --json
+    """
+    model = Architecture(d_model, experts)
+    sizes = {"batch_sequences": batch, "sequence_length": sequence_length}
+    found = scaling.scale_out(model, [round(n) for n in gpus], gpu, mfu=mfu, **sizes)
+    show(found.to_dict() if as_json else None, as_json, found)

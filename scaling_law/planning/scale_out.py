@@ -1,0 +1,149 @@
+"""One model on more and more GPUs: memory, what they exchange in a step, and which of the two limits the speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hub.plain.tables import Summarised, Table
+from hub.plain.units import format_bytes, format_count
+from scaling_law.planning.hours import Cluster
+from scaling_law.planning.placement import DoesNotFit, Placement, place
+from scaling_law.size.architecture import Architecture
+from scaling_law.size.communication import NVLINK, all_to_all_bytes, all_to_all_seconds, communication
+from scaling_law.size.gpus import find_gpu, named_gpu
+from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
+from scaling_law.size.throughput import Throughput
+
+
+@dataclass(frozen=True)
+class ScaleOutRow:
+    """A model on so many GPUs. Bytes and seconds are of one GPU and one step.
+
+    `compute_seconds` are at the MFU assumed, `exchange_seconds` at the full speed of the links; the first hides the
+    second at best. `mfu_limit`: at which the exchange alone takes the whole step. `expert_parallel_*`: of sending
+    tokens to experts instead of gathering the experts' weights.
+    """
+
+    gpus: int
+    compute_seconds: float
+    mfu: float
+    expert_parallel_bytes: float
+    expert_parallel_seconds: float
+    placement: Placement | None = None
+    passes: int | None = None
+    all_gather_bytes: float | None = None
+    reduce_bytes: float | None = None
+    exchange_seconds: float | None = None
+    mfu_limit: float | None = None
+
+    @property
+    def expected_mfu(self) -> float | None:
+        """That assumed, or less where the exchange takes longer than such a step; None where nothing fits."""
+        return None if self.placement is None else min(self.mfu, self.mfu_limit or 1.0)
+
+    @property
+    def limited_by(self) -> str:
+        if self.placement is None:
+            return "memory"
+        return "exchange" if self.mfu_limit is not None and self.mfu_limit < self.mfu else "compute"
+
+
+@dataclass(frozen=True)
+class ScaleOut(Summarised):
+    """One row for each number of GPUs, in the order asked for."""
+
+    architecture: Architecture
+    gpu: str
+    batch_tokens: int
+    rows: tuple[ScaleOutRow, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        rows = [asdict(row) | {"expected_mfu": row.expected_mfu, "limited_by": row.limited_by} for row in self.rows]
+        return {"architecture": self.architecture.to_dict(), "gpu": self.gpu, "batch_tokens": self.batch_tokens} | {
+            "rows": rows
+        }
+
+    def summary(self) -> Table:
+        a = self.architecture
+        title = f"d_model {a.d_model}, {a.blocks} blocks, E = {a.experts}: {format_count(a.n_active)} active of "
+        title += f"{format_count(a.n_total)} parameters; batches of {self.batch_tokens:,} tokens on {self.gpu}"
+        return Table.of([_cells(row) for row in self.rows], title=title)
+
+
+def _cells(row: ScaleOutRow) -> dict[str, str]:
+    def shown(value: float | None, text: str) -> str:
+        return "" if value is None else text.format(value)
+
+    placed = row.placement
+    memory = None if placed is None else placed.memory
+    return {
+        "GPUs": str(row.gpus),
+        "memory": "does not fit" if memory is None else format_bytes(memory.total),
+        "of it state": "" if memory is None else format_bytes(memory.weights + memory.gradients + memory.optimizer),
+        "how": "" if placed is None else placed.sharding.upper() + ", recomputed" * placed.gradient_checkpointing,
+        "micro-batch": "" if placed is None else f"{row.passes} × {placed.micro_batch_sequences}",
+        "all-gather": "" if row.all_gather_bytes is None else format_bytes(row.all_gather_bytes),
+        "sum of gradients": "" if row.reduce_bytes is None else format_bytes(row.reduce_bytes),
+        "exchange": shown(row.exchange_seconds, "{:.2g} s"),
+        "compute": f"{row.compute_seconds:.2g} s",
+        "MFU": shown(row.expected_mfu, "{:.1%}"),
+        "at most": shown(row.mfu_limit, "{:.0%}"),
+        "limited by": row.limited_by,
+        "all-to-all instead": format_bytes(row.expert_parallel_bytes) + f", {row.expert_parallel_seconds:.2g} s",
+    }
+
+
+def scale_out(
+    architecture: Architecture,
+    gpus: Sequence[int] = (8, 64),
+    gpu: str = "h100",
+    *,
+    batch_sequences: int = PAPER.batch_ramp[-1].sequences,
+    sequence_length: int = PAPER.sequence_length,
+    mfu: float | tuple[float, float] | None = None,
+) -> ScaleOut:
+    """This model on each number of GPUs, with the largest micro-batch that fits; MFU as for `Throughput.assumed`.
+
+    ValueError for a GPU without numbers, and GPUs that cannot share the batch equally.
+    """
+    sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
+    if (link := next((speed for name, speed in NVLINK.items() if find_gpu(name) == sheet), None)) is None:
+        raise ValueError(f"gpu={gpu!r}: the speed of its links is not known here; give one of {', '.join(NVLINK)}")
+    throughput = Throughput.assumed(gpu, mfu=mfu)
+    rows = (_row(architecture, Cluster(count, throughput, ramp=ramp), sheet.peak_flops, link) for count in gpus)
+    return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows))
+
+
+def _row(a: Architecture, cluster: Cluster, peak_flops: float, link: float) -> ScaleOutRow:
+    (stage,), length, gpus = cluster.ramp.stages, cluster.ramp.sequence_length, cluster.gpus
+    tokens = stage.sequences * length
+    seconds = float(cluster.throughput.step_seconds(a, tokens, sequence_length=length, devices=gpus))
+    ideal = a.training_flops(tokens, context=length) / (gpus * peak_flops)
+    sent = all_to_all_bytes(a, tokens / gpus, gpus)
+    row = ScaleOutRow(
+        gpus,
+        compute_seconds=seconds,
+        mfu=ideal / seconds,
+        expert_parallel_bytes=sent,
+        expert_parallel_seconds=all_to_all_seconds(sent, gpus, link),
+    )
+    try:
+        placed = place(a, cluster)
+    except DoesNotFit:
+        placed = None
+    if placed is None:
+        return row
+    passes = stage.sequences // (gpus * placed.micro_batch_sequences)
+    exchange = communication(a, placed.sharding, gpus, passes)
+    return replace(
+        row,
+        placement=placed,
+        passes=passes,
+        all_gather_bytes=exchange.all_gather,
+        reduce_bytes=exchange.reduce_scatter + exchange.all_reduce,
+        exchange_seconds=(slowest := exchange.seconds(gpus, link)),
+        mfu_limit=ideal / slowest if slowest else None,
+    )

@@ -1,0 +1,166 @@
+"""Sharded processes (gloo on CPU) against one: gradients, shares and, with `memory`, the peaks of steps.
+
+Run by `test_sharding.py` under torchrun; the first process prints one JSON object per case.
+"""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from modeling_switch_moe.experts import SWITCH_EXPERTS
+from scaling_law import Architecture
+from scaling_law.size.training_memory import training_memory
+from tests.model_classes import CLASSES
+from tests.training.run.test_timing import session
+from training.configuration.model_classes import ModelClassArguments
+from training.run import causal_model, sharding
+from training.run.timing import StepTimer
+
+LENGTH, VOCABULARY = 12, 64
+
+
+def as_on_gpus() -> None:
+    """On CPU Accelerate would train with DDP without saying so; this is what several GPUs would have."""
+    PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+
+
+def report(**case) -> None:
+    if dist.get_rank() == 0:
+        print(json.dumps(case), flush=True)
+
+
+# -- gradients
+
+
+def switch(experts: int):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_experts": experts}
+    fixed = {"vocab_size": VOCABULARY, "capacity_group_tokens": LENGTH, "experts_implementation": "capacity"}
+    return SwitchMoeForCausalLM(SwitchMoeConfig(**shape, **fixed)).train()
+
+
+def other(section):
+    torch.manual_seed(0)
+    config = ModelClassArguments.of(section).config(VOCABULARY, LENGTH)
+    return causal_model.build(config, group_tokens=LENGTH).train()
+
+
+def backward(model, rows, tokens: int, half: bool, scale: float = 1.0) -> None:
+    """Each row is a micro-batch."""
+    for row in rows.split(1):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            out = model(row, shift_labels=row, num_items_in_batch=tokens, use_cache=False, output_logits=False)
+        (scale * (out.lm_loss + 0.01 * out.balance_loss)).backward()
+
+
+def compare(case: str, build, half: bool, checkpointing: bool = False) -> None:
+    """Two micro-batches on each process, and all of them on one."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ids = torch.randint(VOCABULARY, (2 * world, LENGTH), generator=torch.Generator().manual_seed(5))
+    one = build()
+    backward(one, ids, ids.numel(), half)
+    model = sharding.build(build, half)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    backward(model, ids[2 * rank : 2 * rank + 2], ids.numel(), half, world)
+    off, largest = 0.0, 0.0
+    for (name, parameter), expected in zip(model.named_parameters(), one.parameters(), strict=True):
+        assert torch.equal(parameter.full_tensor(), expected), name
+        assert parameter.grad.to_local().dtype == torch.float32
+        difference = (parameter.grad.full_tensor() - expected.grad).abs().max() / expected.grad.abs().max()
+        off = max(off, float(difference))
+        largest = max(largest, parameter.to_local().numel() * world / parameter.numel())
+    report(case=case, half=half, off=off, largest_share=largest)
+
+
+# -- memory
+
+# The vocabularies are so small that on a GPU, too, all logits would be one chunk.
+MODEL = Architecture(128, 4, 4, 2, 256)
+CASES = [
+    (MODEL, 8, 2, "bf16", False),
+    (MODEL, 8, 1, "fp32", False),
+    (Architecture(128, 1, 4, 2, 500), 8, 2, "bf16", False),
+    (Architecture(128, 16, 4, 2, 256), 2, 2, "bf16", True),
+    (Architecture(128, 16, 4, 2, 256), 2, 2, "bf16", False),
+    (Architecture(128, 4, 2, 2, 4000), 2, 1, "fp32", False),
+]
+
+
+def peak_of_tensors(work) -> int:
+    """The most bytes of tensors at once while it runs, without the copies that gloo makes of what it sends.
+
+    They are made in threads of its own, or inside of its operators; NCCL makes none.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        kept = work()
+    changes: list[tuple[int, int, int]] = []
+
+    def visit(event, in_gloo: bool = False) -> None:
+        if event.tag == _EventType.Allocation:
+            change = event.extra_fields
+            if change.alloc_size < 0 or not in_gloo:
+                changes.append((event.start_time_ns, change.alloc_size, change.ptr))
+        for child in event.children:
+            visit(child, in_gloo or event.name.startswith(("c10d::", "gloo:")))
+
+    for root in recorded.profiler.kineto_results.experimental_event_tree():
+        visit(root)
+    there, now, peak = {}, 0, 0
+    for _, size, address in sorted(changes):
+        if size > 0:
+            there[address] = size
+            now += size
+        else:
+            now -= there.pop(address, 0)
+        peak = max(peak, now)
+    del kept
+    return peak
+
+
+def measure(model: Architecture, micro: int, passes: int, precision: str, checkpointing: bool) -> None:
+    """The most bytes of the tensors of each process, beside the prediction."""
+    world, length = dist.get_world_size(), 128
+    as_on_gpus()
+
+    def work():
+        how = {"precision": precision, "gradient_checkpointing": checkpointing}
+        timer = StepTimer(session(model, micro, length, passes * world, **how))
+        for _ in range(2):  # the moments are made in the first
+            timer.step()
+        return timer
+
+    peaks = [None] * world
+    dist.all_gather_object(peaks, peak_of_tensors(work))
+    batch = {"passes": passes, "precision": precision, "gradient_checkpointing": checkpointing}
+    predicted = training_memory(model, micro, length, **batch, sharding="fsdp2", devices=world)
+    report(case=str((model, micro, passes, precision, checkpointing)), measured=peaks, **predicted.to_dict())
+
+
+def main(what: str) -> None:
+    torch.set_num_threads(1)
+    as_on_gpus()
+    if what == "gradients":
+        for experts in (1, 3, 4):
+            for half in (False, True):
+                compare(f"E = {experts}", lambda experts=experts: switch(experts), half, checkpointing=experts == 3)
+        for section in CLASSES.values():
+            for half in (False, True):
+                compare(f"{section['type']}", lambda section=section: other(section), half)
+    else:
+        SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"]  # as on a GPU
+        for model, micro, passes, precision, checkpointing in CASES:
+            measure(model, micro, passes, precision, checkpointing)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

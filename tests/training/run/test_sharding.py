@@ -1,0 +1,52 @@
+"""FSDP2 as it is used here: what is cut where, and (in processes of `sharding_script.py`) gradients and peaks."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import free_port
+from training.run.sharding import sharded_dimension
+
+FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+
+
+def cases(what: str, world: int = 2) -> list[dict]:
+    """What the script reports under torchrun."""
+    launch = ["torch.distributed.run", "--nproc_per_node", str(world), "--master_port", str(free_port())]
+    command = [sys.executable, "-W", "ignore", "-m", *launch, "-m", "tests.training.run.sharding_script", what]
+    done = subprocess.run(command, env=os.environ | FSDP2, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_no_process_is_empty_or_holds_more_than_its_share():
+    assert sharded_dimension((8, 3072, 512), 8) == 0
+    assert sharded_dimension((32, 512), 8) == 0
+    assert sharded_dimension((8, 3072, 512), 64) == 1  # more processes than experts
+    assert sharded_dimension((10, 3072, 512), 8) == 1  # two experts on five of them, none on three
+    assert sharded_dimension((8, 510, 512), 64) == 2
+    assert sharded_dimension((50257, 512), 8) == 0  # within a thousandth
+    assert sharded_dimension((3,), 2) == 0
+
+
+@pytest.mark.slow
+def test_micro_batches_on_two_processes_give_the_gradients_of_one():
+    """Also where the experts are no multiple of the processes, in bf16, of other classes, and recomputed."""
+    found = cases("gradients")
+    assert [case["half"] for case in found] == [False, True] * 7
+    for case in found:
+        assert case["off"] < 1e-6, case
+        assert case["largest_share"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_peak_of_a_sharded_step_is_predicted(world):
+    """All processes do the same; what gloo's threads let go of late makes the peak of some higher, never lower."""
+    found = cases("memory", world)
+    assert len(found) == 6
+    for case in found:
+        assert case["total"] == pytest.approx(min(case["measured"]), rel=0.1), case
