@@ -85,7 +85,7 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     left = run_python(page)
     table, printed = blocks(page, "text")
-    lines = [line.rstrip() for line in as_text(left["answer"].summary(), 90).splitlines()]
+    lines = [line.rstrip() for line in as_text(left["answer"].summary(), 100).splitlines()]
     assert lines[: table.count("\n")] == table.splitlines()
     assert capsys.readouterr().out == printed
     shown = re.findall(r"\]\(figures/(.+?)\)", text_of(page))

@@ -102,12 +102,13 @@ class Table:
         from rich.table import Table as Grid
         from rich.text import Text
 
-        columns, title = self._columns(), self.title
+        columns = self._columns()
+        if self.title:  # as wide as the terminal: a narrow table would fold its own
+            yield Text(self.title, style="bold")
         frame = {"box": box.HEAVY_HEAD} if self.header else {"box": None, "show_header": False, "padding": (0, 2)}
         for part in self._parts(columns, options.max_width):
             fits = _width(part) <= options.max_width  # else numbers and keys are folded, too
-            grid = Grid(title=title, title_justify="left", title_style="bold", header_style="bold", **frame)
-            title = None
+            grid = Grid(header_style="bold", **frame)
             for column in part:
                 justify: Any = "right" if column.of_numbers else "left"
                 style = "bold" if column is columns[0] and not self.header else ""
@@ -253,10 +254,13 @@ def show(value: Any, as_json: bool, renderable: Any) -> None:
 
 
 def print_table(renderable: Any) -> None:
-    """Print what rich renders on stdout; a file or a pipe has no width that a table must be cut to."""
+    """Print what rich renders on stdout; a file or a pipe has no width that a table must be cut to.
+
+    A text is printed as it is: no colours for its numbers, and no markup in what a name or a path says.
+    """
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
     console.print(renderable)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 DRAWS = 200  # of a figure's intervals; the table takes all
+POINTS = 120  # of a curve: a browser draws them anew for each change
 MAP_FLOPS, MAP_MEMORY, MAP_POINTS = (1e18, 1e26), (1e9, 1e13), (33, 29)
 MODELS = Path(scaling_law.report.__file__).with_name("models.json")
 
@@ -117,13 +118,15 @@ def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figu
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":
         limits |= {"bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
-        return interactive.loss_by_memory(curves.memory_curves(thin, budget, experts, **limits), page, memory)
+        return interactive.loss_by_memory(
+            curves.memory_curves(thin, budget, experts, **limits, points=POINTS), page, memory
+        )
     if question.view == "isoflop":
         served = limits["inference_tokens"]
-        along = curves.budget_curves(thin, budget, experts, inference_tokens=served)
+        along = curves.budget_curves(thin, budget, experts, inference_tokens=served, points=POINTS)
         return interactive.loss_by_tokens(along, page, shown_losses(along))
     if question.view == "tokens":
-        return interactive.loss_by_tokens(curves.token_curves(thin, table), page)
+        return interactive.loss_by_tokens(curves.token_curves(thin, table, POINTS), page)
     budgets, sizes = _grid(MAP_FLOPS, table.flops, MAP_POINTS[0]), _grid(MAP_MEMORY, memory, MAP_POINTS[1])
     found = curves.best_experts(thin, budgets, sizes, experts, **limits)
     return interactive.best_by_budget(found, page, (table.flops, memory), placed(limits["kv_cache_tokens"]))

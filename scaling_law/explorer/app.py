@@ -46,8 +46,8 @@ INTRODUCTION = """# How many experts, how big, how many tokens?
 
 A joint scaling law of dense and Mixture-of-Experts models
 ([Ludziejewski et al. 2025](https://arxiv.org/abs/2502.05172)) answers for a training budget and a memory limit.
-Dashed lines lie outside the runs that a law was fitted to, bands are 95 % intervals. The address of this page is a
-link to what it shows."""
+Dashed lines lie outside the runs that a law was fitted to, bands are 95 % intervals, bars those of where the next E
+takes over. The address of this page is a link to what it shows."""
 FIELDS = [own.name for own in fields(Question)]  # in the order of their components
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field → its log10 from and to, and its text
     "flops": (17.0, 26.0, of_log_flops),
@@ -146,7 +146,9 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
         low, high, _ = SLIDERS[name]
         sliders[name] = gr.Slider(low, high, at[name], step=0.05, label=label, **options)
 
-    preset = gr.Dropdown(list(PRESETS), label="Start from", value=None)  # what a link opens need not be one of them
+    preset = gr.Dropdown(
+        list(PRESETS), label="Start from a preset", value=None
+    )  # what a link opens need not be one of them
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
     asked["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
     text("flops", "Training budget (FLOPs)", "1e22, with those of serving", elem_classes="in-flops")
@@ -364,6 +366,7 @@ def settings() -> dict[str, Any]:
             block_info_text_color_dark="*neutral_300",
         ),
         "css": CSS,
+        "head": _preloads(),
         "mcp_server": True,
         "max_file_size": MAX_BYTES,
         "footer_links": ["api"],
@@ -371,3 +374,16 @@ def settings() -> dict[str, Any]:
         "ssr_mode": False,
         "prevent_thread_lock": True,
     }
+
+
+def _preloads() -> str:
+    """Links with which the browser fetches and compiles Plotly, a third of what opening takes, beside the rest.
+
+    Gradio asks for it only when the figure is there; its file has another name in each release.
+    """
+    import gradio as gr
+
+    assets = Path(gr.__file__).parent / "templates" / "frontend" / "assets"
+    return "".join(
+        f'<link rel="modulepreload" href="./assets/{file.name}">' for file in assets.glob("PlotlyPlot-*.js")
+    )

@@ -267,12 +267,17 @@ def boundary_interval(law: Law, within: WithinMemory, left: int, right: int) -> 
 
 
 def budget_curves(
-    law: Law, budget: Budget, experts: Sequence[float] | None = None, *, inference_tokens: float = 0.0
+    law: Law,
+    budget: Budget,
+    experts: Sequence[float] | None = None,
+    *,
+    inference_tokens: float = 0.0,
+    points: int = 120,
 ) -> tuple[Curve, ...]:
     """Loss against tokens along a budget of either kind. ValueError as `law.optimal`."""
     if isinstance(budget, TimeBudget):
-        return isotime_curves(law, budget, experts)
-    return isoflop_curves(law, budget, experts, inference_tokens=inference_tokens)
+        return isotime_curves(law, budget, experts, points=points)
+    return isoflop_curves(law, budget, experts, inference_tokens=inference_tokens, points=points)
 
 
 def isotime_curves(

@@ -120,6 +120,7 @@ class Calibration(ResultTable):
             ("", "refitted", "held out", ""),
             [(r["candidate"], r["refitted"], f"{r['rmse']:.4f}", n) for r, n in zip(rows, notes, strict=True)],
             title="Calibration: RMSE in nats",
+            first=("refitted", "held out", ""),
             styles=["bold" if r["chosen"] else "" for r in rows],
             notes=[
                 f"held out: each of {self.n_groups} groups in turn, {self.groups}",

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Group
 from rich.text import Text
 
-from hub.plain.tables import Table, as_text, cell, html, show
+from hub.plain.tables import Table, as_text, cell, html, print_table, show
 
 ROWS = [
     {"experts": 8, "n_active": 1.1e9, "tokens": 999_936, "loss": 2.2, "note": "best <of> [all]"},
@@ -90,3 +90,12 @@ def test_a_notebook_gets_the_cells_aligned_and_styled() -> None:
     ]
     assert [cell.get("style").split(";")[0] for cell in best] == ["text-align:left", "text-align:right"]
     assert (best.get("style"), other.get("style")) == ("font-weight: bold", None)
+
+
+def test_a_title_is_as_wide_as_the_terminal_and_a_text_is_printed_as_it_is(capsys, monkeypatch):
+    title = "A title that is longer than its table"
+    assert as_text(Table(("E",), [(1,)], title=title), 80).splitlines()[0] == title
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table("[bold]0.000323[/bold] :smile: 'code'")
+    assert capsys.readouterr().out == "[bold]0.000323[/bold] :smile: 'code'\n"

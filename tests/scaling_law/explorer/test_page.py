@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scaling_law import fit, load_runs
+from scaling_law.explorer.answer import POINTS
 from scaling_law.explorer.question import Question
 from scaling_law.figures.curves import memory_curves
 from tests.scaling_law.explorer import chromium
@@ -18,6 +19,9 @@ from tests.scaling_law.synthetic import synthetic_runs
 
 pytestmark = pytest.mark.browser
 PATIENCE = 120_000  # milliseconds: of a busy machine
+WHEN_ANSWERED = """new MutationObserver((_, observer) => {
+    if (document.querySelector('.answer p')) { window.answered = performance.now(); observer.disconnect(); }
+}).observe(document, {childList: true, subtree: true})"""
 # Of Gradio 6.31's own markup, by axe-core's rule.
 GRADIOS: dict[str, str] = {}
 
@@ -39,6 +43,7 @@ def visit(browser, address):
     def opened(query="", **options):
         context = browser.new_context(**options)
         contexts.append(context)
+        context.add_init_script(WHEN_ANSWERED)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
@@ -85,7 +90,7 @@ def test_the_page_opens_with_the_answer_of_python(visit, published):
     assert page.inner_text(".answer").strip() == sentence(published, Question())
     assert page.inner_text(".wide table").count("best") == 1
     sizes = {"kv_cache_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
-    for curve in memory_curves(published.replace(draws=None), 1e22, **sizes).curves:
+    for curve in memory_curves(published.replace(draws=None), 1e22, **sizes, points=POINTS).curves:
         name = "dense" if curve.experts == 1 else f"E = {curve.experts:g}"
         np.testing.assert_allclose(drawn(page, name), curve.loss, rtol=1e-6)
 
@@ -102,6 +107,29 @@ def test_a_slider_moved_by_the_keyboard_changes_answer_figure_and_link(visit, pu
     page.wait_for_function("() => document.querySelector('.js-plotly-plot .main-svg')")
     assert drawn(page, "E = 16").min() < before.min()
     assert "--flops 1.12e22" in page.inner_text(".cm-content")
+
+
+def test_how_long_answers_and_figures_take(visit, published, capsys):
+    """Printed, never asserted: a busy machine is no failure."""
+    page = visit()
+    answered, drawn_at = page.evaluate("() => [window.answered / 1000, performance.now() / 1000]")
+    slider = page.locator("input[type=range]").first
+    figure = page.locator(".js-plotly-plot")
+    figure.evaluate("plot => plot.on('plotly_afterplot', () => { window.drawn = performance.now() })")
+    waits = []
+    for flops in ("1.12e22", "1.26e22", "1.41e22"):
+        slider.focus()
+        page.evaluate("() => { window.changed = performance.now(); window.drawn = null }")
+        page.keyboard.press("ArrowRight")
+        wait_for_sentence(page, sentence(published, Question(flops=flops)))
+        page.wait_for_function("() => window.drawn && performance.now() - window.drawn > 1000")  # and none follows
+        waits.append(page.evaluate("() => (window.drawn - window.changed) / 1000"))
+    load, shown = os.getloadavg()[0], ", ".join(f"{wait:.2f}" for wait in waits)
+    with capsys.disabled():
+        print(
+            f"\nexplorer: answer after {answered:.2f} s, figure after {drawn_at:.2f} s, changes drawn after {shown} s"
+        )
+        print(f"({os.cpu_count()} cores, load average {load:.1f})")
 
 
 def test_a_link_restores_the_state(visit, published):
