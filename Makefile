@@ -18,7 +18,7 @@
 # make docs          the documentation as a site in build/site, strict about its links and anchors
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
-#                    BENCH_TOKENIZER=: data that is not shipped here; what needs it is skipped or made without
+#                    BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
 #
 # PYTHON=… chooses the interpreter (3.10 or newer). PIP_FLAGS=… goes to every install, for example
 # PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu". Installs with uv where there is one, else with pip.
@@ -47,7 +47,8 @@ venv = $(PYTHON) -c '$(NEWER)' && $(UV) venv --quiet --allow-existing --python $
 install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
 endif
 
-BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classes throughput checkpoints data_pipeline hub_releases
+BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classes throughput hours checkpoints data_pipeline \
+	hub_releases
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
