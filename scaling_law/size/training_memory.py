@@ -79,11 +79,12 @@ def training_memory(
     gathered = WEIGHT_BYTES * (2 * block_parameters + a.embedding_parameters) if sharded else 0.0
 
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, on_cpu, capacity_factor)
-    casts = HALF * _cast_weights(a, on_cpu) if half else 0.0  # autocast's copies live as long as the activations
+    casts = HALF * a.n_total_non_embedding if half else 0.0  # autocast's copies of the weights live as long as a step
+    if sharded and gradient_checkpointing:  # under FSDP2 only as long as the activations
+        casts /= a.blocks
     kept = (a.blocks * block + casts, a.blocks * block + casts)  # at the head, and in the last block's backward pass
-    if gradient_checkpointing:  # of the forward pass autocast keeps the linear layers' copies; experts have none then
-        cached = HALF * (a.n_total_non_embedding if a.experts == 1 else a.attention_parameters) if half else 0.0
-        kept = (a.blocks * stream + cached, block + (a.blocks - 1) * stream + casts / a.blocks)
+    if gradient_checkpointing:
+        kept = (a.blocks * stream + casts, block + (a.blocks - 1) * stream + casts)
     stacked = GRADIENT_BYTES * 2 * a.d_model * a.experts * a.d_expert  # the gradient of one matrix, before it is added
     workspace = (
         _at_the_head(a, tokens, half, on_cpu),
@@ -91,9 +92,9 @@ def training_memory(
     )
     whole, reduced = GRADIENT_BYTES * parameters, GRADIENT_BYTES * own
     before = whole if passes > 1 or sharding == "ddp" else 0.0
-    # The end of a backward pass: nothing is kept any more, and every gradient is there.
+    # The end of a backward pass: only the copies are kept any more, and every gradient is there.
     moments = [(before, k, w + gathered) for k, w in zip(kept, workspace, strict=True)]
-    moments.append((max(before, reduced), 0.0, stacked + gathered))
+    moments.append((max(before, reduced), 0.0 if sharded else casts, stacked + gathered))
     gradients, activations, transient = max(moments, key=sum)
     return TrainingMemory(WEIGHT_BYTES * own, gradients, MOMENT_BYTES * own, activations, transient)
 
@@ -127,15 +128,10 @@ def _kept_by_a_block(a: Architecture, half: bool, on_cpu: bool, capacity_factor:
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
     if a.experts == 1:
         return kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    rows, compute = _rows(a, capacity_factor, on_cpu), SINGLE if on_cpu else compute
+    rows = _rows(a, capacity_factor, on_cpu)
     kept += rows * (4 * width + a.experts_per_token * d) * compute  # gate, up, its activation, product; the buffer
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
     return kept + 2 * a.experts * SINGLE + 40  # logits and probabilities, indices
-
-
-def _cast_weights(a: Architecture, on_cpu: bool) -> float:
-    """Matrices of the blocks of which autocast keeps copies; a CPU multiplies experts in fp32."""
-    return a.attention_parameters if on_cpu and a.experts > 1 else a.n_total_non_embedding
 
 
 def _at_the_head(a: Architecture, tokens: int, half: bool, on_cpu: bool) -> float:
@@ -151,6 +147,6 @@ def _at_the_head(a: Architecture, tokens: int, half: bool, on_cpu: bool) -> floa
 
 def _in_a_block(a: Architecture, tokens: int, half: bool, on_cpu: bool, capacity_factor: float) -> float:
     """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
-    compute = HALF if half and not (on_cpu and a.experts > 1) else SINGLE
+    compute = HALF if half else SINGLE
     inner = _rows(a, capacity_factor, on_cpu) * 2 * a.active_width * compute
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE
