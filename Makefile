@@ -157,6 +157,7 @@ gpu $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 	$(GPU_PYTHON) -m benchmarks.gpu.page
 
 gpu-smoke: setup
+	rm -rf build/gpu-smoke
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --smoke --limit 300
 	$(BIN)/python -m benchmarks.gpu.page --results build/gpu-smoke/results --page build/gpu-smoke/gpu.md
 

@@ -45,7 +45,7 @@ def cases(part: str, smoke: bool = False) -> list[Case]:
 
 def suite(smoke: bool) -> list[Case]:
     """A test each, with all of its parameters; `make test` runs them on the CPU anyway."""
-    return [Case(name, {"test": name}) for name in (SUITE[:1] if smoke else SUITE)]
+    return [Case(name, {"test": name}) for name in (SUITE[3:4] if smoke else SUITE)]
 
 
 def step(model: str, width: int, experts: int, implementation: str = "auto", **changes: Any) -> Case:
@@ -83,7 +83,6 @@ def steps(smoke: bool) -> list[Case]:
             step("ours", 64, 1, **tiny),
             step("ours", 64, 8, **tiny),
             step("mixtral", 64, 8, "grouped_mm", **tiny),
-            step("olmoe", 64, 8, "eager", **tiny),
         ]
     first = [step("matmul", 1024, 1), *(step("ours", 1024, experts) for experts in (1, 8, 32))]
     choices = [
@@ -143,7 +142,7 @@ def sweep(smoke: bool) -> list[Case]:
         shared |= {"vocab": 257, "tokens": ["1K", "2K", "4K"], "warmup": 512, "batch": 4, "micro_batch": 4}
         shared |= {"length": 32, "eval_sequences": 16, "corpus_bytes": 300_000}
         shapes = {64: 2e-3}
-    grid = itertools.product(shapes.items(), (1, 4) if smoke else (1, 4, 8))
+    grid = itertools.product(shapes.items(), (4,) if smoke else (1, 4, 8))
     return [
         Case(f"d{width} E{experts}", {"width": width, "experts": experts, "learning_rate": rate} | shared)
         for (width, rate), experts in grid

@@ -211,8 +211,8 @@ def checkpoints(options: Options, work: Path) -> dict[str, Any]:
 # -- sweep
 
 
-def text_and_tokenizer(options: Options, work: Path) -> tuple[Path, Path]:
-    """The data set of `work/data.json`, or else a corpus of this machine's documentation; and a tokenizer of it."""
+def text(options: Options, work: Path) -> dict[str, Any]:
+    """Text and tokenizer of a run: of `work/data.json`, or else of this machine's documentation."""
     with FileLock(work / "data.lock"):
         settings = work / "data.json"
         given = json.loads(settings.read_text())["data"] if settings.exists() else None
@@ -222,7 +222,8 @@ def text_and_tokenizer(options: Options, work: Path) -> tuple[Path, Path]:
         tokenizer = work / f"tokenizer-{options['vocab']}"
         if not (tokenizer / "tokenizer.json").exists():
             train_tokenizer(TextSource(str(data)).documents(), options["vocab"], tokenizer, progress=False)
-    return data, tokenizer
+    own = {} if given else {"validation_split": "validation"}
+    return {"dataset": str(data), "tokenizer": str(tokenizer), "cache_dir": str(work / "tokens")} | own
 
 
 def sweep(options: Options, work: Path) -> dict[str, Any]:
@@ -231,7 +232,6 @@ def sweep(options: Options, work: Path) -> dict[str, Any]:
     It resumes from its checkpoints; `work/runs` keeps the models and records whole.
     """
     work.mkdir(parents=True, exist_ok=True)
-    data, tokenizer = text_and_tokenizer(options, work)
     base = {
         "run": {
             "micro_batch_sequences": options["micro_batch"],
@@ -246,12 +246,7 @@ def sweep(options: Options, work: Path) -> dict[str, Any]:
             "final_norm": True,
             "attention_precision": "compute",
         },
-        "data": {
-            "dataset": str(data),
-            "tokenizer": str(tokenizer),
-            "cache_dir": str(work / "tokens"),
-            "sequence_length": options["length"],
-        },
+        "data": text(options, work) | {"sequence_length": options["length"]},
         "schedule": {
             "tokens": options["tokens"],
             "warmup_tokens": options["warmup"],

@@ -48,7 +48,8 @@ def of_part(part: dict[str, Any]) -> str:
     commits = ", ".join(sorted({case["commit"] for case in cases.values()}))
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     libraries = ", ".join(f"{name} {v[name]}" for name in ("torch", "transformers") if name in v)
-    where = f"{m['gpu']}; {m['cpu']}, {m['cores']} cores, {m['memory']}; {libraries}; commit {commits}; {when}."
+    gpu = "no GPU" if m["gpu"] == "none" else m["gpu"]
+    where = f"{gpu}; {m['cpu']}, {m['cores']} cores, {m['memory']}; {libraries}; commit {commits}; {when}."
     found = {name: case["result"] for name, case in cases.items() if case["status"] == "measured"}
     failed = [f"- {name}: {case['reason']}" for name, case in cases.items() if case["status"] == "failed"]
     text = f"{where}\n\n" + (TABLES[part["part"]](found) if found else "")

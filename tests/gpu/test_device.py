@@ -81,10 +81,10 @@ def test_losses_gradients_and_drops_equal_the_cpus(changes, precision, output_lo
     output, found = backward(as_on_a_gpu(model), precision, output_logits=output_logits)
     losses = {name: getattr(output, name).item() for name in ("lm_loss", "balance_loss", "z_loss")}
     for name, loss in losses.items():
-        assert loss == pytest.approx(float(getattr(expected, name)), rel=LOSS[precision], abs=1e-6), name
+        assert loss == pytest.approx(getattr(expected, name).item(), rel=LOSS[precision], abs=1e-6), name
     error = deviation(found, gradients)
     record_property("gradient", error)
-    record_property("loss", abs(losses["lm_loss"] / float(expected.lm_loss) - 1))
+    record_property("loss", abs(losses["lm_loss"] / expected.lm_loss.item() - 1))
     assert error <= GRADIENT[precision]
     if precision == "fp32":
         routing, before = output.routing, expected.routing
@@ -173,7 +173,7 @@ def test_a_compiled_step_equals_the_eager_one(changes, record_property):
     output, found = backward(model, output_logits=False)
     error = deviation(found, gradients)
     record_property("gradient", error)
-    assert float(output.loss) == pytest.approx(float(expected.loss), rel=LOSS["fp32"])
+    assert output.loss.item() == pytest.approx(expected.loss.item(), rel=LOSS["fp32"])
     assert error <= GRADIENT["fp32"]
 
 
