@@ -19,6 +19,10 @@
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
+# make gpu           what only a GPU can show, and docs/gpu.md from it; make gpu-suite, gpu-steps, gpu-decoding,
+#                    gpu-checkpoints, gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
+#                    goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; GPU_PYTHON: an interpreter
+#                    that has torch with CUDA (default: the one of make setup). make gpu-smoke: tiny, on a CPU, too
 #
 # PYTHON=… chooses the interpreter (3.10 or newer). PIP_FLAGS=… goes to every install, for example
 # PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu". Installs with uv where there is one, else with pip.
@@ -54,6 +58,7 @@ BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all models evidence
 .PHONY: crossing granularity explorer-picture tour docs bench clean
+.PHONY: gpu gpu-smoke gpu-suite gpu-steps gpu-decoding gpu-checkpoints gpu-sweep
 
 setup: $(VENV)/.ready
 
@@ -159,6 +164,19 @@ bench: setup
 		$(BIN)/python -m benchmarks.$$name $(if $(FAST),--fast) --json $(BENCH_RESULTS)/$$name.json || exit 1; \
 	done
 	@$(BIN)/python -m benchmarks.render --results $(BENCH_RESULTS) --page $(BENCH_PAGE)
+
+GPU_PYTHON ?= $(BIN)/python
+GPU_PARTS := suite steps decoding checkpoints sweep
+GPU_FLAGS := $(if $(LIMIT),--limit $(LIMIT)) $(if $(RETRY),--retry) $(if $(DATA),--data $(DATA))
+
+gpu $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
+	$(GPU_PYTHON) -m benchmarks.gpu $(patsubst gpu-%,%,$(filter gpu-%,$@)) $(GPU_FLAGS)
+	$(GPU_PYTHON) -m benchmarks.gpu.page
+
+gpu-smoke: setup
+	rm -rf build/gpu-smoke
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --smoke --limit 300
+	$(BIN)/python -m benchmarks.gpu.page --results build/gpu-smoke/results --page build/gpu-smoke/gpu.md
 
 clean:
 	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(FRESH) dist demo-output demo-output-fast

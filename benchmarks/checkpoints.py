@@ -12,11 +12,13 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 
 from benchmarks.report import Report, in_turns, parse
 from modeling_switch_moe import SwitchMoeConfig
@@ -25,6 +27,7 @@ from training.run import checkpoint
 from training.run.checkpoint import CheckpointWriter
 from training.run.optimizers import build_optimizers
 from training.run.step import Progress, build_model
+from training.run.timing import finish
 
 
 def make_session(d_model: int, experts: int) -> SimpleNamespace:
@@ -61,11 +64,42 @@ def torch_load(path: Path, session) -> None:
     session.optimizers[0].load_state_dict(state["optimizer"])
 
 
+def safetensors_of(session) -> dict[str, torch.Tensor]:
+    """Weights and moments under one name each."""
+    found = {f"model.{name}": tensor for name, tensor in session.model.state_dict().items()}
+    for number, moments in session.optimizers[0].state_dict()["state"].items():
+        found |= {f"optimizer.{number}.{name}": tensor for name, tensor in moments.items()}
+    return found
+
+
+def safetensors_save(path: Path, session) -> None:
+    save_file(safetensors_of(session), path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def safetensors_load(path: Path, session) -> None:
+    state, own = load_file(path), safetensors_of(session)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+
+def finished(work: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """The work, to the end of what it started on the device."""
+
+    def run() -> None:
+        work()
+        finish(device)
+
+    return run
+
+
 def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
     """Bytes of the state and median seconds of each way."""
     size = 12 * sum(p.numel() for p in session.model.parameters())
     writer, path = CheckpointWriter(session), checkpoint.path_of(folder, 0)
-    raw, peer = folder / "bytes", folder / "state.pt"
+    raw, peer, file = folder / "bytes", folder / "state.pt", folder / "state.safetensors"
     memory = torch.ones(size // 4)
 
     def save() -> None:
@@ -80,11 +114,13 @@ def measure(session, folder: Path, rounds: int) -> tuple[int, dict[str, float]]:
         "verify": lambda: checkpoint.find_damage(path),
         "load": lambda: checkpoint.load(path, session),
         "torch.load": lambda: torch_load(peer, session),
+        "safetensors.save": lambda: safetensors_save(file, session),
+        "safetensors.load": lambda: safetensors_load(file, session),
         "sha256": lambda: hashlib.sha256(raw.read_bytes()),
         "read": raw.read_bytes,
         "memcpy": memory.clone,
     }
-    return size, in_turns(works, rounds)
+    return size, in_turns({name: finished(work, session.accelerator.device) for name, work in works.items()}, rounds)
 
 
 def main() -> None:

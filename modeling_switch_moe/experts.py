@@ -4,14 +4,12 @@ Each takes `(module, hidden_states [T, H], top_k_index [T, 1], top_k_weights [T,
 the weight is. `module` holds `gate_up_proj [E, 2I, H]`, gate rows first, and `down_proj [E, H, I]`.
 """
 
-from types import SimpleNamespace
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
-from .losses import compute_dtype
+from .precision import cast, compute_dtype
 from .routing import assignment_matrix, most_kept, position_in_expert
 
 SWITCH_EXPERTS = ExpertsInterface()
@@ -47,37 +45,42 @@ def capacity_experts_forward(
         capacity = num_tokens
     else:
         capacity = int(assignment.sum(1).max())
-    dtype = compute_dtype(module.down_proj)
+    gate_up, down = cast(module.gate_up_proj), cast(module.down_proj)
+    dtype = down.dtype
     # Tokens that are not computed share one extra row after the buffer, which is discarded.
     slot = torch.where(computed, expert * capacity + position, num_experts * capacity)
     buffer = hidden_states.new_zeros(num_experts * capacity + 1, hidden_states.shape[1], dtype=dtype)
     buffer = buffer.index_copy(0, slot, hidden_states.to(dtype))[:-1].view(num_experts, capacity, -1)
-    gate_and_up = buffer @ module.gate_up_proj.to(dtype).transpose(1, 2)
-    outputs = module._apply_gate(gate_and_up) @ module.down_proj.to(dtype).transpose(1, 2)
+    outputs = module._apply_gate(buffer @ gate_up.transpose(1, 2)) @ down.transpose(1, 2)
     outputs = F.pad(outputs.flatten(0, 1), (0, 0, 0, 1))
     return outputs.index_select(0, slot) * gate.to(dtype).unsqueeze(1)
+
+
+class OtherWeights:
+    """What transformers reads of a module of experts, with other weights; a class that torch.compile can trace."""
+
+    def __init__(self, module: nn.Module, gate_up_proj: torch.Tensor, down_proj: torch.Tensor) -> None:
+        self.gate_up_proj, self.down_proj = gate_up_proj, down_proj
+        self._apply_gate, self._is_expert_parallel = module._apply_gate, is_expert_parallel(module)
+        self.num_experts, self.has_gate, self.has_bias = module.num_experts, module.has_gate, module.has_bias
+        self.has_post_expert_norm = getattr(module, "has_post_expert_norm", False)  # unknown to older transformers
+        self.is_transposed, self.is_concatenated = module.is_transposed, module.is_concatenated
 
 
 def grouped_experts_forward(
     module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """transformers' grouped matmul, for any inner width; under autocast it multiplies in the precision of the weights.
+    """transformers' grouped matmul, in autocast's precision and for any inner width.
 
-    The kernels want rows of a multiple of 16 bytes: an odd inner width is padded with zeros, which change nothing.
+    By itself it multiplies in the precision of the weights, also under autocast. The kernels want rows of a multiple
+    of 16 bytes: an odd inner width is padded with zeros, which change nothing.
     """
-    weights = module
-    if padding := -module.intermediate_dim % (16 // module.down_proj.element_size()):
-        gate_up = module.gate_up_proj.unflatten(1, (2, module.intermediate_dim))
-        names = ("num_experts", "has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "is_concatenated")
-        weights = SimpleNamespace(
-            gate_up_proj=F.pad(gate_up, (0, 0, 0, padding)).flatten(1, 2),
-            down_proj=F.pad(module.down_proj, (0, padding)),
-            _apply_gate=module._apply_gate,
-            _is_expert_parallel=is_expert_parallel(module),
-            **{name: getattr(module, name) for name in names},
-        )
-    hidden_states = hidden_states.to(compute_dtype(module.down_proj))
-    return ALL_EXPERTS_FUNCTIONS["grouped_mm"](weights, hidden_states, top_k_index, top_k_weights)
+    gate_up, down = cast(module.gate_up_proj), cast(module.down_proj)
+    if padding := -module.intermediate_dim % (16 // down.element_size()):
+        gate_up = F.pad(gate_up.unflatten(1, (2, module.intermediate_dim)), (0, 0, 0, padding)).flatten(1, 2)
+        down = F.pad(down, (0, padding))
+    weights = OtherWeights(module, gate_up, down)
+    return ALL_EXPERTS_FUNCTIONS["grouped_mm"](weights, hidden_states.to(down.dtype), top_k_index, top_k_weights)
 
 
 def automatic_experts_forward(

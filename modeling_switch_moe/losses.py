@@ -6,15 +6,10 @@ The logits of 8192 tokens of the GPT-2 vocabulary and their gradient would take 
 import torch
 from torch import nn
 
+from .precision import cast
+
 IGNORE = -100
 CHUNK_BYTES = 2**21  # of fp32 logits: what stays in the caches of a CPU
-
-
-def compute_dtype(weight: torch.Tensor) -> torch.dtype:
-    """The precision of matrix products with this weight: autocast's where it is on, else its own."""
-    device = weight.device.type
-    autocast = device != "meta" and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if autocast else weight.dtype
 
 
 def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
@@ -26,14 +21,16 @@ def rows_per_chunk(vocabulary: int, device: torch.device) -> int:
 class ChunkedCrossEntropy(torch.autograd.Function):
     """-log softmax(hidden @ weight.T)[target]: the sum over targets, and each of them.
 
-    Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none), `dtype` of the matmuls. Outputs, fp32:
-    a scalar, whose gradients are formed in the forward pass and scaled in the backward pass; and `[N]` without any.
+    Inputs: `hidden [N, d]`, `weight [V, d]`, `targets [N]` int64 (-100: none). Outputs, fp32: a scalar, with gradients
+    formed in the forward pass and scaled in the backward pass; and `[N]` without any.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, dtype):
+    def forward(ctx, hidden, weight, targets):
         with_grad = any(ctx.needs_input_grad[:2])
-        matrix, inputs = weight.to(dtype), hidden.to(dtype)
+        matrix = cast(weight)
+        dtype = matrix.dtype
+        inputs = hidden.to(dtype)
         grad_hidden = torch.empty_like(inputs) if with_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_grad else None
         losses = torch.empty(len(inputs), dtype=torch.float32, device=hidden.device)
@@ -70,7 +67,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_total, _):
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
-        return (grad_hidden * grad_total).to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), None, None
+        return (grad_hidden * grad_total).to(hidden_dtype), (grad_weight * grad_total).to(weight_dtype), None
 
 
 class SwitchMoeHead(nn.Linear):
@@ -83,5 +80,5 @@ class SwitchMoeHead(nn.Linear):
         if targets is None:
             return super().forward(hidden_states)
         rows, goals = hidden_states.flatten(0, -2), targets.to(hidden_states.device).reshape(-1)
-        total, losses = ChunkedCrossEntropy.apply(rows, self.weight, goals, compute_dtype(self.weight))
+        total, losses = ChunkedCrossEntropy.apply(rows, self.weight, goals)
         return total, losses.view(targets.shape)

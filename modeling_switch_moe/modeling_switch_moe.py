@@ -390,14 +390,16 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         length = inputs_embeds.shape[1]
-        if position_ids is None:
+        positions = position_ids
+        if positions is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
-            position_ids = (torch.arange(length, device=inputs_embeds.device) + past).unsqueeze(0)
+            positions = (torch.arange(length, device=inputs_embeds.device) + past).unsqueeze(0)
         causal_mask = create_causal_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
+            # Only those of the caller can pack several sequences in a row; to look waits for the device.
             position_ids=position_ids,
         )
         with_statistics = self.training if output_routing is None else output_routing
@@ -406,7 +408,7 @@ class SwitchMoeModel(SwitchMoePreTrainedModel):
             token_mask = attention_mask[:, -length:].reshape(-1).bool()
 
         hidden_states = inputs_embeds
-        position_embeddings = self.rotary_emb(hidden_states, position_ids)
+        position_embeddings = self.rotary_emb(hidden_states, positions)
         statistics = []
         for layer in self.layers[: self.config.num_hidden_layers]:
             hidden_states, *measured = layer(

@@ -77,12 +77,11 @@ def training_memory(
     own = parameters / devices if sharded else float(parameters)
 
     stream, block = tokens * a.d_model * SINGLE, tokens * _kept_by_a_block(a, half, on_cpu, capacity_factor)
-    # Autocast's copies live as long as the activations; what FSDP2 gathers is in that precision already.
-    casts = HALF * _cast_weights(a, on_cpu) if half and not sharded else 0.0
+    # Casts live as long as a step; what FSDP2 gathers is in that precision already.
+    casts = HALF * a.n_total_non_embedding if half and not sharded else 0.0
     kept = (a.blocks * block + casts, a.blocks * block + casts)  # at the head, and in the last block's backward pass
-    if gradient_checkpointing:  # of the forward pass autocast keeps the linear layers' copies; experts have none then
-        cached = HALF * (a.n_total_non_embedding if a.experts == 1 else a.attention_parameters) if casts else 0.0
-        kept = (a.blocks * stream + cached, block + (a.blocks - 1) * stream + casts / a.blocks)
+    if gradient_checkpointing:
+        kept = (a.blocks * stream + casts, block + (a.blocks - 1) * stream + casts)
     workspace = (
         _at_the_head(a, tokens, half, on_cpu),
         _in_a_block(a, tokens, half, on_cpu, capacity_factor),
@@ -95,8 +94,8 @@ def training_memory(
         before = GRADIENT_BYTES * parameters if passes > 1 or sharding == "ddp" else 0.0
         moments = [(before, kept[0], workspace[0])]
         moments.append((before, kept[1], workspace[1] + (stacked if passes > 1 else 0.0)))
-        # The end of a backward pass: nothing is kept any more, and every gradient is there.
-        moments.append((GRADIENT_BYTES * parameters, 0.0, stacked))
+        # The end of a backward pass: only the casts are kept any more, and every gradient is there.
+        moments.append((GRADIENT_BYTES * parameters, casts, stacked))
     gradients, activations, transient = max(moments, key=sum)
     return TrainingMemory(WEIGHT_BYTES * own, gradients, MOMENT_BYTES * own, activations, transient)
 
@@ -124,16 +123,16 @@ def _moments_of_shards(
         return GRADIENT_BYTES * (own if passes > 1 else share * count)
 
     (at_head, in_block), earlier = workspace, kept[1] - block_activations
-    return [
+    moments = [
         (gradients(0.0), kept[0], at_head + SINGLE * head),
         (gradients(head), kept[1], in_block + 3 * whole),  # the last block; `in_block` counts the sum of the head
         (gradients(head + block_weights), earlier, 2 * whole + summed),
-        *(
-            [(gradients(head + block_weights), earlier, in_block - SINGLE * head + 3 * whole + summed)]
-            * (a.blocks > 1)
-        ),
         (GRADIENT_BYTES * own, 0.0, 2 * SINGLE * head),  # the embedding
     ]
+    if a.blocks > 1:
+        before_last = in_block - SINGLE * head + 3 * whole + summed
+        moments.append((gradients(head + block_weights), earlier, before_last))
+    return moments
 
 
 def largest_micro_batch(
@@ -165,15 +164,10 @@ def _kept_by_a_block(a: Architecture, half: bool, on_cpu: bool, capacity_factor:
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
     if a.experts == 1:
         return kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    rows, compute = _rows(a, capacity_factor, on_cpu), SINGLE if on_cpu else compute
+    rows = _rows(a, capacity_factor, on_cpu)
     kept += rows * (4 * width + a.experts_per_token * d) * compute  # gate, up, its activation, product; the buffer
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
     return kept + 2 * a.experts * SINGLE + 40  # logits and probabilities, indices
-
-
-def _cast_weights(a: Architecture, on_cpu: bool) -> float:
-    """Matrices of the blocks of which autocast keeps copies; a CPU multiplies experts in fp32."""
-    return a.attention_parameters if on_cpu and a.experts > 1 else a.n_total_non_embedding
 
 
 def _at_the_head(a: Architecture, tokens: int, half: bool, on_cpu: bool) -> float:
@@ -189,6 +183,6 @@ def _at_the_head(a: Architecture, tokens: int, half: bool, on_cpu: bool) -> floa
 
 def _in_a_block(a: Architecture, tokens: int, half: bool, on_cpu: bool, capacity_factor: float) -> float:
     """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
-    compute = HALF if half and not (on_cpu and a.experts > 1) else SINGLE
+    compute = HALF if half else SINGLE
     inner = _rows(a, capacity_factor, on_cpu) * 2 * a.active_width * compute
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from modeling_switch_moe.precision import keep_casts
 from scaling_law.formulas.learning_rate import READINGS, LearningRateLaw
 from scaling_law.size.architecture import Architecture, training_flops
 from training.configuration.arguments import (
@@ -187,8 +188,8 @@ class StepResult:
             setattr(self, name, value if before is None else before + value)
 
 
-def train_step(session: Session, step: int, rate: float) -> StepResult:
-    """One update from one global batch; it is skipped if the loss or gradient is not finite."""
+def add_gradients(session: Session, step: int) -> StepResult:
+    """Forward and backward passes over this process's micro-batches of one global batch."""
     a, accelerator, ramp = session.arguments, session.accelerator, session.schedule.ramp
     world, rank = accelerator.num_processes, accelerator.process_index
     sequences = ramp.sequences(step)
@@ -217,6 +218,15 @@ def train_step(session: Session, step: int, rate: float) -> StepResult:
             # The gradient is averaged over processes, so a process's part of a mean is multiplied by their number.
             accelerator.backward((out.lm_loss + auxiliary / n_micro) * world)
         result.add(out, n_micro)
+    return result
+
+
+def train_step(session: Session, step: int, rate: float) -> StepResult:
+    """One update from one global batch; it is skipped if the loss or gradient is not finite."""
+    a, accelerator = session.arguments, session.accelerator
+    # FSDP2 frees whole weights after their use; to keep casts of them would undo that.
+    with nullcontext() if accelerator.is_fsdp2 else keep_casts(accelerator.device.type):
+        result = add_gradients(session, step)
 
     set_rates(session.optimizers, rate, session.muon_share)
     limit = a.optimizer.gradient_clip or math.inf

@@ -1,0 +1,198 @@
+"""The model and its training on the device that is there, a GPU or else the CPU, beside the plain loop on the CPU.
+
+On a CPU they run what a GPU would: experts in buffers. Part 1 of the GPU kit (docs/gpu.md) runs them and keeps the
+deviations that they record. Tolerances are relative: of a gradient by its norm, of a loss by its value.
+"""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
+from training.configuration.reading import from_dict
+from training.run import devices
+from training.run.step import make_session, train_step
+from training.throughput import Vocabulary
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+# fp32 sums in another order; bf16 has 8 bits, and a token whose two best experts are nearly equal may change sides.
+LOSS, GRADIENT = {"fp32": 1e-5, "bf16": 1e-2}, {"fp32": 1e-4, "bf16": 8e-2}
+VOCABULARY, LENGTH, SEQUENCES = 211, 32, 8
+CHANGES = {"dense": {"num_experts": 1}, "E4": {}, "dropless": {"capacity_factor": None}}
+
+
+def build(seed: int = 0, **changes) -> SwitchMoeForCausalLM:
+    """A small model with a router that is sharp enough to load its experts unevenly."""
+    torch.manual_seed(seed)
+    fields = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    fields |= {"num_experts": 4, "capacity_group_tokens": 64}
+    model = SwitchMoeForCausalLM(SwitchMoeConfig(**fields | changes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "router" in name:
+                parameter.mul_(8)
+    return model
+
+
+def ids() -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def as_on_a_gpu(model: SwitchMoeForCausalLM) -> SwitchMoeForCausalLM:
+    """A copy on the device, with the implementation of the experts that `auto` means on a GPU."""
+    model = copy.deepcopy(model).to(DEVICE)
+    if not ON_GPU:
+        model.set_experts_implementation("capacity" if model.config.capacity_factor else "grouped_mm")
+    return model
+
+
+def backward(model, precision: str = "fp32", **options):
+    """Output and gradients, on the CPU, of one training step's passes."""
+    model.train().zero_grad()
+    tokens = ids().to(model.device)
+    with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        output = model(tokens, labels=tokens, use_cache=False, **options)
+    output.loss.backward()
+    return output, {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
+
+
+def deviation(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference over the norm, of all gradients together."""
+    differences = torch.stack([(found[name] - gradient).norm() for name, gradient in expected.items()])
+    return float(differences.norm() / torch.stack([gradient.norm() for gradient in expected.values()]).norm())
+
+
+@pytest.mark.parametrize("output_logits", [True, False], ids=["logits", "chunks"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "changes", [{"num_experts": 1}, {}, {"capacity_factor": None}], ids=["dense", "E4", "dropless"]
+)
+def test_losses_gradients_and_drops_equal_the_cpus(changes, precision, output_logits, record_property):
+    model = build(**changes)
+    model.set_experts_implementation("eager")
+    expected, gradients = backward(model)
+    output, found = backward(as_on_a_gpu(model), precision, output_logits=output_logits)
+    losses = {name: getattr(output, name).item() for name in ("lm_loss", "balance_loss", "z_loss")}
+    for name, loss in losses.items():
+        assert loss == pytest.approx(getattr(expected, name).item(), rel=LOSS[precision], abs=1e-6), name
+    error = deviation(found, gradients)
+    record_property("gradient", error)
+    record_property("loss", abs(losses["lm_loss"] / expected.lm_loss.item() - 1))
+    assert error <= GRADIENT[precision]
+    if precision == "fp32":
+        routing, before = output.routing, expected.routing
+        assert torch.equal(routing.tokens_per_expert.cpu(), before.tokens_per_expert)
+        assert torch.equal(routing.dropped_tokens.cpu(), before.dropped_tokens)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="nothing waits for a CPU; test_waiting.py has the meta device")
+@pytest.mark.parametrize("experts", [1, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_waits_for_the_device_once(experts, precision):
+    session = session_of(experts, precision, DEVICE)
+    train_step(session, 0, 1e-3)
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            train_step(session, 0, 1e-3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found = [str(wait.message) for wait in waits if "synchroniz" in str(wait.message)]
+    assert len(found) == 1, found
+
+
+class SameTokens:
+    """The same batch at every step, on any device."""
+
+    sequence_length, micro_batch_sequences = LENGTH, SEQUENCES // 2
+
+    def micro_batches(self, position, sequences, rank, world_size, device):
+        for tokens in ids().split(self.micro_batch_sequences):
+            tokens = tokens.to(device)
+            yield tokens, tokens.roll(-1, 1)
+
+
+def session_of(experts: int, precision: str, device: torch.device):
+    a = from_dict(
+        {
+            "run": {"output_dir": "unused", "precision": precision, "micro_batch_sequences": SEQUENCES // 2},
+            "model": {"d_model": 64, "experts": experts, "n_blocks": 2, "n_heads": 2, "capacity_group_tokens": 64},
+            "data": {"sequence_length": LENGTH},
+            "schedule": {"batch_ramp": [f"0:{SEQUENCES}"], "tokens": ["1T"], "warmup_tokens": 0},
+        }
+    )
+    AcceleratorState._reset_state(True)  # which keeps the precision of the session before
+    accelerator = devices.make_accelerator(a.run)
+    if device.type == "cpu":
+        accelerator.state.device = device
+    made = make_session(a, accelerator, Vocabulary(VOCABULARY), SameTokens())
+    made.model.to(device).train()
+    return made
+
+
+@pytest.mark.parametrize("experts", [1, 4])
+def test_training_steps_equal_the_cpus(experts, record_property):
+    losses = {}
+    for device in (torch.device("cpu"), DEVICE):
+        session = session_of(experts, "fp32", device)
+        if device != DEVICE or not ON_GPU:
+            session.model.set_experts_implementation("capacity" if losses else "eager")
+        losses[len(losses)] = [train_step(session, 0, 1e-3).loss for _ in range(4)]
+    AcceleratorState._reset_state(True)
+    expected, found = losses.values()
+    error = max(abs(a / b - 1) for a, b in zip(found, expected, strict=True))
+    record_property("loss", error)
+    assert error <= 1e-4
+    assert found[-1] < found[0] - 0.01  # it has learnt something
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 24])  # few tokens at a time take another implementation than many
+def test_generated_tokens_equal_the_cpus(sequences):
+    model = build().eval()
+    prompt = ids()[:1, :5].repeat(sequences, 1)
+    prompt = (prompt + torch.arange(sequences)[:, None]) % VOCABULARY
+    options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(prompt, **options)
+    assert torch.equal(as_on_a_gpu(model).generate(prompt.to(DEVICE), **options).cpu(), expected)
+
+
+@pytest.mark.parametrize("changes", [{"num_experts": 1}, {}], ids=["dense", "E4"])
+def test_a_compiled_step_equals_the_eager_one(changes, record_property):
+    model = as_on_a_gpu(build(**changes))
+    expected, gradients = backward(model, output_logits=False)
+    torch._dynamo.reset()
+    model.compile(backend="inductor" if ON_GPU else "aot_eager")
+    output, found = backward(model, output_logits=False)
+    error = deviation(found, gradients)
+    record_property("gradient", error)
+    assert output.loss.item() == pytest.approx(expected.loss.item(), rel=LOSS["fp32"])
+    assert error <= GRADIENT["fp32"]
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("nccl" if ON_GPU else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fsdp2_on_one_device_gives_the_same_gradients(precision, record_property):
+    model = as_on_a_gpu(build())
+    _, expected = backward(model, precision, output_logits=False)
+    mesh = init_device_mesh(DEVICE.type, (1,))
+    for part in (*model.model.layers, model.lm_head, model):
+        fully_shard(part, mesh=mesh)
+    _, found = backward(model, precision, output_logits=False)
+    error = deviation({name: gradient.full_tensor() for name, gradient in found.items()}, expected)
+    record_property("gradient", error)
+    assert error <= 1e-6

@@ -1,0 +1,69 @@
+"""A training step waits for the device once, for its loss and the gradient's norm.
+
+On the meta device there is nothing to wait for: whatever reads a value there raises, backward pass, clipping and
+optimizer included. So this holds on a GPU, where tests/gpu measures it too.
+"""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from training.run.optimizers import build_optimizers
+from training.run.step import Session, architecture, build_model, model_config, train_step
+from training.run.timing import RandomTokens
+
+META = torch.device("meta")
+VOCABULARY = 300
+
+
+def session(a) -> Session:
+    """On the meta device, with what a step asks of an Accelerator."""
+    accelerator = SimpleNamespace(
+        device=META,
+        num_processes=1,
+        process_index=0,
+        is_fsdp2=False,
+        autocast=nullcontext,
+        no_sync=lambda model: nullcontext(),
+        backward=lambda loss: loss.backward(),
+        clip_grad_norm_=torch.nn.utils.clip_grad_norm_,
+        reduce=lambda value, how: value,
+    )
+    with META:
+        model = build_model(model_config(a, VOCABULARY, 0), a.run.seed).train()
+    data = RandomTokens(VOCABULARY, a.data.sequence_length, a.run.micro_batch_sequences)
+    arch, optimizers = architecture(a.model, VOCABULARY), build_optimizers(model, a.optimizer, META)
+    return Session(a, accelerator, None, data, arch, a.schedule_at(1e-3), "given", model, optimizers)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.experts": 1},
+        {"model.capacity_group_tokens": 64},
+        {"model.capacity_factor": 0},
+        {"run.gradient_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_a_step_waits_once(tiny, monkeypatch, changes):
+    a = tiny(**changes, schedule__batch_ramp=["0:4"])
+    made, waits = session(a), []
+    if a.run.gradient_checkpointing:
+        made.model.gradient_checkpointing_enable({"use_reentrant": False})
+    if not a.model.capacity_factor:
+        made.model.set_experts_implementation("batched_mm")  # grouped_mm has no meta kernel for fp32
+
+    def wait(tensor):
+        waits.append(tensor)
+        return [1.0] * tensor.numel()
+
+    monkeypatch.setattr(torch.Tensor, "tolist", wait)
+    for _ in range(2):
+        assert train_step(made, 0, 1e-3).is_finite
+    assert len(waits) == 2
+    assert {*waits[0].shape} == {2}
+    with pytest.raises(RuntimeError):
+        waits[0].sum().item()
