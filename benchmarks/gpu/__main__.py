@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 import benchmarks.gpu
 from benchmarks.gpu import kit
-from benchmarks.gpu.cases import PARTS, cases
+from benchmarks.gpu.cases import CASE_SECONDS, PARTS, cases
 from benchmarks.gpu.measure import MEASURES
 from benchmarks.report import ROOT
 from hub.plain import atomic
@@ -26,7 +27,6 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for this call")
-    parser.add_argument("--case-limit", type=float, default=240.0, help="seconds for one case")
     parser.add_argument("--data", type=Path, help="text for the sweep; default: this machine's documentation")
     parser.add_argument("--results", type=Path, help="folder of the results")
     parser.add_argument("--retry", action="store_true", help="run again what failed")
@@ -43,7 +43,7 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     if given.data is not None:
         atomic.write_bytes(work / "data.json", json.dumps({"data": str(given.data.absolute())}).encode())
-    clock, failed, left = kit.Clock.of(given.limit, given.case_limit), 0, 0
+    ends, failed, left = time.monotonic() + given.limit, 0, 0
     processes = kit.processes(preload="benchmarks.gpu.measure")
     for part, listed in chosen.items():
         results = kit.Results.open(folder, part)
@@ -51,6 +51,7 @@ def main() -> int:
             for case in listed:
                 print(f"{part}: {case.name}: {results.cases.get(case.name, {}).get('status', 'waiting')}")
             continue
+        clock = kit.Clock(ends, min(given.limit, CASE_SECONDS[part]))
         failed_now, left_now = kit.run(listed, MEASURES[part], results, work, clock, processes, given.retry)
         failed, left = failed + failed_now, left + left_now
     if left:

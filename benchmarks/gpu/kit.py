@@ -64,14 +64,10 @@ class Results:
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds for one call, and for one case."""
+    """When a call ends, by `time.monotonic`, and the seconds that one case may take."""
 
     ends: float
     case_seconds: float
-
-    @classmethod
-    def of(cls, limit: float, case_seconds: float) -> Clock:
-        return cls(time.monotonic() + limit, min(case_seconds, limit))
 
     @property
     def left(self) -> float:
@@ -80,6 +76,7 @@ class Clock:
 
 def processes(preload: str) -> BaseContext:
     """How to start processes: forked from a server that has imported `preload`, or anew where CUDA bears no fork."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded
     # Else asking whether there is a GPU, as many imports do, would start CUDA in the server.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     server = multiprocessing.get_context("forkserver")
@@ -157,7 +154,6 @@ def one_line(error: BaseException) -> str:
 
 
 def _child(measure: Measure, options: Options, work: Path, outcome: Connection) -> None:
-    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing outside the machine can be reached, and nothing should be
     try:
         outcome.send({"status": "measured", "result": measure(options, work)})
     except Exception as error:  # whatever a kernel or a library raises

@@ -82,7 +82,7 @@ def shape_of(options: Options) -> Namespace:
     return Namespace(
         width=options["width"],
         layers=options["blocks"],
-        length=options.get("length", options.get("prompt", 0) + options.get("new", 0)),
+        length=options.get("length", options.get("prompt", 0) + options.get("new", 0) + 1),
         batch=options.get("micro_batch", options.get("batch")),
         vocab=options["vocab"],
         compile=False,

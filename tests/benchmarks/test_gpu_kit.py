@@ -44,7 +44,7 @@ def processes():
 def run(tmp_path, processes):
     def run(*listed, limit=120.0, case_seconds=60.0, retry=False):
         results = kit.Results.open(tmp_path / "results", "steps")
-        clock = kit.Clock.of(limit, case_seconds)
+        clock = kit.Clock(time.monotonic() + limit, case_seconds)
         return kit.run(listed, behave, results, tmp_path, clock, processes, retry), results.cases
 
     return run

@@ -5,7 +5,9 @@ deviations that they record. Tolerances are relative: of a gradient by its norm,
 """
 
 import copy
+import os
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -110,13 +112,15 @@ def test_a_step_waits_for_the_device_once(experts, precision):
 
 
 class SameTokens:
-    """The same batch at every step, on any device."""
+    """The same batch at every step, which lies on the device."""
 
     sequence_length, micro_batch_sequences = LENGTH, SEQUENCES // 2
 
+    def __init__(self, device: torch.device) -> None:
+        self.tokens = ids().to(device)
+
     def micro_batches(self, position, sequences, rank, world_size, device):
-        for tokens in ids().split(self.micro_batch_sequences):
-            tokens = tokens.to(device)
+        for tokens in self.tokens.split(self.micro_batch_sequences):
             yield tokens, tokens.roll(-1, 1)
 
 
@@ -129,12 +133,11 @@ def session_of(experts: int, precision: str, device: torch.device):
             "schedule": {"batch_ramp": [f"0:{SEQUENCES}"], "tokens": ["1T"], "warmup_tokens": 0},
         }
     )
-    AcceleratorState._reset_state(True)  # which keeps the precision of the session before
-    accelerator = devices.make_accelerator(a.run)
-    if device.type == "cpu":
-        accelerator.state.device = device
-    made = make_session(a, accelerator, Vocabulary(VOCABULARY), SameTokens())
-    made.model.to(device).train()
+    AcceleratorState._reset_state(True)  # which keeps device and precision of the session before
+    with mock.patch.dict(os.environ, {"ACCELERATE_USE_CPU": str(device.type == "cpu").lower()}):
+        made = make_session(a, devices.make_accelerator(a.run), Vocabulary(VOCABULARY), SameTokens(device))
+    assert made.accelerator.device.type == device.type
+    made.model.train()
     return made
 
 
