@@ -34,7 +34,8 @@ from training.configuration.reading import from_dict
 from training.corpus import build as build_corpus
 from training.data import cache as tokens
 from training.data.batches import SequenceOrder
-from training.data.cache import TokenCache, build, encoder, lock_of, open_cache
+from training.data.cache import TokenCache, open_cache
+from training.data.filling import build, encoder, lock_of
 from training.data.text import TextSource
 from training.data.tokenizer import description, load_tokenizer, train_tokenizer
 from training.run.main import Run
@@ -53,7 +54,7 @@ def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
     return cache
 
 
-def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int) -> None:
+def map_and_pack(source: TextSource, tokenizer, path: Path, processes: int | None) -> None:
     """The usual way: a dataset of lists of ids, then one array."""
     name, options = source.loading_options()
     rows = datasets.load_dataset(name, split=source.split, cache_dir=str(path.parent / "peer"), **options)

@@ -1,12 +1,12 @@
 """`python -m training.prepare --config X.yaml [--section.field value ...]`: tokenise before training, and inspect.
 
 It builds the caches of the training tokens, as far as the longest branch reads them (`--all`: all), and of the
-held-out ones. Two at once, or one beside a training, share the work; an interrupted build resumes.
+held-out ones. Two at once, or one beside a training, share the work; an interrupted build resumes. `--workers` and
+`--shard` spread the training tokens over processes and machines; the tokens are the same.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,9 @@ from hub.plain.commands import App, Version
 from hub.plain.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
-from training.data.cache import TokenCache, build, lock_of, open_cache
+from training.data.builder import build_by_many
+from training.data.cache import TokenCache, open_cache
+from training.data.filling import Share, build, group_starts, lock_of, n_finished
 from training.data.pins import pinned
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer
@@ -49,12 +51,24 @@ class Part:
 
     def fill(self, progress: bool) -> None:
         """Build the cache as far as it is needed, or wait while another process does. Raises as `cache.build`."""
-        title, total = f"{self.name} tokens", self.until_tokens
-        with tqdm(desc=title, total=total, unit="tok", unit_scale=True, disable=not progress) as bar:
+        with self._bar(progress) as bar:
             while self.cache.refresh() or not self.cache.has(self.until_tokens):
                 bar.update(len(self.cache) - bar.n)
                 with suppress(Timeout), lock_of(self.cache.folder, timeout=0.5):  # else another process builds: watch
                     build(self.source, self.cache.folder, self.until_tokens, bar.update)
+
+    def _bar(self, progress: bool) -> tqdm:
+        title, total = f"{self.name} tokens", self.until_tokens
+        return tqdm(desc=title, total=total, unit="tok", unit_scale=True, disable=not progress)
+
+    def fill_by_many(self, workers: int, share: Share, progress: bool) -> str:
+        """Build a share of the cache by so many processes; says how far all shares are. Raises as `build_by_many`."""
+        folder, total = self.cache.folder, len(group_starts(self.cache.folder, self.source.open()))
+        with self._bar(progress) as bar:
+            build_by_many(
+                self.source, self.cache, self.until_tokens, workers, share, lambda: bar.update(len(self.cache) - bar.n)
+            )
+        return f"{n_finished(folder)} of {total} groups are tokenised"
 
 
 def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
@@ -82,26 +96,40 @@ def report(found: list[Part]) -> Table:
     return Table(header, rows, title="token caches")
 
 
+def _share(text: str) -> Share:
+    try:
+        return Share.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 @app.command(context_settings=_FLAGS_OF_TRAIN)
 def main(
     context: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="All of the data, not only what the run reads.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Build nothing; report what is there.")] = False,
     check: Annotated[bool, typer.Option("--verify", help="Compare the sha256 of every shard.")] = False,
-    processes: Annotated[int | None, typer.Option(min=1, help="Threads that tokenise; default: one per core.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that tokenise; 1 uses a thread for each core.")] = 1,
+    shard: Annotated[
+        Share | None, typer.Option(parser=_share, metavar="I/N", help="Do the I-th of N shares (0 <= I < N) only.")
+    ] = None,
     version: Version = False,
 ) -> None:
     """Build the token caches of a run. Further flags are those of train.py: --config, --preset, --section.field.
 
     Exit status: 0 done, 2 the configuration or the data cannot be used, 3 the disk is full or a cache is damaged.
     """
-    if processes is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(processes)  # read by `tokenizers` when it first encodes
     # No run is made, so a folder for one need not be named. One that is there pins the data.
     arguments = parse_command_line(context.args, output_dir="unused")
     found, progress = parts(arguments, everything), arguments.run.progress
-    for part in found if not status else ():
-        part.fill(progress)
+    if not status:
+        training, held_out = found
+        if workers > 1 or shard is not None:
+            print(training.fill_by_many(workers, shard or Share(), progress))
+        if shard is None:
+            training.fill(progress)  # and what many processes left: in order, one shard after the other
+        if shard is None or shard.index == 0:
+            held_out.fill(progress)
     print_table(report(found))
     if check:
         shards = [(part.cache, number) for part in found for number in range(len(part.cache.shards))]

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from training.data.cache import TokenCache, build, lock_of, open_cache
+from training.data.cache import TokenCache, open_cache
+from training.data.filling import build, lock_of
 from training.data.text import TextSource
 
 

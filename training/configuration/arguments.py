@@ -241,7 +241,10 @@ class DataArguments(_Section):
     train_tokens: PositiveCount | None = None
     """Use only the first so many tokens of the dataset, and repeat them; default: all."""
     shuffle_window: PositiveCount = 1 << 16
-    """Sequences that are shuffled together; training starts when the first window is tokenised."""
+    """Sequences that are shuffled together."""
+    first_window: PositiveCount = 1 << 10
+    """Sequences that are shuffled together at first, doubled up to `shuffle_window`: training starts once they are
+    tokenised."""
     order: Literal["shuffled", "stored"] = "shuffled"
     """shuffled: text is drawn across all files; stored: files are read one after the other."""
     order_seed: int = 0

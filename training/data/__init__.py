@@ -1,1 +1,1 @@
-"""Text to global batches: `text` -> `cache`, which `builder` fills beside the training -> `batches`."""
+"""Text to global batches: `text` -> `cache`, filled by `filling` and its processes, `builder` -> `batches`."""

@@ -1,7 +1,8 @@
 """Token cache to global batches: which sequences, in which order, and the share of each process in them.
 
 The order is a pure function of (seed, position), whatever the world size, the micro-batches and the point of resuming.
-It shuffles within consecutive *windows*, so a window that is full has its order before the rest is tokenised.
+It shuffles within consecutive *windows*, so a window that is full has its order before the rest is tokenised. The
+first ones are small, so that training begins soon.
 """
 
 from __future__ import annotations
@@ -23,15 +24,23 @@ _ROUNDS = 4  # Luby and Rackoff: four rounds with independent keys make a strong
 
 
 class SequenceOrder:
-    """Position in training -> index of a sequence in the token cache; `window` sequences are shuffled together."""
+    """Position in training -> index of a sequence in the token cache; `window` sequences are shuffled together.
 
-    def __init__(self, seed: int, window: int):
+    With `first`, the first window of the first epoch is cut after first, 2 · first, 4 · first, … sequences, and its
+    parts are shuffled one by one.
+    """
+
+    def __init__(self, seed: int, window: int, first: int | None = None):
         self.seed = seed
         self.window = window
+        doublings = range(((window - 1) // first).bit_length() if first else 0)
+        self._cuts = np.array([first << doubling for doubling in doublings], dtype=np.int64)
 
     def needed(self, start: int, count: int) -> int:
         """Sequences that must be there before positions start .. start + count - 1 are settled: whole windows."""
-        return -(-(start + count) // self.window) * self.window
+        end = start + count
+        later_cuts = self._cuts[self._cuts >= end]
+        return int(later_cuts[0]) if len(later_cuts) else -(-end // self.window) * self.window
 
     def indices(self, start: int, count: int, n_sequences: int | None) -> np.ndarray:
         """Sequence indices of positions start .. start + count - 1, int64 of shape (count,).
@@ -40,18 +49,29 @@ class SequenceOrder:
         """
         positions = np.arange(start, start + count, dtype=np.int64)
         epochs, within = np.divmod(positions, n_sequences) if n_sequences else (np.zeros_like(positions), positions)
-        windows, places = np.divmod(within, self.window)
+        begins, ends = self._window_of(epochs, within)
         out = np.empty(count, dtype=np.int64)
-        for epoch, window in sorted(set(zip(epochs.tolist(), windows.tolist(), strict=True))):
-            chosen = (epochs == epoch) & (windows == window)
-            first = window * self.window
-            size = self.window if n_sequences is None else min(self.window, n_sequences - first)
-            out[chosen] = first + permute(places[chosen], size, self._key(epoch, window))
+        for epoch, begin, end in sorted(set(zip(epochs.tolist(), begins.tolist(), ends.tolist(), strict=True))):
+            chosen = (epochs == epoch) & (begins == begin)
+            size = end - begin if n_sequences is None else min(end, n_sequences) - begin
+            out[chosen] = begin + permute(within[chosen] - begin, size, self._key(epoch, begin))
         return out
 
-    def _key(self, epoch: int, window: int) -> str:
+    def _window_of(self, epochs: np.ndarray, within: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(begin, end) of the window of each sequence."""
+        begins = within // self.window * self.window
+        ends = begins + self.window
+        cut = (epochs == 0) & (begins == 0)
+        borders = np.concatenate([[0], self._cuts, [self.window]])
+        number = np.searchsorted(borders, within[cut], side="right")
+        begins[cut], ends[cut] = borders[number - 1], borders[number]
+        return begins, ends
+
+    def _key(self, epoch: int, begin: int) -> str:
+        window, place = divmod(begin, self.window)
         # The first window's key names no window, as before there were any: the held-out sequences are chosen by it.
-        return f"sequence-order:{self.seed}:{epoch}" + (f":{window}" if window else "")
+        names = (f":{window}" if window else "") + (f":+{place}" if place else "")
+        return f"sequence-order:{self.seed}:{epoch}{names}"
 
 
 def permute(places: np.ndarray, size: int, key: str) -> np.ndarray:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,8 @@ from filelock import Timeout
 
 from hub.plain.commands import BAD_INPUT, report
 from training.configuration.arguments import ConfigurationError
-from training.data.cache import CorruptCacheError, TokenCache, build, lock_of
+from training.data.cache import CorruptCacheError, TokenCache
+from training.data.filling import Share, adopt, build, lock_of, tokenise_groups
 from training.data.text import TextSource
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class GrowingCache:
 
     def __init__(self, cache: TokenCache, source: TextSource, until_tokens: int | None, patience: float = 0.0):
         self.cache, self._source, self._until = cache, source, until_tokens
-        self._builder: subprocess.Popen | None = None
+        self._builder: Builder | None = None
         self._deaths = 0
         self._next_attempt = time.monotonic() + patience
         self._compares = patience == 0  # checksums: one process of a node is enough
@@ -90,7 +92,8 @@ class GrowingCache:
             if time.monotonic() - began > report_at:
                 logger.info("waited %d s for tokens; the cache holds %s so far", report_at, f"{len(self.cache):,}")
                 report_at *= 2
-            time.sleep(_POLL_SECONDS)
+            # The longer it takes, the less it matters when this is seen, and many may be looking at one file.
+            time.sleep(min(max(_POLL_SECONDS, 0.02 * (time.monotonic() - began)), 20 * _POLL_SECONDS))
 
     def check(self) -> None:
         """Raise what `wait_for` would raise by now, without waiting."""
@@ -105,15 +108,12 @@ class GrowingCache:
     def close(self) -> None:
         """End the builder, if this process started one; the shard it was writing is lost."""
         if self._builder is not None:
-            with suppress(BrokenPipeError):
-                self._builder.stdin.close()
-            self._builder.wait()
-            self._output.close()
+            self._builder.close()
             self._builder = None
 
     def _compare(self) -> None:
         try:
-            for number in range(len(self.cache.shards)):
+            for number in range(self.cache.shards_until(self._until)):
                 self.cache.check_shard(number)
         except (CorruptCacheError, OSError) as error:
             self._damage = error
@@ -128,30 +128,15 @@ class GrowingCache:
 
     def _start_builder(self) -> None:
         self._shards_before = len(self.cache.shards)
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        # Found from any folder, and no other `training` that lies in the working directory.
-        path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
-        self._builder = subprocess.Popen(
-            [sys.executable, "-m", "training.data.builder"],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # Ctrl-C is for the training, which still wants to finish its step and save
-        )
-        task = {"source": asdict(self._source), "folder": str(self.cache.folder), "until_tokens": self._until}
-        with suppress(BrokenPipeError):  # it died at once; `_poll` will say of what
-            self._builder.stdin.write(json.dumps(task).encode() + b"\n")
-            self._builder.stdin.flush()
+        self._builder = Builder(self._source, self.cache.folder, self._until)
 
     def _poll(self) -> None:
         """Raise what a builder of this process failed with, unless it is worth starting another."""
         if self._builder is None or (status := self._builder.poll()) is None:
             return
-        self._output.seek(0)
-        error = self._error(status, self._output.read().decode(errors="replace"))
+        error = self._builder.error()
         self.close()
-        if status in (0, _BUSY):
+        if error is None:
             return
         self.cache.refresh()
         self._deaths += status < 0
@@ -160,15 +145,119 @@ class GrowingCache:
             raise error
         logger.warning("%s; restarting it", error)
 
-    def _error(self, status: int, output: str) -> ConfigurationError | TokenBuildError:
-        """What a builder that failed said, or how it ended."""
+
+class Builder:
+    """A process that tokenises from `source` into `folder`, in order or the groups of a share; it ends with this one.
+
+    Args:
+        threads: that tokenise in it; None: one for each core.
+    """
+
+    def __init__(
+        self,
+        source: TextSource,
+        folder: Path,
+        until_tokens: int | None,
+        share: Share | None = None,
+        threads: int | None = None,
+    ):
+        self.folder = folder
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
+        # Found from any folder, and no other `training` that lies in the working directory.
+        path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        if threads is not None:
+            environment["RAYON_NUM_THREADS"] = str(threads)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "training.data.builder"],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the training, which still wants to finish its step and save
+        )
+        task = {"source": asdict(source), "folder": str(folder), "until_tokens": until_tokens, "share": share}
+        with suppress(BrokenPipeError):  # it died at once; `error` will say of what
+            self._process.stdin.write(json.dumps(task).encode() + b"\n")
+            self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, once it has ended. Raises subprocess.TimeoutExpired."""
+        return self._process.wait(timeout)
+
+    def poll(self) -> int | None:
+        """Its exit status, below 0 for a signal; None while it runs."""
+        return self._process.poll()
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._output.close()
+
+    def error(self) -> ConfigurationError | TokenBuildError | None:
+        """What it failed with, or how it ended, once it has; None where it did its work or another process does."""
+        status = self._process.wait()
+        if status in (0, _BUSY):
+            return None
+        self._output.seek(0)
+        output = self._output.read().decode(errors="replace")
         _, is_error, message = f"\n{output}".rpartition("\nerror: ")
         if is_error and status == BAD_INPUT:
             return ConfigurationError(message.strip())
         if is_error:
-            return TokenBuildError(f"tokenising into {self.cache.folder} failed: {message.strip()}")
+            return TokenBuildError(f"tokenising into {self.folder} failed: {message.strip()}")
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return TokenBuildError("\n".join([f"the tokenising process {how}", *output.splitlines()[-20:]]))
+
+
+def build_by_many(
+    source: TextSource,
+    cache: TokenCache,
+    until_tokens: int | None,
+    workers: int,
+    share: Share,
+    on_progress: Callable[[], object] = lambda: None,
+) -> None:
+    """Tokenise the groups of a share by `workers` processes, and list the shards that follow on those before.
+
+    A process that is killed is started again, and loses the group it was at; `on_progress` is called now and then.
+
+    Raises:
+        ConfigurationError: the text cannot be read as configured, or is in its stored order.
+        TokenBuildError: a process failed for another reason, or was killed again and again.
+        CorruptCacheError: a file is not what was written.
+    """
+    shares = [share.split(number, workers) for number in range(workers)]
+    folder, deaths = cache.folder, 0
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    running = {part: Builder(source, folder, until_tokens, part, threads) for part in shares}
+    try:
+        while running:
+            time.sleep(_LOCK_SECONDS)
+            for part, builder in list(running.items()):
+                if (status := builder.poll()) is None:
+                    continue
+                error = builder.error()
+                running.pop(part).close()
+                deaths += status < 0
+                if error is not None and (status > 0 or deaths >= _MAX_DEATHS):
+                    raise error
+                if error is not None:
+                    logger.warning("%s; restarting it", error)
+                    running[part] = Builder(source, folder, until_tokens, part, threads)
+            with suppress(Timeout), lock_of(folder, timeout=0):  # else another process lists them
+                adopt(cache)
+            on_progress()
+    finally:
+        for builder in running.values():
+            builder.close()
 
 
 def main() -> int:
@@ -178,8 +267,12 @@ def main() -> int:
     os.nice(5)  # on a machine that trains on its CPU the training goes first
     folder = Path(task["folder"])
     try:
+        source = TextSource(**task["source"])
+        if task["share"] is not None:
+            tokenise_groups(source, folder, Share(*task["share"]), task["until_tokens"])
+            return 0
         with lock_of(folder, timeout=1):
-            build(TextSource(**task["source"]), folder, task["until_tokens"])
+            build(source, folder, task["until_tokens"])
     except Timeout:
         return _BUSY
     except Exception as error:

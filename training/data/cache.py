@@ -1,37 +1,29 @@
 """The token cache: a split of a dataset as one long row of token ids on disk, read by memory map while it grows.
 
 `recipe.json` holds what decides the tokens, `shards.jsonl` a line per finished shard. A shard ends with the document
-that reaches `shard_tokens`, so an interrupted or extended cache is byte for byte the one built in one go.
+that reaches `shard_tokens`, or with its group of parts (see `text`), so a cache that was interrupted, extended, or
+made by many processes is byte for byte the one built in one go. Readers take no lock, and open shards when they come.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from bisect import bisect_left, bisect_right
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
-from tokenizers import Tokenizer
 
 from hub.plain import atomic
-from hub.plain.atomic import sha256_of, sync, write_bytes
+from hub.plain.atomic import sha256_of, write_bytes
 from training.data.text import ORDER_RECIPE, Place, TextSource
 from training.data.tokenizer import description, fingerprint
 
 FORMAT = 2
 SHARD_TOKENS = 1 << 24
 _OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a few
-_BATCH_DOCUMENTS = 256  # encoded at a time, on all cores
-_CHARACTERS = 4_000_000  # encoded at once: `tokenizers` takes some 100 bytes a token, and a document may be a book
 
 
 class CorruptCacheError(RuntimeError):
@@ -52,8 +44,7 @@ class TokenCache:
         shards: the entries of `shards.jsonl` for the finished shards.
         complete: whether the data ends with these shards.
 
-    Raises:
-        CorruptCacheError: when opened or refreshed, a shard is missing or has another size.
+    Raises CorruptCacheError, when opened or refreshed, for a recipe or list of shards that was not written so.
     """
 
     def __init__(self, folder: Path):
@@ -87,21 +78,29 @@ class TokenCache:
             if "end" in shard:
                 self.complete = True
                 break
-            file, size = self.folder / shard["file"], shard["tokens"] * self.dtype.itemsize
-            if not file.exists() or file.stat().st_size != size:
-                raise CorruptCacheError(file, f"does not hold {shard['tokens']} tokens")
             self.shards.append(shard)
             self._ends.append(len(self) + shard["tokens"])
         return bool(whole)
+
+    def check_sizes(self) -> None:
+        """Raise CorruptCacheError if the file of a shard is missing or has another size; nothing is read."""
+        for number in range(len(self.shards)):
+            self._check_size(number)
 
     def check_shard(self, number: int) -> None:
         """Compare the sha256 of a shard, once; this takes a second for each 1.5 GB. Raises CorruptCacheError."""
         if number in self._checked:
             return
-        shard = self.shards[number]
-        if sha256_of(self.folder / shard["file"]) != shard["sha256"]:
-            raise CorruptCacheError(self.folder / shard["file"], "has another sha256 than when it was written")
+        path = self._check_size(number)
+        if sha256_of(path) != self.shards[number]["sha256"]:
+            raise CorruptCacheError(path, "has another sha256 than when it was written")
         self._checked.add(number)
+
+    def _check_size(self, number: int) -> Path:
+        tokens, path = self.shards[number]["tokens"], self.folder / self.shards[number]["file"]
+        if not path.exists() or path.stat().st_size != tokens * self.dtype.itemsize:
+            raise CorruptCacheError(path, f"does not hold {tokens} tokens")
+        return path
 
     def _open(self, number: int) -> np.ndarray:
         self.check_shard(number)
@@ -111,6 +110,15 @@ class TokenCache:
     def __len__(self) -> int:
         """Tokens there are by now, end-of-text tokens included."""
         return self._ends[-1] if self._ends else 0
+
+    @property
+    def end(self) -> Place:
+        """The place in the text after the last shard."""
+        return Place(*self.shards[-1]["next"]) if self.shards else Place()
+
+    def shards_until(self, tokens: int | None) -> int:
+        """Shards that hold the first so many tokens, as far as they are there; None: all."""
+        return len(self.shards) if tokens is None else min(bisect_left(self._ends, tokens) + 1, len(self.shards))
 
     def has(self, tokens: int | None) -> bool:
         """Whether there are this many tokens by now (None: all of the data), or the data ends before."""
@@ -202,128 +210,3 @@ def open_cache(source: TextSource, tokenizer, cache_dir: str | Path, max_tokens:
 def recipe_hash(recipe: dict) -> str:
     """sha256 (hex) of everything that decides the tokens."""
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-
-
-# -- filling it
-
-
-def lock_of(folder: Path, timeout: float) -> FileLock:
-    """The lock of whoever builds this cache; it is released with the process, however that ends."""
-    return FileLock(folder / "build.lock", timeout=timeout)
-
-
-def build(
-    source: TextSource,
-    folder: Path,
-    until_tokens: int | None = None,
-    on_tokens: Callable[[int], None] = lambda tokens: None,
-) -> None:
-    """Append whole shards until there are `until_tokens` tokens or the data ends. The caller holds the lock.
-
-    `folder` is one made by `open_cache`; `on_tokens` is called with the tokens of each document.
-
-    Raises:
-        ValueError: the source cannot be read, has changed, or has no document.
-        CorruptCacheError: a file is not what was written.
-        OSError: the disk is full, the network is gone, …; what was finished stays, and the next build resumes there.
-    """
-    log = folder / "shards.jsonl"
-    if log.exists() and (content := log.read_bytes()) and not content.endswith(b"\n"):
-        os.truncate(log, content.rfind(b"\n") + 1)  # left by a crash or a full disk; its shard is made again
-    cache = TokenCache(folder)
-    limit = cache.recipe["max_tokens"] or math.inf
-    if cache.has(until_tokens):
-        return
-    place = Place(*cache.shards[-1]["next"]) if cache.shards else Place()
-    with closing(_encoded(source, place, cache)) as documents:
-        while not cache.has(until_tokens):
-            wanted = min(cache.recipe["shard_tokens"], limit - len(cache))
-            shard = _write_shard(documents, wanted, cache, on_tokens)
-            if shard is not None:
-                _append(log, shard)
-                cache.refresh()
-            if shard is None or shard["tokens"] < wanted or len(cache) >= limit:
-                break
-        else:
-            return
-    if not cache.shards:
-        raise ValueError(
-            f"data.dataset: split {source.split!r} of {source.dataset!r} has no document "
-            + ("that is held out" if source.held_out else "to train on")
-        )
-    _append(log, {"end": True, "tokens": len(cache)})
-
-
-def _encoded(source: TextSource, start: Place, cache: TokenCache) -> Iterator[tuple[bytes, Callable[[], Place]]]:
-    """(token ids as bytes, function to the place after it) of every document from `start` on, in order."""
-    path, recipe = cache.folder / "tokenizer.json", cache.recipe
-    try:
-        intact = fingerprint(text := path.read_text()) == recipe["tokenizer"]
-    except (ValueError, KeyError):
-        intact = False
-    if not intact:
-        raise CorruptCacheError(path, "is not the tokenizer that the tokens were made with")
-    encode = encoder(text, recipe["eos_token_id"], recipe["dtype"])
-    batches = source.batches(_BATCH_DOCUMENTS, start)
-    with ThreadPoolExecutor(1) as thread:  # reads a batch while the one before it is encoded on all cores
-        following = thread.submit(next, batches, None)
-        while batch := following.result():
-            following = thread.submit(next, batches, None)
-            texts, place = batch
-            for count, data in enumerate(encode(texts), start=1):
-                yield data, partial(place.after, texts, count)
-
-
-def encoder(tokenizer_json: str, eos_token_id: int, dtype: str) -> Callable[[list[str]], list[bytes]]:
-    """A function: texts -> the bytes of each one's token ids ("<u2" or "<u4"), end-of-text included."""
-    tokenizer = Tokenizer.from_str(tokenizer_json)
-
-    def encode(texts: list[str]) -> list[bytes]:
-        found, begin, characters = [], 0, 0
-        for end, text in enumerate(texts, start=1):
-            characters += len(text)
-            if characters > _CHARACTERS or end == len(texts):
-                encoded = tokenizer.encode_batch_fast(texts[begin:end], add_special_tokens=False)
-                found += [np.asarray([*one.ids, eos_token_id], dtype=dtype).tobytes() for one in encoded]
-                begin, characters = end, 0
-        return found
-
-    return encode
-
-
-def _write_shard(
-    documents: Iterator[tuple[bytes, Callable[[], Place]]],
-    wanted: float,
-    cache: TokenCache,
-    on_tokens: Callable[[int], None],
-) -> dict | None:
-    """Write documents until the next shard holds `wanted` tokens; None when no document was left."""
-    path, width = cache.folder / f"tokens-{len(cache.shards):05d}.bin", cache.dtype.itemsize
-    temporary = path.with_suffix(".tmp")
-    digest, n_documents, n_tokens = hashlib.sha256(), 0, 0
-    try:
-        with open(temporary, "wb") as file:
-            for data, place_after in documents:  # noqa: B007 (the last one is used)
-                file.write(data)
-                digest.update(data)
-                n_documents, n_tokens = n_documents + 1, n_tokens + len(data) // width
-                on_tokens(len(data) // width)
-                if n_tokens >= wanted:
-                    break
-            file.flush()
-            os.fsync(file.fileno())
-        if not n_documents:
-            return None
-        os.replace(temporary, path)
-        sync(cache.folder)
-    finally:
-        temporary.unlink(missing_ok=True)
-    shard = {"file": path.name, "tokens": n_tokens, "documents": n_documents, "sha256": digest.hexdigest()}
-    return {**shard, "next": place_after()}
-
-
-def _append(path: Path, entry: dict) -> None:
-    with open(path, "ab") as file:
-        file.write(json.dumps(entry).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())

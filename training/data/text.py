@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version as package_version
 from operator import itemgetter
 from pathlib import Path
@@ -43,7 +44,7 @@ class Place(NamedTuple):
         documents: documents before this place, counted after the held-out selection.
         last: sha256 of the last of them, which is checked on resuming; "" at the beginning.
         state, after_state: a state of the reader before this place, and the documents between them.
-        datasets: the version of the reader whose state it is.
+        datasets: the version of the library whose state it is; "" in a shuffled source, whose state is ours.
     """
 
     documents: int = 0
@@ -93,39 +94,31 @@ class TextSource:
         return {"dataset": root.resolve().name, "revision": "sha256:" + _digest(listing)}
 
     def documents(self) -> Iterator[str]:
-        """The texts in their order. Raises as `batches`."""
-        return self._selected(iter(self._open()))
+        """The texts in their order. Raises as `open`."""
+        return (text for texts, _ in self.batches(_ROWS_AT_A_TIME) for text in texts)
 
     def batches(self, size: int, start: Place | None = None) -> Iterator[tuple[list[str], Place]]:
-        """Up to `size` texts at a time from a place on, each batch with the place that it begins at.
+        """Up to `size` texts at a time from a place on, each batch with the place that it begins at. Raises as `open`.
 
-        Of what lies before the place, only its group of parts (or, as stored, its file) is read again.
+        A batch ends with its group; of what lies before the place, only its group is read again.
+        """
+        text, place = self.open(), start or Place()
+        while place is not None:
+            yield from text.batches(size, place)
+            place = text.following
 
-        Raises:
+    def open(self) -> OpenText:
+        """The text, to be read; it is looked up when that begins, once.
+
+        Raises in reading:
             FileNotFoundError: a local path that does not exist or holds no data files.
             ValueError: no such split or text column, a row without a text, a file that cannot be read, or the
-                documents before the place have changed.
+                documents before a place have changed.
         """
-        rows, start = self._open(), start or Place()
-        version = rows.version if isinstance(rows, ShuffledRows) else package_version("datasets")
-        # The state of another version of the reader may mean something else: count from the beginning instead.
-        resumed = start.state is not None and start.datasets == version
-        if resumed:
-            rows.load_state_dict(start.state)
-        documents = self._selected(iter(rows))
-        skipped = start.after_state if resumed else start.documents
-        if start.documents:
-            before = next(itertools.islice(documents, skipped - 1, None), "")
-            if _digest(before) != start.last:
-                raise ValueError(f"data.dataset: {self.dataset!r} has changed since its token cache was begun")
-        place, state = start, rows.state_dict()
-        while batch := list(itertools.islice(documents, size)):
-            yield batch, place
-            # The state before this batch, not after it, so that there is always a document to check on resuming.
-            place = Place(place.documents + len(batch), _digest(batch[-1]), state, len(batch), version)
-            state = rows.state_dict()
+        return OpenText(self)
 
-    def _selected(self, rows: Iterator[dict]) -> Iterator[str]:
+    def selected(self, rows: Iterator[dict]) -> Iterator[str]:
+        """The texts of the rows that are not left out. Raises as `open`."""
         try:
             for row in rows:
                 text = row[self.text_column]
@@ -150,7 +143,7 @@ class TextSource:
             return "parquet" if path.suffix == ".parquet" else "json", {"data_files": {self.split: str(path)}}
         return self.dataset, {} if path.exists() else {"name": self.config, "revision": self.revision}
 
-    def _open(self):
+    def rows(self):
         """The rows of the split: an IterableDataset as they are stored, or `ShuffledRows`; both keep their state."""
         import datasets
         import huggingface_hub
@@ -183,6 +176,53 @@ class TextSource:
         return ShuffledRows(files, self.file_seed, columns, lambda i: iter(rows.shard(num_shards=len(files), index=i)))
 
 
+class OpenText:
+    """Text that is read group by group: the parts that are read together, or in the stored order all of it.
+
+    `following` is the place where the next group begins once a group was read to its end, None after the last one.
+    """
+
+    def __init__(self, source: TextSource):
+        self._source, self._shuffled = source, source.file_seed is not None
+        self._version = "" if self._shuffled else package_version("datasets")
+        self.following: Place | None = None
+
+    @cached_property
+    def _rows(self):
+        return self._source.rows()
+
+    def group_starts(self) -> list[int]:
+        """Numbers of the parts at which the groups begin; every parquet file is opened for that, but not read.
+
+        Raises ValueError in the stored order, which has no groups.
+        """
+        if not self._shuffled:
+            raise ValueError("data.order: 'stored', which is read by one process; it must be 'shuffled'")
+        return self._rows.group_starts()
+
+    def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
+        """As `TextSource.batches`, to the end of the group."""
+        # The state of another version of `datasets` may mean something else: count from the beginning instead. (What
+        # a state of ours means is part of a cache's recipe.)
+        resumed = start.state is not None and (self._shuffled or start.datasets == self._version)
+        if resumed or self._shuffled:
+            self._rows.load_state_dict(start.state or {"part": 0, "rows": 0})
+        documents = self._source.selected(iter(self._rows))
+        if skipped := start.after_state if resumed else start.documents:
+            before = next(itertools.islice(documents, skipped - 1, None), "")
+            if _digest(before) != start.last:
+                raise ValueError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
+        place, state = start, self._rows.state_dict()
+        while batch := list(itertools.islice(documents, size)):
+            yield batch, place
+            # The state before this batch, not after it, so that there is always a document to check on resuming.
+            place = Place(place.documents + len(batch), _digest(batch[-1]), state, len(batch), self._version)
+            state = self._rows.state_dict()
+        self.following = None
+        if self._shuffled and not self._rows.ended:
+            self.following = Place(place.documents, place.last, self._rows.state_dict(), 0, self._version)
+
+
 class Part(NamedTuple):
     """Part `number` of the `count` that a file is cut into."""
 
@@ -192,7 +232,7 @@ class Part(NamedTuple):
 
 
 class ShuffledRows:
-    """Rows of a split, each prefix a sample of all. Iterating continues from the state, and moves it.
+    """Rows of a split, each prefix a sample of all. Iterating reads a group from the state on, and moves it.
 
     A parquet file of n MB is cut into n / 8 parts of whole row groups; other files are one part. The parts are sorted
     by a hash of (seed, file name, number), so no file is opened for it. 16 at a time are read together: row k of a
@@ -203,8 +243,6 @@ class ShuffledRows:
         columns: wanted of parquet files; those that a file lacks are left out.
         rows_of_file: the rows of one file of another format.
     """
-
-    version = "parts-1"  # of the state
 
     def __init__(self, files: list[str], seed: int, columns: list[str], rows_of_file: Callable[[int], Iterator[dict]]):
         self._files, self._columns, self._rows_of_file = files, columns, rows_of_file
@@ -221,16 +259,43 @@ class ShuffledRows:
         """Continue from here."""
         self._group, self._taken = state["part"], state["rows"]
 
+    @property
+    def ended(self) -> bool:
+        """Whether the last group was read."""
+        return self._group >= len(self._parts)
+
     def __iter__(self) -> Iterator[dict]:
-        while self._group < len(self._parts):
-            with ExitStack() as opened:
-                lanes, following = self._open_group(opened)
-                times = (_timed(number, *lane) for number, lane in enumerate(lanes))
-                merged = enumerate(heapq.merge(*times, key=itemgetter(0, 1)), start=1)
-                for taken, (_, _, row) in itertools.islice(merged, self._taken, None):
-                    self._taken = taken
-                    yield row
-            self._group, self._taken = following, 0
+        with ExitStack() as opened:
+            lanes, following = self._open_group(opened)
+            times = (_timed(number, *lane) for number, lane in enumerate(lanes))
+            merged = enumerate(heapq.merge(*times, key=itemgetter(0, 1)), start=1)
+            for taken, (_, _, row) in itertools.islice(merged, self._taken, None):
+                self._taken = taken
+                yield row
+        self._group, self._taken = following, 0
+
+    def group_starts(self) -> list[int]:
+        """Numbers of the first parts of the groups, as iterating finds them."""
+        files = [i for i, file in enumerate(self._files) if _is_parquet(file)]
+        with ThreadPoolExecutor(GROUP) as threads:
+            sizes = dict(zip(files, threads.map(self._row_group_sizes, files), strict=True))
+        self._row_groups.update((i, len(found)) for i, found in sizes.items())
+        held = [
+            number
+            for number, part in enumerate(self._parts, start=1)
+            if part.file not in sizes or any(sizes[part.file][i] for i in self._row_groups_of(part))
+        ]
+        return [start for start in [0, *held[GROUP - 1 :: GROUP]] if start < len(self._parts)]
+
+    def _row_group_sizes(self, number: int) -> list[int]:
+        with ExitStack() as opened:
+            metadata = self._parquet(number, opened).metadata
+            return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+    def _parquet(self, number: int, opened: ExitStack) -> ParquetFile:
+        from datasets.utils.file_utils import xopen  # with retries, and the Hub's token
+
+        return ParquetFile(opened.enter_context(xopen(self._files[number], "rb")), buffer_size=_BUFFER_BYTES)
 
     def _open_group(self, opened: ExitStack) -> tuple[list[tuple[float, Iterator[dict]]], int]:
         """(weight, rows) of the next parts that hold rows (large row groups leave parts empty), and the part after."""
@@ -243,13 +308,11 @@ class ShuffledRows:
         return lanes, at
 
     def _open(self, part: Part, opened: ExitStack) -> tuple[float, Iterator[dict]] | None:
-        from datasets.utils.file_utils import xopen  # with retries, and the Hub's token
-
         if not _is_parquet(self._files[part.file]):
             return self._sizes[part.file], self._rows_of_file(part.file)
         if not self._row_groups_of(part):
             return None
-        file = ParquetFile(opened.enter_context(xopen(self._files[part.file], "rb")), buffer_size=_BUFFER_BYTES)
+        file = self._parquet(part.file, opened)
         self._row_groups[part.file] = file.num_row_groups
         groups = self._row_groups_of(part)
         n_rows = sum(file.metadata.row_group(i).num_rows for i in groups)

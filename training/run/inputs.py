@@ -70,13 +70,15 @@ def _started(arguments: TrainingArguments) -> dict | None:
     if not path.exists():
         return None
     found = yaml.safe_load(path.read_text()) or {}
-    # A version that lacked a field did what is its default now; but its capacity group was a micro-batch, and it read
-    # files as they are stored.
+    # A version that lacked a field did what is its default now; but its capacity group was a micro-batch, it read
+    # files as they are stored, and its first window was as large as the others.
     before = {name: fields | found.get(name, {}) for name, fields in TrainingArguments().to_dict().items()}
     if "type" in found.get("model", {}):  # of another class than ours, with fields of its own
         before["model"] = found["model"]
     if "order" not in found.get("data", {}):
         before["data"]["order"] = "stored"
+    if "first_window" not in found.get("data", {}):
+        before["data"]["first_window"] = before["data"]["shuffle_window"]
     if "capacity_group_tokens" not in found.get("model", {}):
         group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
         before["model"]["capacity_group_tokens"] = group
@@ -99,7 +101,14 @@ def data_order(arguments: TrainingArguments) -> str:
     if d.order == "shuffled":
         group = f"{GROUP} parts of {PART_BYTES >> 20} MB of parquet (whole files of other formats)"
         drawn = f"drawn across all files, {group} at a time, in the order of seed {d.order_seed}"
-    return f"{drawn}; sequences shuffled in windows of {d.shuffle_window:,} by seed {arguments.run.seed}"
+    windows = f"windows of {d.shuffle_window:,}"
+    if d.first_window < d.shuffle_window:
+        windows = f"windows that double from {d.first_window:,} to {d.shuffle_window:,}"
+    return f"{drawn}; sequences shuffled in {windows} by seed {arguments.run.seed}"
+
+
+def _order(arguments: TrainingArguments) -> SequenceOrder:
+    return SequenceOrder(arguments.run.seed, arguments.data.shuffle_window, arguments.data.first_window)
 
 
 def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
@@ -109,7 +118,7 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
     """
     d, schedule = arguments.data, arguments.schedule_at(1.0)
     end = max(schedule.branch(tokens).tokens for tokens in arguments.schedule.tokens) // d.sequence_length
-    needed = SequenceOrder(arguments.run.seed, d.shuffle_window).needed(0, end)
+    needed = _order(arguments).needed(0, end)
     if d.train_tokens is None:
         return needed * d.sequence_length + 1, None
     most = d.train_tokens // d.sequence_length
@@ -133,8 +142,9 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
     until, max_sequences = tokens_needed(arguments)
     source = text_sources(arguments)[0]
     tokens = GrowingCache(open_cache(source, tokenizer, d.cache_dir), source, until, patience)
-    order = SequenceOrder(arguments.run.seed, d.shuffle_window)
-    return TrainingData(tokens, order, d.sequence_length, arguments.run.micro_batch_sequences, max_sequences)
+    return TrainingData(
+        tokens, _order(arguments), d.sequence_length, arguments.run.micro_batch_sequences, max_sequences
+    )
 
 
 def held_out_tokens(arguments: TrainingArguments) -> int:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_documents, write_dataset
 from tests.training.token_caches import contents, flip_a_bit, prepare
-from training.data import builder
+from training.data import builder, filling
 from training.data import cache as tokens
 from training.data import text as text_module
-from training.data.cache import CorruptCacheError, TokenCache, encoder
+from training.data.cache import CorruptCacheError, TokenCache
+from training.data.filling import encoder
 from training.data.text import TextSource
 from training.data.tokenizer import END_OF_TEXT, description, train_tokenizer
-from training.run.inputs import text_sources, training_data
+from training.run.inputs import text_sources, tokens_needed, training_data
 
 
 def test_the_cache_is_every_document_followed_by_end_of_text(corpus, tokenizer, tmp_path, monkeypatch):
@@ -118,7 +119,7 @@ TEXTS = [
 def test_any_text_gets_the_ids_that_the_tokenizer_gives(tokenizer, texts):
     texts = [*TEXTS, *texts]
     encode = encoder(description(tokenizer), tokenizer.eos_token_id, "<u4")
-    with patch.object(tokens, "_CHARACTERS", 50):
+    with patch.object(filling, "_CHARACTERS", 50):
         assert encode(texts) == [encode([text])[0] for text in texts]
     for text, data in zip(texts, encode(texts), strict=True):
         expected = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -138,17 +139,21 @@ def test_a_shard_that_comes_later_is_compared_before_it_is_read(corpus, tokenize
         cache.sequences(np.arange(cache.n_sequences(32)), 32)
     damaged.write_bytes(damaged.read_bytes()[:-2])
     with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin does not hold"):
-        TokenCache(whole.folder)
+        prepare(TextSource(str(corpus)), tokenizer, tmp_path)
+    with pytest.raises(CorruptCacheError, match=r"tokens-00004.bin does not hold"):
+        TokenCache(whole.folder).check_shard(4)
 
 
 def test_what_is_found_after_the_start_ends_the_training(tiny, tokenizer, tmp_path, monkeypatch, small_shards):
-    """In the last shard, by the thread that compares: a batch reads the first ones."""
+    """In the last shard that the run reads, by the thread that compares: a batch reads the first ones."""
     started, check = threading.Event(), TokenCache.check_shard
     monkeypatch.setattr(builder, "_CHECK_SECONDS", 0)
     monkeypatch.setattr(TokenCache, "check_shard", lambda cache, number: started.wait(10) and check(cache, number))
     arguments = tiny(data__cache_dir=str(tmp_path / "cache"), data__shuffle_window=16)
     cache = prepare(text_sources(arguments)[0], tokenizer, tmp_path / "cache")
-    flip_a_bit(cache.folder / cache.shards[-1]["file"])
+    last = cache.shards_until(tokens_needed(arguments)[0]) - 1
+    assert 2 < last < len(cache.shards) - 1
+    flip_a_bit(cache.folder / cache.shards[last]["file"])
     data = training_data(arguments, tokenizer)
     started.set()
     data.tokens._thread.join(10)

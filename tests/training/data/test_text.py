@@ -138,7 +138,7 @@ def test_runs_read_across_files_unless_they_ask_for_the_stored_order(tiny):
         assert [source.file_seed for source in text_sources(tiny(**changes))] == seeds
     assert data_order(tiny()) == (
         "drawn across all files, 16 parts of 8 MB of parquet (whole files of other formats) at a time, in the order "
-        "of seed 0; sequences shuffled in windows of 65,536 by seed 0"
+        "of seed 0; sequences shuffled in windows that double from 1,024 to 65,536 by seed 0"
     )
     assert data_order(tiny(data__order="stored")).startswith("files in their stored order; sequences shuffled")
 

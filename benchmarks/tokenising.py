@@ -1,0 +1,115 @@
+"""Tokenising by groups, as each of many processes does it, beside the engines that it could have been: MB/s per core.
+
+    python -m benchmarks.tokenising --dataset FOLDER --tokenizer FOLDER
+
+Text per second of processor time, of all threads together. In each case text goes from parquet files to ids on disk,
+in this process, and the ids are compared.
+
+ours: `tokenise_groups`, with checksums and documents drawn across files.
+datasets: `Dataset.map` without processes, and packing with numpy.
+datatrove: its ParquetReader and DocumentTokenizer in a LocalPipelineExecutor of one worker, if it is installed
+    (`pip install datatrove`). Its files hold ids in the order of the input files.
+bound: `tokenizers` alone, on text that is in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", DATATROVE_COLORIZE_LOGS="0")
+
+import datasets
+import numpy as np
+
+from benchmarks.data_pipeline import corpus, map_and_pack
+from benchmarks.report import Report, parse
+from training.data.cache import TokenCache, open_cache
+from training.data.filling import Share, adopt, lock_of, tokenise_groups
+from training.data.text import TextSource
+from training.data.tokenizer import load_tokenizer
+
+
+def by_groups(source: TextSource, cache: TokenCache) -> np.ndarray:
+    tokenise_groups(source, cache.folder, Share())
+    with lock_of(cache.folder, timeout=0):
+        adopt(cache)
+    return cache.read(0, len(cache))
+
+
+def by_map(source: TextSource, tokenizer, path: Path) -> np.ndarray:
+    map_and_pack(source, tokenizer, path, processes=None)
+    return np.fromfile(path, dtype="<u2")
+
+
+def by_datatrove(source: TextSource, tokenizer, folder: Path) -> np.ndarray:
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import ParquetReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+    from loguru import logger
+
+    logger.remove()
+    tokenizer.backend_tokenizer.save(str(folder.with_suffix(".json")))
+    reader = ParquetReader(source.dataset, glob_pattern=f"{source.split}-*.parquet", text_key=source.text_column)
+    writer = DocumentTokenizer(
+        str(folder),
+        tokenizer_name_or_path=str(folder.with_suffix(".json")),
+        eos_token=tokenizer.eos_token,
+        shuffle_documents=False,
+    )
+    LocalPipelineExecutor([reader, writer], logging_dir=f"{folder}-logs", skip_completed=False).run()
+    return np.concatenate([np.fromfile(path, dtype="<u2") for path in sorted(folder.glob("*.ds"))])
+
+
+def measured(work: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
+    """(seconds of processor time, how often there is each id)"""
+    began = time.process_time()
+    ids = work()
+    return time.process_time() - began, np.bincount(ids)
+
+
+def main() -> None:
+    options = parse(
+        __doc__,
+        ("--dataset", {"type": Path, "default": os.environ.get("BENCH_DATASET") or None}),
+        ("--tokenizer", {"type": Path, "default": os.environ.get("BENCH_TOKENIZER") or None}),
+        ("--megabytes", {"type": float, "default": 8.0, "help": "of documentation, without --dataset"}),
+        fast={"megabytes": 1.0},
+    )
+    datasets.disable_progress_bars()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        dataset, tokenizer_folder = corpus(folder, options)
+        source, tokenizer = TextSource(dataset, file_seed=0), load_tokenizer(tokenizer_folder)
+        texts = list(source.documents())
+        encode, size = tokenizer.backend_tokenizer.encode_batch_fast, sum(len(text.encode()) for text in texts) / 1e6
+        encode(texts[:1])  # its threads have started
+        report = Report("tokenising", options)
+        peers = {
+            "datasets.map and numpy": lambda: by_map(source, tokenizer, folder / "map.bin"),
+            "datatrove": lambda: by_datatrove(source, tokenizer, folder / "datatrove"),
+        }
+        cache = open_cache(source, tokenizer, folder / "ours")
+        ours, expected = measured(lambda: by_groups(source, cache))
+        least, _ = measured(lambda: np.array([len(encode(texts[i : i + 256])) for i in range(0, len(texts), 256)]))
+        for name, work in peers.items():
+            try:
+                theirs, found = measured(work)
+            except ImportError:
+                report.skip(f"{name}: it is not installed")
+                continue
+            if not np.array_equal(found, expected):
+                raise SystemExit(f"the ids differ from those of {name}")
+            title, bound = (
+                f"{size:.1f} MB of text, {len(cache):,} tokens, per core",
+                ("tokenizers alone", size / least),
+            )
+            report.add(title, size / ours, "MB/s", peer=(name, size / theirs), bound=bound)
+        report.finish()
+
+
+if __name__ == "__main__":
+    main()

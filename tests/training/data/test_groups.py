@@ -1,0 +1,303 @@
+"""A cache tokenised by many processes is the one that a single one makes, whoever was killed meanwhile."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tests.conftest import write_dataset
+from tests.training.conftest import CRAWLS, write_crawls
+from tests.training.token_caches import flip_a_bit, prepare
+from training.configuration.arguments import ConfigurationError
+from training.data import builder, filling
+from training.data import text as text_module
+from training.data.builder import TokenBuildError, build_by_many
+from training.data.cache import CorruptCacheError, TokenCache, open_cache
+from training.data.filling import Share, adopt, lock_of, tokenise_groups
+from training.data.text import TextSource
+from training.data.tokenizer import train_tokenizer
+from training.prepare import app
+from training.run.inputs import text_sources
+
+ALL = Share()
+
+
+@pytest.fixture
+def groups(monkeypatch, small_shards):
+    """Small parts, so that there are many groups."""
+    monkeypatch.setattr(text_module, "PART_BYTES", 700)
+    monkeypatch.setattr(text_module, "GROUP", 5)
+
+
+@pytest.fixture
+def source(crawls):
+    return TextSource(str(crawls), file_seed=3, held_out_buckets=300)
+
+
+@pytest.fixture
+def single(source, tokenizer, tmp_path, groups):
+    """The cache of a single process, built in one go."""
+    return prepare(source, tokenizer, tmp_path / "single")
+
+
+@pytest.fixture
+def empty(source, tokenizer, tmp_path, groups):
+    """A cache in which nothing is."""
+    return open_cache(source, tokenizer, tmp_path / "many")
+
+
+def adopted(cache: TokenCache) -> TokenCache:
+    with lock_of(cache.folder, timeout=0):
+        adopt(cache)
+    return cache
+
+
+def assert_same(cache: TokenCache, expected: TokenCache) -> None:
+    """The same ids in the same shards, which know the same places to resume from; only their files' names differ."""
+    cache.refresh()
+    assert cache.complete == expected.complete
+    assert np.array_equal(cache.read(0, len(cache)), expected.read(0, len(expected)))
+    for ours, theirs in zip(cache.shards, expected.shards, strict=True):
+        assert ours | {"file": ""} == theirs | {"file": ""}
+    assert cache.fingerprint == expected.fingerprint
+
+
+def starts(cache: TokenCache) -> list[int]:
+    return json.loads((cache.folder / "groups.json").read_text())
+
+
+@pytest.mark.parametrize("shares", [["0/1"], ["2/3", "0/3", "1/3"], ["1/2", "3/4", "0/4", "2/4"], ["8/9", "0/1"]])
+def test_shares_in_any_order_make_the_cache_of_a_single_process(source, single, empty, tokenizer, tmp_path, shares):
+    for share in shares:
+        tokenise_groups(source, empty.folder, Share.parse(share))
+    assert len(starts(empty)) > 10
+    assert_same(adopted(empty), single)
+    assert not list(empty.folder.rglob("*.tmp"))
+    assert_same(prepare(source, tokenizer, tmp_path / "many"), single)  # nothing is left to do
+
+
+def test_one_process_and_many_continue_each_other_s_work(source, single, empty, tokenizer, tmp_path):
+    """The single one stops within a group; a share leaves gaps; the single one closes them."""
+    alone = prepare(source, tokenizer, tmp_path / "many", until=1500)
+    assert alone.end.after_state > 0
+    tokenise_groups(source, empty.folder, Share(0, 2))
+    some = adopted(empty)
+    assert 1500 <= len(some) < len(single)
+    assert np.array_equal(some.read(0, len(some)), single.read(0, len(some)))
+    whole = prepare(source, tokenizer, tmp_path / "many")
+    assert_same(whole, single)
+    groups = [shard["file"].startswith("groups/") for shard in whole.shards]
+    assert any(groups)
+    assert not all(groups)
+
+
+def test_a_reader_needs_only_the_groups_before(source, single, empty, tokenizer, tmp_path, monkeypatch):
+    tokenise_groups(source, empty.folder, ALL, until_tokens=1)
+    assert filling.n_finished(empty.folder) == 1
+    monkeypatch.setattr(TextSource, "open", None)  # nothing is tokenised
+    first = prepare(source, tokenizer, tmp_path / "many", until=1)
+    assert np.array_equal(first.read(0, len(first)), single.read(0, len(first)))
+    assert first.fingerprint == single.fingerprint
+
+
+def test_groups_stop_where_there_is_enough(source, single, empty, tokenizer, tmp_path):
+    until = len(single) // 2
+    tokenise_groups(source, empty.folder, ALL, until)
+    assert until <= len(adopted(empty)) < until + len(single) // 5
+    tokenise_groups(source, empty.folder, ALL, until)
+    assert 2 < filling.n_finished(empty.folder) < len(starts(empty)) - 2
+
+
+@pytest.mark.parametrize("buckets", [990, 1000])
+def test_groups_without_documents(crawls, tokenizer, tmp_path, groups, buckets):
+    source = TextSource(str(crawls), file_seed=3, held_out_buckets=buckets)
+    cache = open_cache(source, tokenizer, tmp_path / "many")
+    tokenise_groups(source, cache.folder, Share(0, 2))
+    tokenise_groups(source, cache.folder, Share(1, 2))
+    tokenise_groups(source, cache.folder, Share(900, 901))  # a share without a group
+    adopted(cache)
+    if buckets == 990:
+        assert len(cache.shards) < len(starts(cache)) - 3
+        assert_same(cache, prepare(source, tokenizer, tmp_path / "single"))
+    else:
+        with pytest.raises(ValueError, match="has no document to train on"):
+            prepare(source, tokenizer, tmp_path / "many")
+
+
+# -- what goes wrong
+
+
+@pytest.mark.parametrize("document", [0, 200, 700])
+def test_what_fails_in_the_middle_loses_its_group_only(source, single, empty, monkeypatch, document):
+    encoded, seen = filling._encoded, iter(range(10_000))
+
+    def failing(*arguments):
+        for one in encoded(*arguments):
+            if next(seen) == document:
+                raise MemoryError
+            yield one
+
+    monkeypatch.setattr(filling, "_encoded", failing)
+    with pytest.raises(MemoryError):
+        tokenise_groups(source, empty.folder, ALL)
+    finished = {path: path.stat().st_mtime_ns for path in (empty.folder / "groups").glob("*.json")}
+    assert bool(finished) == (document > 0)
+    tokenise_groups(source, empty.folder, ALL)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert_same(adopted(empty), single)
+
+
+def test_a_crash_while_shards_are_listed_is_repaired(source, single, empty):
+    tokenise_groups(source, empty.folder, ALL)
+    log = adopted(empty).folder / "shards.jsonl"
+    content = log.read_bytes()
+    for size in (len(content) - 1, len(content) // 2, 40):
+        log.write_bytes(content[:size])
+        assert_same(adopted(TokenCache(empty.folder)), single)
+
+
+def test_a_full_disk_is_an_error_and_what_was_finished_stays(source, single, empty):
+    tokenise_groups(source, empty.folder, ALL, until_tokens=1)
+    second = starts(empty)[1]
+    (empty.folder / "groups" / f"{second:07d}-00.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        tokenise_groups(source, empty.folder, ALL)
+    assert filling.n_finished(empty.folder) == 1
+    tokenise_groups(source, empty.folder, ALL)  # there is space again: the link went with the failed shard
+    assert_same(adopted(empty), single)
+
+
+def test_a_group_that_another_process_has_is_left_to_it(source, single, empty):
+    tokenise_groups(source, empty.folder, ALL, until_tokens=1)
+    with FileLock(empty.folder / "groups" / f"{starts(empty)[2]:07d}.lock"):
+        tokenise_groups(source, empty.folder, ALL)
+    assert filling.n_finished(empty.folder) == len(starts(empty)) - 1
+    assert not adopted(empty).complete
+    tokenise_groups(source, empty.folder, ALL)
+    assert_same(adopted(empty), single)
+
+
+def test_another_dataset_or_tokenizer_is_another_cache_and_a_damaged_one_is_refused(source, empty, crawls, tmp_path):
+    tokenise_groups(source, empty.folder, ALL)
+    adopted(empty)
+    other = train_tokenizer(["a text of some length, again and again"] * 9, 260, tmp_path / "other", progress=False)
+    assert open_cache(source, other, tmp_path / "many").folder != empty.folder
+    (tmp_path / "fewer").mkdir()
+    write_dataset(tmp_path / "fewer" / "sorted", {"train": ["text"]})
+    changed = TextSource(str(tmp_path / "fewer" / "sorted"), file_seed=3, held_out_buckets=300)
+    assert open_cache(changed, other, tmp_path / "many").folder.name[:13] == empty.folder.name[:13]
+    flip_a_bit(empty.folder / empty.shards[4]["file"], 10)
+    with pytest.raises(CorruptCacheError, match="has another sha256"):
+        TokenCache(empty.folder).check_shard(4)
+    for name, content in (("tokenizer.json", "{}"), ("groups/0000000.json", "{")):
+        fresh = open_cache(source, other, tmp_path / name.replace("/", "-"))
+        tokenise_groups(source, fresh.folder, ALL, until_tokens=1)
+        (fresh.folder / name).write_text(content)
+        with pytest.raises(CorruptCacheError, match=rf"^{fresh.folder / name} is not ") as caught:
+            tokenise_groups(source, fresh.folder, ALL, until_tokens=5000)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_stored_order_has_no_groups(crawls, tokenizer, tmp_path):
+    source = TextSource(str(crawls))
+    with pytest.raises(
+        ValueError, match=r"^data.order: 'stored', which is read by one process; it must be 'shuffled'$"
+    ):
+        tokenise_groups(source, open_cache(source, tokenizer, tmp_path).folder, ALL)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 90))
+def test_every_group_is_in_one_share_of_one_worker(shards, workers, n):
+    shares = [Share(i, shards).split(worker, workers) for i in range(shards) for worker in range(workers)]
+    assert sorted(group for share in shares for group in range(n)[share.index :: share.of]) == list(range(n))
+
+
+# -- processes
+
+
+@pytest.fixture
+def large(tmp_path):
+    """Three groups of files, as the processes cut them, whose tokenising takes a second."""
+    folder = write_crawls(tmp_path / "large")
+    rng = np.random.default_rng(0)
+    for number in range(16 * 3 - CRAWLS):
+        words = rng.integers(0, 10**6, (20, 1000))
+        lines = [json.dumps({"text": " ".join(map(str, row)), "id": f"{number}-{i}"}) for i, row in enumerate(words)]
+        (folder / f"more-{number:02d}.jsonl").write_text("\n".join(lines) + "\n")
+    return TextSource(str(folder), file_seed=1)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_started_again_and_two_at_once_share_the_work(large, tokenizer, tmp_path, monkeypatch):
+    started, killed, start = [], [], builder.Builder.__init__
+    monkeypatch.setattr(builder.Builder, "__init__", lambda self, *task: start(self, *task) or started.append(self))
+    monkeypatch.setattr(builder, "_LOCK_SECONDS", 0.02)
+    cache = open_cache(large, tokenizer, tmp_path / "many")
+    beside = builder.Builder(large, cache.folder, None, Share(0, 3))
+
+    def kill_a_worker_that_writes():
+        if not killed and list(cache.folder.glob("groups/*.tmp")):
+            killed.append(started[1].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    build_by_many(large, cache, None, 2, ALL, kill_a_worker_that_writes)
+    assert beside.error() is None
+    beside.close()
+    assert len(started) == 3 + len(killed) == 4
+    assert_same(adopted(cache), prepare(large, tokenizer, tmp_path / "single"))
+
+
+@pytest.mark.slow
+def test_processes_that_fail_are_one_error_here(crawls, tokenizer, tmp_path, monkeypatch):
+    source = TextSource(str(crawls), text_column="body", file_seed=0)
+    with pytest.raises(ConfigurationError, match=r"^data.text_column: no column 'body' in [^\n]*$"):
+        build_by_many(source, open_cache(source, tokenizer, tmp_path), None, 2, ALL)
+    start = builder.Builder.__init__
+
+    def started_and_killed(self, *task):
+        start(self, *task)
+        os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(builder.Builder, "__init__", started_and_killed)
+    with pytest.raises(TokenBuildError, match="was killed by signal 9"):
+        build_by_many(source, open_cache(source, tokenizer, tmp_path), None, 2, ALL)
+
+
+@pytest.fixture
+def command(tiny, tmp_path):
+    """`python -m training.prepare` on a tiny run, with these flags."""
+    path = tmp_path / "run.yaml"
+    tiny(data__cache_dir=str(tmp_path / "cache")).save(path)
+    return lambda *flags: CliRunner().invoke(app, ["--config", str(path), *flags])
+
+
+def test_the_command_does_its_shard_and_then_nothing_is_left(command, tiny, tokenizer, tmp_path):
+    shard = command("--all", "--shard", "1/2")
+    assert shard.exit_code == 0, shard.output
+    assert "0 of 1 groups are tokenised" in shard.output
+    done = command("--all", "--workers", "2", "--verify")
+    assert done.exit_code == 0, done.output
+    assert "1 of 1 groups are tokenised" in done.output
+    assert "2 shards are as they were written" in done.output
+    expected = prepare(text_sources(tiny())[0], tokenizer, tmp_path / "single")
+    (folder,) = (tmp_path / "cache").glob("corpus-train-*")
+    assert_same(TokenCache(folder), expected)
+
+
+@pytest.mark.parametrize("shard", ["2/2", "-1/2", "1", "1/0", "a/b", "1/2/3"])
+def test_shards_that_there_cannot_be_are_refused(command, shard):
+    refused = command(f"--shard={shard}")
+    assert refused.exit_code == 2
+    assert f"{shard!r}; it must be I/N with 0 <= I < N" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_the_stored_order_is_refused_in_one_line(command):
+    refused = command("--data.order=stored", "--workers=2")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith("error: data.order: 'stored', which is read by one process")
