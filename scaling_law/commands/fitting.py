@@ -227,6 +227,7 @@ def fit_learning_rate(
     columns: options.Columns = [],  # noqa: B006
     format: options.Format = None,
     within: Annotated[float, option("With --with: leave out runs this far above their model's best, nats.")] = 0.03,
+    mix: options.Mix = "",
     output: Annotated[Path | None, option("File for the law (JSON).", "--output", "-o")] = None,
     as_json: Json = False,
 ) -> None:
@@ -243,7 +244,7 @@ def fit_learning_rate(
     if extras is None:
         if len(runs) > 1 or where or columns or format:
             raise ValueError("several tables, --where, --column and --format are of fits --with tokens,batch")
-        grid = LearningRateGrid.load(runs[0], loss or "eval_loss")
+        grid = LearningRateGrid.load(runs[0], loss or "eval_loss", _names(mix))
         law = grid.fit(experts, reading)
         value: Any = {"law": asdict(law), "models": grid.to_dicts(law)} if as_json else None
         shown = grid.table(law)
@@ -251,7 +252,7 @@ def fit_learning_rate(
         tables = [_load(source, loss, where=where, columns=columns, format=format) for source in runs]
         tables = [table if experts is None else table.subset(np.isin(table.experts, experts)) for table in tables]
         chosen: Any = () if extras == "none" else [extra.strip() for extra in extras.split(",")]
-        fitted = fit_learning_rate_grid(tables, chosen, reading=reading, within=within)
+        fitted = fit_learning_rate_grid(tables, chosen, reading=reading, within=within, mix=_names(mix))
         law, value, shown = fitted.law, fitted.to_dict() if as_json else None, fitted.table()
     if output is not None:
         law.save(output)

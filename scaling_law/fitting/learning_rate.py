@@ -18,6 +18,7 @@ from hub.plain.tables import Table
 from hub.plain.units import format_count
 from hub.record.names import size_name
 from scaling_law.formulas.learning_rate import LearningRateLaw, Reading
+from scaling_law.runs.recipes import check_mix, recipe_of
 from scaling_law.runs.rows import RunsError, read_rows
 from scaling_law.runs.tuning import tune
 from scaling_law.size.architecture import Architecture
@@ -119,16 +120,17 @@ class LearningRateGrid:
     models: tuple[ModelGrid, ...]
 
     @classmethod
-    def load(cls, source: Any, loss: str = "eval_loss") -> LearningRateGrid:
+    def load(cls, source: Any, loss: str = "eval_loss", mix: str | Collection[str] = ()) -> LearningRateGrid:
         """Read final runs from any source that `load_runs` takes.
 
-        RunsError if there are none, one lacks a field, or a model has a rate twice.
+        RunsError if there are none, one lacks a field, a model has a rate twice, or recipes differ in more than the
+        columns `mix` (`runs.recipes`).
         """
         table = read_rows(source)
         found: dict[tuple[Any, ...], dict[float, float]] = {}
-        for row in table.rows:
-            if (row.get("status") or "final") != "final":
-                continue
+        final = [row for row in table.rows if (row.get("status") or "final") == "final"]
+        check_mix(recipe_of(final), (), mix, table.name)
+        for row in final:
             scheduled = (row.get("schedule") or {}).get("peak_learning_rate")
             if scheduled is None:  # as in runs.parquet
                 scheduled = row.get("schedule_peak_learning_rate")

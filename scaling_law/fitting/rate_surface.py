@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from hub.plain.tables import Table
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
+from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import FloatArray, RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import SAME, models_of
@@ -159,6 +160,7 @@ def fit_learning_rate_grid(
     huber_delta: float = 0.005,
     draws: int = 1000,
     seed: int = 0,
+    mix: str | Collection[str] = (),
 ) -> LearningRateFit:
     """Fit a learning-rate law to all runs of a grid of learning rates, and of batches where they vary.
 
@@ -170,11 +172,14 @@ def fit_learning_rate_grid(
         within: runs that are further above their model's best loss are left out, nats.
         huber_delta: residuals beyond it weigh less, nats.
         draws: resamples of models (at one D each) for the intervals; 0 for none.
+        mix: columns of the recipe in which the runs of a table may differ, as in `fit`.
 
-    RunsError where the runs determine no law: too few models, batches that never vary, or no minimum.
+    RunsError where the runs determine no law: too few models, batches that never vary, no minimum, or several recipes.
     """
     _check(extras, reading, within, huber_delta, draws)
     tables = [runs] if isinstance(runs, Runs) else list(runs)
+    for table in tables:
+        check_mix(table.recipe, (), mix, table.source)
     grid = SettingsGrid.of(tables, reading)
     if "batch" in extras and grid.batch is None:
         raise RunsError("batch: no model has runs of several batch_tokens; fit the law without it")

@@ -63,13 +63,14 @@ def short(page: Page) -> Iterator[Part]:
     """Each comparison at its longest D, in a line."""
     lines = []
     for difference in page.measures.differences:
-        mean, error = difference.mean[-1], difference.error[-1]
+        mean, error, name = difference.mean[-1], difference.error[-1], difference.contender.name
         way = "lower" if mean < 0 else "higher"
         sure = "" if abs(mean) > WITHIN * error else ", within its scatter"
-        name, against = difference.contender.name, difference.contender.against
+        against = ALL[difference.contender.against]
+        another = "" if against.model_type == difference.contender.model_type else ", another class,"
         lines.append(
-            f"- **{name}**: {abs(mean):.1%} {way} loss than {against} at {format_count(difference.tokens[-1])} tokens "
-            f"({_percent(mean, error)}{sure})."
+            f"- **{name}**: {abs(mean):.1%} {way} loss than {against.name}{another} at "
+            f"{format_count(difference.tokens[-1])} tokens ({_percent(mean, error)}{sure})."
         )
     yield "\n".join(lines) or "No comparison has been measured yet."
 

@@ -217,6 +217,13 @@ def test_a_rate_that_appears_twice_or_too_few_rates_are_refused():
         LearningRateGrid.load([row]).fit()
 
 
+def test_a_grid_is_of_one_recipe_unless_the_user_mixes():
+    grid = [row | {"sequence_length": length} for row, length in zip(rows(), [256, 512] * 10, strict=True)]
+    with pytest.raises(RunsError, match=r"the runs differ in sequence_length \(256, 512\)"):
+        LearningRateGrid.load(grid)
+    assert LearningRateGrid.load(grid, mix="sequence_length") == LearningRateGrid.load(rows())
+
+
 def test_the_shell_fits_writes_and_uses_the_law(tmp_path):
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows()))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -55,6 +56,17 @@ def test_the_optimum_and_the_curvature_are_found():
     assert (fitted.law.reading, fitted.law.slope_batch, fitted.law.batch_range) == ("paper", 0.0, None)
     assert fitted.law.tokens_range == pytest.approx((2e9, 2e10))
     assert fitted.law.n_range == pytest.approx((2e8, 1.2e9))
+
+
+def test_a_grid_is_of_one_recipe_unless_the_user_mixes():
+    runs = grid()
+    mixed = replace(runs, recipe={"optimizer": tuple(["adamw", "muon"] * len(runs))[: len(runs)]})
+    settings = {"reading": "paper", "draws": 0}
+    with pytest.raises(RunsError, match=r"the runs differ in optimizer \(adamw, muon\)"):
+        fit_learning_rate_grid(mixed, **settings)
+    assert coefficients(fit_learning_rate_grid(mixed, mix="optimizer", **settings).law) == coefficients(
+        fit_learning_rate_grid(runs, **settings).law
+    )
 
 
 def test_at_a_batch_the_rate_follows_the_ridge():
