@@ -1,12 +1,17 @@
 """`python -m training.throughput` on a grid of tiny models."""
 
+import math
+
 import pytest
 from typer.testing import CliRunner
 
 from hub.record.table import write_records
 from scaling_law import Architecture, Throughput
 from tests.hub.samples import make_record
-from training.throughput import app
+from training.run.devices import make_accelerator
+from training.run.step import make_session
+from training.run.timing import RandomTokens, StepTimer
+from training.throughput import Grid, Vocabulary, app
 
 TINY = ["--shape", "64x1", "--micro-batch", "2", "--sequence-length", "16", "--vocab-size", "100", "--repeats", "2"]
 
@@ -31,6 +36,16 @@ def test_a_grid_is_measured_into_a_file(tmp_path):
     seconds = found.step_seconds(found.measurements[0].architecture, 32)
     assert seconds == pytest.approx(found.measurements[0].step_seconds, rel=2)
     assert found.step_seconds_draws(found.measurements[0].architecture, 32).shape == (200,)
+
+
+def test_a_model_that_is_timed_does_not_diverge():
+    """Its loss stays that of random tokens: step times of a diverged model are those of subnormal numbers."""
+    grid = Grid(("64x1",), (1,), 4, 32, vocab_size=100, precision="fp32", gradient_checkpointing=False, compile=False)
+    (model,) = grid.architectures()
+    a = grid.arguments(model, 4, 4)
+    made = make_session(a, make_accelerator(a.run), Vocabulary(100), RandomTokens(100, 32, 4))
+    timer = StepTimer(made)
+    assert [timer.step().loss for _ in range(20)] == pytest.approx([math.log(100)] * 20, rel=0.01)
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):
