@@ -144,6 +144,10 @@ def test_runs_calibrate_the_chosen_law(laws, tmp_path):
     assert "runs" in said
 
 
+def test_plotly_is_asked_for_with_the_page():
+    assert app.settings()["head"].count('<link rel="modulepreload" href="./assets/PlotlyPlot-') == 1
+
+
 def test_without_gradio_one_line_says_what_to_install(monkeypatch, capsys):
     from scaling_law.commands.cli import main
 
