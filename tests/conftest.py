@@ -47,6 +47,18 @@ def write_dataset(folder, documents_by_split: dict[str, list[str]]) -> None:
 
 
 @pytest.fixture(scope="session")
+def browser():
+    """The Chromium of this machine, one for all tests: Playwright runs once in a process."""
+    pytest.importorskip("playwright")
+    from tests.scaling_law.explorer import chromium
+
+    if chromium.program() is None:
+        pytest.skip(f"no browser: none of {', '.join(chromium.NAMES)} is on PATH, and CHROMIUM names none")
+    with chromium.started() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "corpus"
     write_dataset(folder, {"train": make_documents(300, 0), "validation": make_documents(40, 1)})

@@ -17,7 +17,6 @@ import pytest
 
 from scaling_law.law_methods import METHODS
 from tests.guides import DOCS, ROOT, text_of
-from tests.scaling_law.explorer import chromium
 
 SITE = ROOT / "build" / "site"
 PACKAGES = ("hub", "modeling_switch_moe", "scaling_law", "training")
@@ -78,24 +77,21 @@ def address(pages) -> Iterator[str]:
 
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_in_a_browser(pages, address, scheme, width):
+def test_in_a_browser(pages, address, browser, scheme, width):
     """No page asks another host, fails in the console or is wider than the window; the search finds a name."""
-    pytest.importorskip("playwright")
-    if chromium.program() is None:
-        pytest.skip(f"no browser: none of {', '.join(chromium.NAMES)} is on PATH, and CHROMIUM names none")
     hosts, problems, wide = set(), [], []
-    with chromium.started() as browser:
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        for path in pages:
-            page.goto(f"{address}/{path.relative_to(SITE)}")
-            if page.evaluate("document.documentElement.scrollWidth") > width:
-                wide.append(path.name)
-        palette = "slate" if scheme == "dark" else "default"
-        assert page.get_attribute("body", "data-md-color-scheme") == palette
-        page.keyboard.press("Control+k")
-        page.keyboard.type("cheapest_budget")
-        page.get_by_role("link", name=re.compile("cheapest_budget")).locator("visible=true").first.wait_for()
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    for path in pages:
+        page.goto(f"{address}/{path.relative_to(SITE)}")
+        if page.evaluate("document.documentElement.scrollWidth") > width:
+            wide.append(path.name)
+    palette = "slate" if scheme == "dark" else "default"
+    assert page.get_attribute("body", "data-md-color-scheme") == palette
+    page.keyboard.press("Control+k")
+    page.keyboard.type("cheapest_budget")
+    page.get_by_role("link", name=re.compile("cheapest_budget")).locator("visible=true").first.wait_for()
+    page.close()
     assert (hosts - {None}, problems, wide) == ({"127.0.0.1"}, [], [])

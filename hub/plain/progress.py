@@ -1,6 +1,6 @@
 """The one progress line of everything that takes long: what, how far, a loss or objective, the rate, the time left.
 
-Drawn by rich on a terminal and nowhere else: a file or a pipe gets no bars.
+Drawn by rich on a terminal and in a notebook; a file or a pipe gets no bars.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def progress_bars(console: Console | None = None) -> Progress:
         progress.TimeRemainingColumn(compact=True, table_column=whole.copy()),
     )
     where = console or Console(stderr=True)
-    return progress.Progress(*columns, console=where, transient=True, expand=True, disable=not where.is_terminal)
+    hidden = not (where.is_terminal or where.is_jupyter)
+    return progress.Progress(*columns, console=where, transient=True, expand=True, disable=hidden)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,7 +109,7 @@ def _plan(question: Question, law: Law) -> tuple[bool, str]:
     try:
         return True, planned(question, law).to_yaml()
     except ValueError as error:
-        return False, f"# no plan: {error}"
+        return False, "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))
 
 
 def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:

@@ -63,7 +63,7 @@ CSS = """
 .problem { border-left: 4px solid #D55E00; padding: 0.5em 0.8em; }
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
-#problem:not(:has(p)) { display: none; }
+#problem:not(:has(p)), #said:has(.empty) { display: none; }
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
 .gradio-container:has(#unit [value="flops"]:checked) .in-hours { display: none; }
 .wide :is(table, thead, tbody, tr) { border: 0 !important; }
@@ -179,7 +179,12 @@ def _upload() -> tuple[Any, Any, Any, Any]:
         action = gr.Radio(list(ACTIONS), label="What to do", value=USE)
         button = gr.Button("Go")
         said = gr.Code(
-            label="What came of it", interactive=False, show_line_numbers=False, elem_classes="wide", lines=3
+            label="What came of it",
+            interactive=False,
+            show_line_numbers=False,
+            elem_id="said",
+            elem_classes="wide",
+            lines=3,
         )
     return file, action, button, said
 
@@ -272,7 +277,7 @@ def _opened(laws: Mapping[str, Law], first: Question, query: str, dark: bool) ->
     if not query and not dark:
         return [gr.skip()] * (STATE + SHOWN)
     try:
-        question = Question.of({"law": first.law, **dict(parse_qsl(query, max_num_fields=20))})
+        question = Question.of({"law": first.law, **dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))})
     except ValueError as error:
         return [*[gr.skip()] * STATE, _message(error), *[gr.skip()] * (SHOWN - 1)]
     return [*astuple(question), *_positions(question), *_asked(laws, *astuple(question), dark, None)]

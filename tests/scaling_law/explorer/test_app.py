@@ -87,6 +87,8 @@ def test_sliders_texts_and_links_agree(laws):
     opened = app._opened(laws, FIRST, "memory=10GB&unit=hours&hours=100", False)
     question = replace(FIRST, memory="10GB", unit="hours", hours="100")
     assert opened[: app.STATE] == [*astuple(question), 22.0, 2.0, 10.0]
+    unlimited = replace(FIRST, memory="", kv_tokens="")
+    assert app._opened(laws, FIRST, unlimited.query(), False)[: len(app.FIELDS)] == [*astuple(unlimited)]
     assert app._opened(laws, FIRST, "", False) == [SKIP] * (app.STATE + app.SHOWN)
     wrong = app._opened(laws, FIRST, "budget=1", False)
     assert "is no part of a question" in wrong[app.STATE]
@@ -101,7 +103,10 @@ def test_hours_that_no_gpus_can_train_have_an_answer_and_the_reason_for_no_plan(
     problem, _, figure, _, notes, command, yaml, query = app._asked(laws, *astuple(question), False, None)
     assert (problem, query) == ("", "unit=hours&view=map")
     assert command == ("scaling-law optimal --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --integral")
-    assert yaml.startswith("# no plan: d_model 1984, E = 32 (35.8B parameters) cannot be trained on 8 × NVIDIA H100")
+    assert "no plan: d_model 1984, E = 32 (35.8B parameters) cannot be trained on 8 × NVIDIA" in yaml.replace(
+        "\n#", ""
+    )
+    assert all(line.startswith("# ") for line in yaml.splitlines())
     table = best_models(question, laws[PUBLISHED])
     assert next(trace.x[0] for trace in figure.data if trace.name == "question") == table.flops
     assert "the star is at the" in notes.splitlines()[0]
@@ -142,6 +147,10 @@ def test_runs_calibrate_the_chosen_law(laws, tmp_path):
     law, said, *_ = app._take(laws, str(tmp_path / "runs.csv"), uploads.CALIBRATE, PUBLISHED)
     assert law.c == pytest.approx(laws[PUBLISHED].c + 0.1, abs=0.02)
     assert "runs" in said
+
+
+def test_plotly_is_asked_for_with_the_page():
+    assert app.settings()["head"].count('<link rel="modulepreload" href="./assets/PlotlyPlot-') == 1
 
 
 def test_without_gradio_one_line_says_what_to_install(monkeypatch, capsys):
