@@ -88,13 +88,15 @@ def automatic_experts_forward(
 ) -> torch.Tensor:
     """Choose the implementation for this call.
 
-    "capacity" where a capacity bounds the buffer, except eagerly on a CPU. Else "grouped_mm", or "batched_mm" for a
-    handful of tokens on an accelerator, where gathering the experts that are hit is cheaper than a grouped launch.
+    "capacity" where a capacity bounds the buffer, except eagerly in fp32 on a CPU. Else "grouped_mm", or "batched_mm"
+    for a handful of tokens on an accelerator, where gathering the experts that are hit is cheaper than a grouped
+    launch.
 
     Which is faster on a CPU, "grouped_mm" or "eager", differs between processors: `benchmarks.model_speed` has both.
     """
     on_cpu, compiling = hidden_states.device.type == "cpu", torch.compiler.is_compiling()
-    if has_capacity(module) and (compiling or not on_cpu):
+    in_fp32 = compute_dtype(module.down_proj) == torch.float32
+    if has_capacity(module) and (compiling or not (on_cpu and in_fp32)):
         name = "capacity"
     elif on_cpu or compiling or hidden_states.shape[0] > FEW_TOKENS:
         name = "grouped_mm"

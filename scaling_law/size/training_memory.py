@@ -1,9 +1,9 @@
 """The memory that training takes on each device: state, activations, and what is in the making at the peak.
 
 It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
-with capacity buffers (on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all of the
-state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a time, in
-the precision of autocast, and the gradients of one, until they are summed over the devices in fp32.
+with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all
+of the state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a time,
+in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32.
 
 The tests compare it with the peak of torch's allocator on a CPU, of one process and of 2 and 4 that share a model.
 What a CUDA context, NCCL and fragmentation take (a GB or two) comes on top.
@@ -151,9 +151,9 @@ def largest_micro_batch(
     return max(fitting, default=None)
 
 
-def _rows(a: Architecture, capacity_factor: float, on_cpu: bool) -> float:
+def _rows(a: Architecture, capacity_factor: float, without_buffers: bool) -> float:
     """Rows that the experts compute, by token and active expert: a buffer has as many as the capacity."""
-    return 1.0 if a.experts == 1 or on_cpu or not capacity_factor else capacity_factor
+    return 1.0 if a.experts == 1 or without_buffers or not capacity_factor else capacity_factor
 
 
 def _kept_by_a_block(a: Architecture, half: bool, on_cpu: bool, capacity_factor: float) -> float:
@@ -164,7 +164,7 @@ def _kept_by_a_block(a: Architecture, half: bool, on_cpu: bool, capacity_factor:
     kept += 4 * SINGLE + a.heads * SINGLE  # moments of the norms, normalisers of the softmax
     if a.experts == 1:
         return kept + 4 * width * compute + (2 * HALF if half else SINGLE) * d
-    rows = _rows(a, capacity_factor, on_cpu)
+    rows = _rows(a, capacity_factor, on_cpu and not half)
     kept += rows * (4 * width + a.experts_per_token * d) * compute  # gate, up, its activation, product; the buffer
     kept += (SINGLE + (2 * HALF if half else SINGLE)) * d  # the router's input, the outputs before their gate
     return kept + 2 * a.experts * SINGLE + 40  # logits and probabilities, indices
@@ -184,5 +184,5 @@ def _at_the_head(a: Architecture, tokens: int, half: bool, on_cpu: bool) -> floa
 def _in_a_block(a: Architecture, tokens: int, half: bool, on_cpu: bool, capacity_factor: float) -> float:
     """The last block's backward pass: gradients of its output, of two inner activations, and of the head."""
     compute = HALF if half else SINGLE
-    inner = _rows(a, capacity_factor, on_cpu) * 2 * a.active_width * compute
+    inner = _rows(a, capacity_factor, on_cpu and not half) * 2 * a.active_width * compute
     return tokens * (a.d_model * SINGLE + inner) + a.vocab_size * a.d_model * SINGLE

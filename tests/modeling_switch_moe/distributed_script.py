@@ -76,6 +76,13 @@ def main(folder):
         model = SwitchMoeForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(**sizes)).eval()
         torch.testing.assert_close(model(ids).logits, logits, rtol=0, atol=1e-5)
         compare(case, gradients(model.train(), ids), expected)
+    if "EP" in cases:
+        if rank == 0:
+            build(**SPLIT).save_pretrained(folder)
+        dist.barrier()
+        sizes = DistributedConfig(fsdp_size=2, ep_size=2)
+        model = SwitchMoeForCausalLM.from_pretrained(folder, distributed_config=sizes).train()
+        compare("EP, a batch each", gradients(model, mine), gradients(build(**SPLIT), ids))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -25,4 +25,4 @@ def test_two_processes_give_the_gradients_of_one(tmp_path):
     cases = [line.removeprefix("ok ") for line in result.stdout.splitlines() if line.startswith("ok ")]
     by_logits = [f"{kind}, output_logits={value}" for kind in ("DDP", "FSDP2") for value in (True, False)]
     can_split_experts = "ep_size" in DistributedConfig.__annotations__
-    assert cases == [*by_logits, "TP", *(["EP"] if can_split_experts else [])]
+    assert cases == [*by_logits, "TP", *(["EP", "EP, a batch each"] if can_split_experts else [])]
