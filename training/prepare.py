@@ -50,7 +50,7 @@ class Part:
         return f"enough for the run ({self.until_tokens:,})" if enough else "less than the run reads"
 
     def fill(self, progress: bool) -> None:
-        """Build the cache as far as it is needed, or wait while another process does. Raises as `cache.build`."""
+        """Build the cache as far as it is needed, or wait while another process does. Raises as `filling.build`."""
         with self._bar(progress) as bar:
             while self.cache.refresh() or not self.cache.has(self.until_tokens):
                 bar.update(len(self.cache) - bar.n)

@@ -63,7 +63,7 @@ def test_another_process_builds_as_far_as_is_needed_and_no_further(growing, expe
     assert 1500 <= len(short.cache) < 1500 + 2 * 700
     assert not short.cache.complete
     builder = short._builder
-    assert builder is None or builder.wait(10) == 0
+    assert builder is None or builder.wait(60) == 0
     longer = growing(until=4000)  # a second, longer run goes on from there
     longer.wait_for(4000)
     assert len(longer.cache) < 4000 + 2 * 700

@@ -77,7 +77,7 @@ def test_every_branch_leaves_a_model_and_a_true_record(finished):
     assert record.eval_tokens == 8 * 32
     assert 2 <= record.eval_documents <= 8
     assert record.eval_data.startswith("split 'validation'; sequences from the first 1,")
-    assert record.data_order.endswith("in windows of 65,536 by seed 0")
+    assert record.data_order.endswith("in windows that double from 1,024 to 65,536 by seed 0")
     assert record.schedule.peak_learning_rate == 0.01
     line = lines_of(arguments)[-1]
     assert line["memory_bytes"] > 50e6
