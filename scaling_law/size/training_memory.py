@@ -2,8 +2,8 @@
 
 It counts what `training.run` holds: fp32 weights, gradients and AdamW's moments, autocast in bf16 or fp32, experts
 with capacity buffers (in fp32 on a CPU without), the cross-entropy in chunks of logits. Under DDP every device has all
-of the state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a time,
-in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32.
+of the state, and its gradients always. FSDP2 shards state and gradients; whole are the weights of two blocks at a
+time, in the precision of autocast, and the gradients of one, until they are summed over the devices in fp32.
 
 The tests compare it with the peak of torch's allocator on a CPU, of one process and of 2 and 4 that share a model.
 What a CUDA context, NCCL and fragmentation take (a GB or two) comes on top.
