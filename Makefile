@@ -4,6 +4,7 @@
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them
 # make test-browser  the explorer in a headless Chromium of this machine (on PATH, or CHROMIUM=); axe-core comes by npm
+# make test-slurm    sweeps on a SLURM of two nodes on this machine, from the packages slurm-wlm and munge; as root
 # make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
@@ -48,7 +49,7 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed throug
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all models evidence
+.PHONY: setup demo test test-slow test-light test-clients test-browser test-slurm lint resolve dist check-all models evidence
 .PHONY: crossing explorer-picture bench clean
 
 setup: $(VENV)/.ready
@@ -97,6 +98,9 @@ $(AXE):
 test-browser: setup $(AXE)
 	AXE=$(AXE) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer
 
+test-slurm: setup
+	$(BIN)/python -m pytest -m slurm tests/slurm
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -121,6 +125,7 @@ check-all:
 	$(MAKE) test-slow
 	$(MAKE) test-clients
 	$(MAKE) test-browser
+	$(MAKE) test-slurm
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 

@@ -118,7 +118,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def wait_for(what: str, holds, timeout: float = 240):
+def wait_for(what: str, holds, timeout: float = 600):
     """Until `holds()`; `what` it is about is told if that takes too long."""
     deadline = time.monotonic() + timeout
     while not holds():

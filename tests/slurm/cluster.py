@@ -94,6 +94,7 @@ class Cluster:
         for daemon in reversed(self._daemons.values()):
             daemon.terminate()
             daemon.wait(timeout=30)
+        _kill(self._processes())
         shutil.rmtree(self.folder)
 
     def __call__(self, *words: str) -> str:
@@ -112,11 +113,10 @@ class Cluster:
         if (daemon := self._daemons.pop(name, None)) is None:
             return
         daemon.kill()
-        of_jobs = [process for process in psutil.process_iter() if self._is_job(process, name)]
-        shepherds = {process.parent() for process in of_jobs} - {None, *of_jobs}
-        for process in [*shepherds, *of_jobs]:  # else a shepherd would report how its job ended
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        of_jobs = self._processes(SLURMD_NODENAME=name)
+        parents = {process.parent() for process in of_jobs} - {None}
+        shepherds = [process for process in parents if process.name() == "slurmstepd"]
+        _kill([*shepherds, *of_jobs])  # in this order: a shepherd would report how its job ended
         daemon.wait()
 
     def job(self, job_id: str, field: str) -> str:
@@ -125,9 +125,13 @@ class Cluster:
         return dict(word.partition("=")[::2] for word in words).get(field, "")
 
     def start_again(self, job_id: str, **changes: str) -> None:
-        """Start a requeued job, for which SLURM would take two minutes."""
+        """Start a requeued job, for which SLURM waits two minutes lest its end be taken for that of the new start.
+
+        A node also refuses it in the second in which it was stopped.
+        """
         wait_for(f"{job_id} to be requeued", lambda: self.job(job_id, "JobState") == "PENDING")
-        fields = {"StartTime": "now", **changes}
+        wait_for(f"the end of {job_id}", lambda: not self._shepherded(job_id))
+        fields = {"StartTime": "now+5", **changes}
         self("scontrol", "update", f"JobId={job_id}", *(f"{name}={value}" for name, value in fields.items()))
 
     def _configure(self) -> None:
@@ -149,9 +153,25 @@ class Cluster:
             options = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
             self._daemons[key or words[0]] = subprocess.Popen(words, env=self.environment, **options)
 
-    def _is_job(self, process: psutil.Process, node: str) -> bool:
-        with suppress(psutil.Error):
-            environment = process.environ()
-            place = environment.get("SLURM_CONF"), environment.get("SLURMD_NODENAME")
-            return place == (self.environment["SLURM_CONF"], node)
-        return False
+    def _processes(self, **variables: str) -> list[psutil.Process]:
+        """The cluster's processes with these variables in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                environment = process.environ()
+                wanted = {"SLURM_CONF": self.environment["SLURM_CONF"], **variables}
+                if all(environment.get(name) == value for name, value in wanted.items()):
+                    found.append(process)
+        return found
+
+    def _shepherded(self, job_id: str) -> bool:
+        """Whether a node still looks after processes of the job."""
+        title = f"slurmstepd: [{self.job(job_id, 'JobId')}."
+        titles = ("".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+        return any(found.startswith(title) for found in titles)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -24,7 +24,6 @@ from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued, State
 
 MOUNT = "/runs"  # of the bucket, in a job
-BUCKETS = "hf://buckets/"
 KEPT = ("log.jsonl", "run.json")  # what is brought here from the bucket
 UV_IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
 _UNITS = {"second": 1, "minute": 60, "hour": 3600}  # seconds of a unit of the price list
@@ -101,7 +100,7 @@ class HfJobs:
         for run, specification in zip(left.runs, specifications, strict=True):
             secrets = {"HF_TOKEN": _token()} if run.arguments.run.push_to_hub else None
             info = hub.call_once(partial(hub.api.run_job, **specification, secrets=secrets))
-            folder = f"{BUCKETS}{self.bucket}/{sweep.name}/{run.name}"
+            folder = f"hf://buckets/{self.bucket}/{sweep.name}/{run.name}"
             outcome.queued[run.name] = job = Job(self.name, f"{specification['namespace']}/{info.id}", folder)
             job.add_to(run)
         return outcome
@@ -111,7 +110,8 @@ class HfJobs:
         if not jobs:
             return {}
         hub = Transport()
-        prices = {one.name: one.unit_cost_usd / _UNITS[one.unit_label] for one in hub.read(hub.api.list_jobs_hardware)}
+        listed = hub.read(hub.api.list_jobs_hardware)
+        prices = {one.name: one.unit_cost_usd / _UNITS[one.unit_label] for one in listed if one.unit_label in _UNITS}
         found = {}
         for job in jobs:
             with suppress(NotFoundError):
