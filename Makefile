@@ -4,6 +4,7 @@
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them
 # make test-browser  the explorer and the site in a headless Chromium (on PATH, or CHROMIUM=); axe-core comes by npm
+# make test-slurm    sweeps on a SLURM of two nodes on this machine, from the packages slurm-wlm and munge; as root
 # make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
@@ -56,8 +57,8 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classe
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients test-browser lint resolve dist check-all models evidence
-.PHONY: crossing granularity explorer-picture tour docs bench clean
+.PHONY: setup demo test test-slow test-light test-clients test-browser test-slurm lint resolve dist check-all models
+.PHONY: evidence crossing granularity explorer-picture tour docs bench clean
 .PHONY: gpu gpu-smoke gpu-suite gpu-steps gpu-decoding gpu-checkpoints gpu-sweep
 
 setup: $(VENV)/.ready
@@ -106,6 +107,9 @@ $(AXE):
 test-browser: setup $(AXE)
 	AXE=$(AXE) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer tests/test_site.py
 
+test-slurm: setup
+	$(BIN)/python -m pytest -m slurm tests/slurm
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -131,6 +135,7 @@ check-all:
 	$(MAKE) test-clients
 	$(MAKE) docs
 	$(MAKE) test-browser
+	$(MAKE) test-slurm
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 

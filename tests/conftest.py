@@ -6,6 +6,7 @@ The fixtures import what they use, so that this file also loads where torch and 
 import os
 import random
 import socket
+import time
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -127,3 +128,11 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def wait_for(what: str, holds, timeout: float = 600):
+    """Until `holds()`; `what` it is about is told if that takes too long."""
+    deadline = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {timeout:.0f} s for {what}"
+        time.sleep(0.1)

@@ -138,6 +138,19 @@ def test_the_sweep_of_the_guide_is_what_the_text_says(in_guide_folder):
     assert max(branch["target_tokens"] for run in planned["runs"] for branch in run["branches"]) == 4 * 10**9
 
 
+SWEEPS = [command for command in COMMANDS if "training.sweep run" in command]
+
+
+@pytest.mark.parametrize("command", SWEEPS)
+def test_what_the_guide_starts_can_be_started(command, in_guide_folder, monkeypatch):
+    monkeypatch.setattr("training.data.pins._ask", lambda kind, name, asked: "a" * 40)
+    words = [word for word in shlex.split(command)[3:] if word != "--dry-run"]
+    shown = CliRunner().invoke(sweep_module.app, [*words, "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    runs = json.loads(CliRunner().invoke(sweep_module.app, ["plan", "sweep.yaml", "--json"]).output)["runs"]
+    assert all(run["name"] in shown.output for run in runs)
+
+
 def test_exit_statuses_are_those_of_the_code():
     rows = re.findall(r"^\| ([\d, ]+) \|", GUIDE, flags=re.MULTILINE)
     assert rows == ["0", "1", "2", "3", str(RELEASE_INCOMPLETE), "130, 143"]

@@ -114,7 +114,7 @@ class _Call:
                 and {*query.get("filter", [])} <= {*described["tags"]}
             ):
                 found.append(described)
-        return self._page(found)
+        return self.page(found)
 
     @endpoint("info", _REPO)
     @endpoint("revision", _REPO + "/revision/(?P<revision>[^/]+)")
@@ -144,7 +144,7 @@ class _Call:
 
     @endpoint("commits", _REPO + "/commits/(?P<revision>[^/]+)")
     def commits(self, repo, revision):
-        return self._page(
+        return self.page(
             [
                 {"id": c.id, "title": c.title, "message": c.message, "authors": [{"user": "tester"}], "date": _date(c)}
                 for c in repo.history(revision)
@@ -163,7 +163,7 @@ class _Call:
                 items.append({"type": "directory", "path": parent, "oid": "0" * 40, "size": 0})
         if self.request.query.get("recursive", ["false"])[0].lower() in ("false", "0"):
             items = [item for item in items if "/" not in item["path"][len(prefix) :]]
-        return self._page(items)
+        return self.page(items)
 
     @endpoint("paths-info", _REPO + "/paths-info/(?P<revision>[^/]+)")
     def paths_info(self, repo, revision):
@@ -267,7 +267,7 @@ class _Call:
         if entry.lfs:
             headers |= {"X-Linked-Etag": f'"{entry.lfs}"', "X-Linked-Size": str(entry.size)}
             return Response(302, b"", {**headers, "Location": f"{self.hub.storage}/large/{entry.lfs}/{quote(path)}"})
-        return self._ranged(self.state.content(entry), headers)
+        return self.ranged(self.state.content(entry), headers)
 
     @endpoint("upload", "/upload/(?P<oid>[^/]+)", "storage")
     def upload(self, oid):
@@ -284,11 +284,11 @@ class _Call:
 
     @endpoint("large", "/large/(?P<oid>[^/]+)/.+", "storage")
     def large(self, oid):
-        return self._ranged(self.state.large[oid], {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"})
+        return self.ranged(self.state.large[oid], {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"})
 
     # -- helpers
 
-    def _ranged(self, content, headers):
+    def ranged(self, content, headers):
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.request.headers.get("range", ""))
         if match is None:
             return Response(200, content, headers)
@@ -298,7 +298,7 @@ class _Call:
         headers = {**headers, "Content-Range": f"bytes {start}-{end}/{len(content)}"}
         return Response(206, content[start : end + 1], headers)
 
-    def _page(self, items):
+    def page(self, items):
         start = int(self.request.query.get("cursor", ["0"])[0])
         size = min(int(self.request.query.get("limit", [_PAGE])[0]), _PAGE)
         headers = {}

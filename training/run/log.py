@@ -129,6 +129,7 @@ class StepLog:
             "data_wait_seconds": waited - since_waited,
             "memory_bytes": peak_memory(self.session.accelerator.device),
             "wall_seconds": progress.wall_seconds,
+            "devices": self.session.accelerator.num_processes,
         }
         if result.tokens_per_expert is not None:
             routed, dropped = total(result.tokens_per_expert), total(result.dropped_tokens)

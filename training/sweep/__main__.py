@@ -1,4 +1,4 @@
-"""Many runs from one file: `python -m training.sweep plan|run|status|records|config|slurm SWEEP.yaml`.
+"""Many runs from one file: `python -m training.sweep plan|run|status|cancel|records|config SWEEP.yaml`.
 
 `file.SweepFile` describes the file. Each run is one `accelerate launch train.py`, which resumes from what is there.
 """
@@ -6,29 +6,37 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 from hub.plain.atomic import write_bytes
 from hub.plain.commands import App, Json
+from hub.plain.errors import HubError
 from hub.plain.tables import print_table, show
 from hub.record.table import to_jsonl
 from training.configuration.arguments import ConfigurationError
+from training.sweep.engine import Engine, EngineError, Job, alive
 from training.sweep.file import Sweep
+from training.sweep.hf_jobs import HfJobs
 from training.sweep.plan import plan_sweep
-from training.sweep.run import run_sweep, status_table, sweep_progress, write_configuration
-from training.sweep.run import status as run_status
-from training.sweep.slurm import script
+from training.sweep.run import Local, write_configuration
+from training.sweep.slurm import Slurm
+from training.sweep.status import Queued, RunStatus, status_table
+from training.sweep.status import status as run_status
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Local, Slurm, HfJobs)}
 
 app = App(help="Plan, execute and watch a sweep of training runs.")
 
 _SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).")]
-_AccelerateConfig = Annotated[
-    Path | None, typer.Option(help="Start runs with this file (accelerate launch --config_file).")
-]
+_Only = Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")]
+
+
+def _option(text: str, engines: str, **settings: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel=f"Options of --on {engines}", **settings)
 
 
 @app.command()
@@ -49,34 +57,88 @@ def plan(
 
 @app.command()
 def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
-    """Show how far each run has come: waiting, running, finished, diverged or failed."""
-    found = [run_status(run) for run in Sweep.load(sweep_file).runs]
+    """Show how far each run has come, its place in a queue and what it has cost.
+
+    States: waiting, running, finished, diverged or failed.
+    """
+    found = _status(Sweep.load(sweep_file))
     show([asdict(one) for one in found], as_json, status_table(found))
 
 
 @app.command()
 def run(
     sweep_file: _SweepFile,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at a time; on CPU they share the cores.")] = 1,
-    processes_per_run: Annotated[int, typer.Option(min=1, help="Processes (GPUs) of each run.")] = 1,
-    accelerate_config: _AccelerateConfig = None,
-    retries: Annotated[int, typer.Option(min=0, help="Start a failed run again this often.")] = 0,
-    only: Annotated[list[str] | None, typer.Option(help="Only the run of this name; may be repeated.")] = None,
+    on: Annotated[Literal["local", "slurm", "hf-jobs"], typer.Option(help="What executes the runs.")] = "local",
+    only: _Only = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started or sent.")] = False,
+    workers: Annotated[
+        int | None, _option("Runs at a time; on CPU they share the cores. [default: 1]", "local", min=1)
+    ] = None,
+    processes_per_run: Annotated[
+        int | None, _option("Processes (GPUs) of each run. [default: 1]", "local", min=1)
+    ] = None,
+    retries: Annotated[
+        int | None, _option("Start a failed run again this often. [default: 0]", "local", min=0)
+    ] = None,
+    accelerate_config: Annotated[
+        Path | None, _option("Start runs with this file (accelerate launch --config_file).", "local or slurm")
+    ] = None,
+    gpus: Annotated[int | None, _option("GPUs of each node; 0 trains on CPU. [default: 1]", "slurm", min=0)] = None,
+    nodes: Annotated[int | None, _option("Nodes of each run. [default: 1]", "slurm", min=1)] = None,
+    partition: Annotated[str | None, _option("Partition.", "slurm")] = None,
+    account: Annotated[str | None, _option("Account.", "slurm")] = None,
+    at_most: Annotated[int | None, _option("Runs at a time.", "slurm", min=1)] = None,
+    sbatch: Annotated[list[str] | None, _option("Another #SBATCH option, such as --mem=64G.", "slurm")] = None,
+    time: Annotated[
+        str | None, _option("Limit of one start of a run, as sbatch takes it. [default: 24:00:00]", "slurm or hf-jobs")
+    ] = None,
+    setup: Annotated[
+        list[str] | None, _option("A shell line to run first, such as module load.", "slurm or hf-jobs")
+    ] = None,
+    flavor: Annotated[str | None, _option("Hardware, such as a100-large (`hf jobs hardware`).", "hf-jobs")] = None,
+    bucket: Annotated[str | None, _option("Bucket that keeps the runs, as OWNER/NAME.", "hf-jobs")] = None,
+    package: Annotated[str | None, _option("This project, as `uv run --with` takes it.", "hf-jobs")] = None,
+    image: Annotated[str | None, _option("Docker image with uv. [default: uv's own]", "hf-jobs")] = None,
 ) -> None:
     """Execute the sweep, most expensive runs first; run it again to resume after an interruption.
 
-    Exit status: 0 all finished, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
+    `local` waits for the runs; the others put what is not finished into their queue, and `status` follows it.
+
+    Exit status: 0 all finished or queued, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
     """
-    _stop_on_signals()
+    given = {name: value for name, value in locals().items() if name not in ("sweep_file", "on", "only", "dry_run")}
+    engine = _engine(on, {name: value for name, value in given.items() if value not in (None, [])})
     sweep = Sweep.load(sweep_file).only(only or [])
-    with sweep_progress(sweep) as watch:
-        outcome = run_sweep(sweep, workers, watch, processes_per_run, accelerate_config, retries=retries)
-    print_table(status_table([run_status(run) for run in sweep.runs]))
+    if dry_run:
+        print(engine.preview(sweep, sweep_file), end="")
+        return
+    if on == Local.name:
+        _stop_on_signals()
+    else:
+        _refuse_busy(sweep, on)
+    outcome = engine.submit(sweep, sweep_file)
+    print_table(status_table([run_status(one) for one in sweep.runs] if on == Local.name else _status(sweep)))
     for name in outcome.elsewhere:
-        typer.echo(f"run {name} was skipped: another sweep is working on it", err=True)
+        typer.echo(f"run {name} was skipped: it is in a queue, or another sweep is working on it", err=True)
+    for name, job in outcome.queued.items():
+        typer.echo(f"run {name} is {job.engine} job {job.id}", err=True)
     for name, (exit_status, log) in outcome.failed.items():
         typer.echo(f"run {name} failed with exit status {exit_status}: see {log}", err=True)
     raise typer.Exit(1 if outcome.failed else 0)
+
+
+@app.command()
+def cancel(sweep_file: _SweepFile, only: _Only = None) -> None:
+    """Stop what is waiting or running, on whatever engine; `run` resumes it from its checkpoints.
+
+    A `run` on this machine stops with all of its runs.
+    """
+    left = list(Sweep.load(sweep_file).only(only or []).runs)
+    for engine in sorted(ENGINES.values(), key=lambda engine: engine is Local):  # a node of SLURM runs it as local
+        cancelled = engine().cancel(left)
+        left = [run for run in left if run.name not in cancelled]
+        for name in cancelled:
+            print(f"{name}: cancelled ({engine.name})")
 
 
 @app.command()
@@ -87,7 +149,10 @@ def records(
     """Write the records of the finished runs, one JSON line each, as `scaling-law fit` reads them."""
     if output.suffix != ".jsonl":
         raise ConfigurationError(f"--output: {str(output)!r}; it must end in .jsonl")
-    found = [record for run in Sweep.load(sweep_file).runs for record in run.records()]
+    sweep = Sweep.load(sweep_file)
+    for engine in ENGINES.values():
+        engine().collect(sweep.runs)
+    found = [record for run in sweep.runs for record in run.records()]
     if not found:
         raise ConfigurationError("no run of this sweep has finished yet")
     write_bytes(output, to_jsonl(found))
@@ -101,24 +166,39 @@ def config(sweep_file: _SweepFile, name: Annotated[str, typer.Argument(help="Nam
     print(write_configuration(one))
 
 
-@app.command()
-def slurm(
-    sweep_file: _SweepFile,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node; 0 trains on CPU.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of each run.")] = 1,
-    time: Annotated[str, typer.Option(help="Time limit of one start of a run, as sbatch takes it.")] = "24:00:00",
-    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account.")] = None,
-    at_most: Annotated[int | None, typer.Option(min=1, help="Runs at a time.")] = None,
-    accelerate_config: _AccelerateConfig = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="Another #SBATCH option, such as --mem=64G.")] = None,
-    setup: Annotated[list[str] | None, typer.Option(help="A shell line to run first, such as module load.")] = None,
-) -> None:
-    """Print a SLURM array script: one task for each trunk, requeued when it is stopped."""
-    named = {"--time": time, "--partition": partition, "--account": account}
-    options = [*(f"{name}={value}" for name, value in named.items() if value), *(sbatch or [])]
-    sweep = Sweep.load(sweep_file)
-    print(script(sweep, sweep_file, gpus, nodes, at_most, accelerate_config, options, setup or []), end="")
+def _engine(name: str, options: dict[str, Any]) -> Engine:
+    """The engine with its options. Raises ConfigurationError for those of another."""
+    known = [field.name for field in fields(ENGINES[name])]  # type: ignore[arg-type]
+    for option in options.keys() - set(known):
+        flags = ", ".join(f"--{field.replace('_', '-')}" for field in known)
+        raise ConfigurationError(f"--{option.replace('_', '-')}: --on {name} does not take it; it takes {flags}")
+    return ENGINES[name](**options)
+
+
+def _refuse_busy(sweep: Sweep, on: str) -> None:
+    """Raise ConfigurationError if another engine than this one has one of the runs in its queue."""
+    for name in ENGINES.keys() - {on}:
+        for run_name, job in alive(ENGINES[name](), sweep.runs).items():
+            raise ConfigurationError(f"--on: {on!r}, but run {run_name} is {name} job {job.id}; cancel it first")
+
+
+def _status(sweep: Sweep) -> list[RunStatus]:
+    jobs = {run.name: Job.of(run) for run in sweep.runs}
+    known: dict[Job, Queued] = {}
+    for name in {job.engine for had in jobs.values() for job in had}:
+        engine, own = ENGINES[name](), [job for had in jobs.values() for job in had if job.engine == name]
+        try:
+            engine.collect(sweep.runs)
+            found = engine.queue(own)
+        except (EngineError, HubError) as error:
+            typer.echo(f"warning: {error}", err=True)
+            continue
+        known |= {job: found[job.id] for job in own if job.id in found}
+    return [
+        run_status(run, had[-1].engine if had else Local.name, [known[job] for job in had if job in known])
+        for run in sweep.runs
+        for had in [jobs[run.name]]
+    ]
 
 
 def _stop_on_signals() -> None:

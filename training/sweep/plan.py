@@ -10,7 +10,7 @@ from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.size.architecture import ADAM_BYTES
 from training.configuration.schedule import Branch
 from training.sweep.file import Sweep, SweepRun
-from training.sweep.run import State, format_seconds, measured_flops_per_second, state, trained_tokens
+from training.sweep.status import State, format_seconds, measured_flops_per_second, state, trained_tokens
 
 MODEL_BYTES = 4.0  # per parameter of a finished model: fp32
 LEFT_OUT = "activations, logits, 16-bit copies under autocast, buffers of communication, and the allocator's reserve"

@@ -1,177 +1,37 @@
-"""Executing a sweep: several runs at a time, each `accelerate launch train.py`, which resumes from what is there.
-
-The launcher exits with 1 for whatever went wrong, so what became of a run is read from its folder.
-"""
+"""Executing a sweep on this machine: several runs at a time, each `accelerate launch train.py`, which resumes."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median_high
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 from filelock import FileLock, Timeout
 
 from hub.plain import atomic
 from hub.plain.progress import format_rate, progress_bars
-from hub.plain.tables import Table
-from hub.plain.units import format_decimal
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
+from training.sweep.engine import EngineError, Job, Outcome
 from training.sweep.file import Sweep, SweepRun
+from training.sweep.status import Attempt, Queued, is_locked, lock_of, newest_line, state, trained_tokens
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-State = Literal["waiting", "running", "finished", "diverged", "failed"]
+CONFIGURATION = "launch.yaml"
 STOP_SECONDS = 120  # to write a checkpoint; then the run is killed, and resumes from the one before
-_FRESH_SECONDS = 120  # a run that `sweep run` did not start counts as running if its log is no older
-_STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "red", "waiting": "dim"}
-
-
-# -- how far the runs have come, from what lies in their folders
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """How the last attempt at a run ended (`state.json`); `stopped` by the sweep, with a checkpoint to resume from."""
-
-    exit_status: int
-    stopped: bool
-
-    def save(self, folder: Path) -> None:
-        atomic.write_json(folder / "state.json", asdict(self))
-
-    @classmethod
-    def load(cls, folder: Path) -> Attempt | None:
-        path = folder / "state.json"
-        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """Where a run stands. Tokens are those trained, the trunk counted once; seconds_left is at the present speed."""
-
-    name: str
-    state: State
-    tokens: int
-    target_tokens: int
-    loss: float | None
-    tokens_per_second: float | None
-    seconds_left: float | None
-
-
-def lock_of(run: SweepRun) -> FileLock:
-    """Held by the sweep that executes the run, and released with its process."""
-    return FileLock(run.folder / ".sweep.lock")
-
-
-def state(run: SweepRun) -> State:
-    """What the run is doing; a run that was stopped and will be resumed is `waiting`, too."""
-    diverged = any(record.status == "diverged" for record in run.records())
-    if run.complete:
-        return "diverged" if diverged else "finished"
-    if not run.folder.exists():
-        return "waiting"
-    try:
-        with lock_of(run).acquire(timeout=0):
-            pass
-    except Timeout:
-        return "running"
-    attempt = Attempt.load(run.folder)
-    if attempt is None:
-        newest = max((path.stat().st_mtime for path in run.folder.glob("*/log.jsonl")), default=0.0)
-        return "running" if time.time() - newest < _FRESH_SECONDS else "waiting"
-    if attempt.stopped or attempt.exit_status == 0:
-        return "waiting"
-    last = _last_line(run.folder / "trunk")
-    return "diverged" if diverged or (last and last.get("loss") is None) else "failed"
-
-
-def status(run: SweepRun) -> RunStatus:
-    """State, progress and speed of a run."""
-    now, line = state(run), _newest_line(run)
-    tokens = run.target_tokens if now == "finished" else trained_tokens(run)
-    speed = line.get("tokens_per_second")
-    left = (run.target_tokens - tokens) / speed if speed and now in ("running", "waiting") else None
-    return RunStatus(run.name, now, tokens, run.target_tokens, line.get("loss"), speed, left)
-
-
-def trained_tokens(run: SweepRun) -> int:
-    """Tokens trained so far, according to the logs."""
-    done = _last_line(run.folder / "trunk").get("tokens", 0)
-    for branch in run.branches:
-        done += max(0, _last_line(run.folder_of(branch)).get("tokens", 0) - branch.branch_point_tokens)
-    return min(done, run.target_tokens)
-
-
-def measured_flops_per_second(sweep: Sweep) -> float | None:
-    """Training FLOP/s of one run: the median over the records, or over the newest log lines; None without any."""
-    records = [record for run in sweep.runs for record in run.records() if record.tokens_per_second]
-    found = [record.training_flops / record.tokens * (record.tokens_per_second or 0) for record in records]
-    if not found:
-        speeds = ((run, _newest_line(run).get("tokens_per_second")) for run in sweep.runs)
-        found = [run.architecture.training_flops(1) * speed for run, speed in speeds if speed]
-    return median_high(found) if found else None
-
-
-def status_table(found: Sequence[RunStatus]) -> Table:
-    """One line per run."""
-    rows = [
-        (
-            one.name,
-            one.state,
-            f"{one.tokens:,} / {one.target_tokens:,}",
-            f"{one.tokens / one.target_tokens:.0%}",
-            format_decimal(one.loss),
-            "–" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
-            format_seconds(one.seconds_left),
-        )
-        for one in found
-    ]
-    header = ("run", "state", "tokens", "done", "loss", "tokens/s", "time left")
-    return Table(header, rows, styles=[_STYLES[one.state] for one in found])
-
-
-def format_seconds(seconds: float | None) -> str:
-    """For a reader: 48 s, 12 min, 3.4 h, 5.1 days; – for None."""
-    if seconds is None:
-        return "–"
-    for size, unit, digits in ((86400, "days", 1), (3600, "h", 1), (60, "min", 0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.{digits}f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _newest_line(run: SweepRun) -> dict[str, Any]:
-    """The last line of the log, of the trunk or a branch, that was written last."""
-    logs = sorted(run.folder.glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
-    return _last_line(logs[-1].parent) if logs else {}
-
-
-def _last_line(folder: Path, size: int = 1 << 16) -> dict[str, Any]:
-    """The last whole line of the log of a trunk or branch, of which only the end is read; empty without one."""
-    if not (log := folder / "log.jsonl").exists():
-        return {}
-    with open(log, "rb") as file:
-        file.seek(max(0, file.seek(0, 2) - size))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        with suppress(ValueError):  # being written just now, or cut by the seek
-            return json.loads(line)
-    return {}
-
-
-# -- the processes of one run, on its own devices or share of the cores
 
 
 def launch_command(on_cpu: bool, processes: int = 1, accelerate_config: Path | None = None) -> list[str]:
@@ -236,6 +96,7 @@ class _Running:
     def start(self, command: list[str]) -> None:
         """Start `command` for the run; its output is appended to the run's `output.log`."""
         command = [*command, "--config", str(write_configuration(self.run)), "--run.progress", "false"]
+        atomic.write_json(self.run.folder / "process.json", {"host": platform.node(), "pid": os.getpid()})
         with open(self.run.folder / "output.log", "a", encoding="utf-8") as output:
             # A session of its own: so that a stop reaches the launcher's children, and Ctrl-C only us.
             options = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
@@ -266,25 +127,6 @@ class _Running:
         Attempt(exit_status, stopped).save(self.run.folder)
         self.lock.release()
         return exit_status
-
-
-# -- all of them
-
-
-@dataclass
-class Outcome:
-    """Names of the runs that finished, that failed or diverged (with exit status and log), or that are another's."""
-
-    finished: list[str] = field(default_factory=list)
-    failed: dict[str, tuple[int, Path]] = field(default_factory=dict)
-    elsewhere: list[str] = field(default_factory=list)
-
-    def add(self, run: SweepRun, exit_status: int) -> None:
-        """Note a run that has ended."""
-        if run.complete and all(record.status == "final" for record in run.records()):
-            self.finished.append(run.name)
-        else:
-            self.failed[run.name] = exit_status or 1, run.folder / "output.log"
 
 
 def run_sweep(
@@ -349,10 +191,10 @@ def run_sweep(
 
 
 def write_configuration(run: SweepRun) -> Path:
-    """Write `launch.yaml` for `train.py --config` into the run's folder, pinned to the sweep's data; see `pins`."""
+    """Write `CONFIGURATION` for `train.py --config` into the run's folder, pinned to the sweep's data; see `pins`."""
     arguments = pinned_with_sweep(run.arguments, run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
-    path = run.folder / "launch.yaml"
+    path = run.folder / CONFIGURATION
     arguments.save(path)
     return path
 
@@ -378,10 +220,54 @@ def sweep_progress(sweep: Sweep, console: Console | None = None) -> Iterator[Cal
                 display.update(tasks[run.name], completed=tokens, visible=run in running)
                 done += run.cost * tokens / run.target_tokens
             for run in running:
-                line = _newest_line(run)
+                line = newest_line(run)
                 loss = "" if line.get("loss") is None else f"loss {line['loss']:.3f}"
                 rate = format_rate(line.get("tokens_per_second"), "tok")  # not ours: a resumed run starts far along
                 display.update(tasks[run.name], detail=f"{loss} {rate}".strip())
             display.update(whole, completed=done)
 
         yield watch
+
+
+@dataclass(frozen=True)
+class Local:
+    """This machine: the runs are executed while the command waits; `run_sweep` has the fields."""
+
+    name: ClassVar[str] = "local"
+    workers: int = 1
+    processes_per_run: int = 1
+    accelerate_config: Path | None = None
+    retries: int = 0
+
+    def preview(self, sweep: Sweep, sweep_file: Path) -> str:
+        """A command for each run, with the variables that give it its devices."""
+        places = environments(self.workers, self.processes_per_run, self.accelerate_config)
+        command = launch_command("ACCELERATE_USE_CPU" in places[0], self.processes_per_run, self.accelerate_config)
+        lines = []
+        for i, run in enumerate(sweep.runs):
+            variables = [f"{name}={value}" for name, value in places[i % len(places)].items()]
+            lines.append(shlex.join([*variables, *command, "--config", str(run.folder / CONFIGURATION)]))
+        return "\n".join([*lines, ""])
+
+    def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
+        """Execute what is not finished, with a live display."""
+        with sweep_progress(sweep) as watch:
+            return run_sweep(
+                sweep, self.workers, watch, self.processes_per_run, self.accelerate_config, retries=self.retries
+            )
+
+    def queue(self, jobs: Sequence[Job]) -> Mapping[str, Queued]:
+        """There is no queue: what runs holds the lock of its folder."""
+        return {}
+
+    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
+        """Stop the commands that execute these runs, each with all of its runs."""
+        busy = {run.name: json.loads((run.folder / "process.json").read_text()) for run in runs if is_locked(run)}
+        if elsewhere := {place["host"] for place in busy.values()} - {platform.node()}:
+            raise EngineError(f"local: the sweep runs on {', '.join(sorted(elsewhere))}; cancel it there")
+        for pid in {place["pid"] for place in busy.values()}:
+            os.kill(pid, signal.SIGTERM)
+        return list(busy)
+
+    def collect(self, runs: Sequence[SweepRun]) -> None:
+        """Nothing: all is written into the runs' folders."""

@@ -1,35 +1,47 @@
-"""A sweep as a SLURM array script: one task for each trunk with its branches.
+"""SLURM: a sweep as one array job, with a task for each trunk and its branches.
 
-A task stopped by preemption or its time limit saves a checkpoint, is queued again and resumes; a failed one is not.
+SLURM sends SIGTERM for its time limit, preemption and `scancel` alike, so the script asks for SIGUSR1 before the first
+two: then a task saves a checkpoint, is queued again and resumes. One that fails or is cancelled is not.
 """
 
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from training.configuration.arguments import ConfigurationError
-from training.sweep.file import Sweep
+from training.sweep.engine import EngineError, Job, Outcome, alive, seconds_of, unfinished
+from training.sweep.file import Sweep, SweepRun
 from training.sweep.run import STOP_SECONDS
+from training.sweep.status import Queued, State
 
 MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
 WARNING_SECONDS = STOP_SECONDS + 60  # between the signal and the end: to write a checkpoint, and to requeue
+_EARLY_SECONDS = 60  # that the signal may come before that
+_SQUEUE = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%r"]
+_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED"}
+_FAILED = ("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+_ENDED: dict[str, State | None] = {**dict.fromkeys(_FAILED, "failed"), "CANCELLED": "waiting", "COMPLETED": None}
 
 _TRAP = """\
 name=${RUNS[$SLURM_ARRAY_TASK_ID]}
-child= stopping=
-stop() { stopping=1; [ -z "$child" ] || kill -TERM "$child"; }
-trap stop TERM
+child= stopping= requeue=
+stop() { stopping=1; requeue=$1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null; }
+trap 'stop 1' USR1  # Slurm's warning before the time limit, or before another job takes the place
+trap 'stop ""' TERM  # scancel; or Slurm, which has put the job back into the queue itself
 """
 _END = """\
 child=$!
-[ -z "$stopping" ] || kill -TERM "$child"  # the signal came before there was a child
+[ -z "$stopping" ] || kill -TERM "$child" 2>/dev/null  # the signal came before there was a child
 wait "$child"; status=$?
 # A trapped signal ends `wait` early; the run is then still saving its checkpoint.
 while kill -0 "$child" 2>/dev/null; do wait "$child"; status=$?; done
-if [ -n "$stopping" ]; then
+if [ -n "$requeue" ] && [ "$status" -ne 0 ]; then
   echo "run $name was stopped (status $status) and goes back into the queue"
   scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
 fi
@@ -37,62 +49,125 @@ exit "$status"
 """
 
 
-def script(
-    sweep: Sweep,
-    sweep_file: Path,
-    gpus: int = 1,
-    nodes: int = 1,
-    at_most: int | None = None,
-    accelerate_config: Path | None = None,
-    sbatch: Sequence[str] = (),
-    setup: Sequence[str] = (),
-) -> str:
-    """The script, for `sbatch`; to be submitted from the folder that relative paths of the sweep start in.
+@dataclass(frozen=True)
+class Slurm:
+    """Jobs of SLURM; submit from the folder that relative paths of the sweep start in, on a shared file system.
 
-    `gpus` are of each node (0 trains on CPU), and `at_most` runs go at a time. Without an `accelerate_config` it is
-    DDP on one node and FSDP2 on several. `sbatch` adds options, each with its dashes, and `setup` shell lines to run
-    first.
-
-    Raises ConfigurationError if a job's processes cannot share the batches of a run, or an option is none.
+    Attributes:
+        gpus: of each node; 0 trains on CPU.
+        nodes: of each run.
+        time: limit of one start of a run, as sbatch takes it.
+        at_most: runs at a time.
+        accelerate_config: of `accelerate launch`; by default DDP on one node and FSDP2 on several.
+        sbatch: more options, each with its dashes; setup: shell lines to run first.
     """
-    if nodes > 1 and not gpus:
-        raise ConfigurationError(f"--nodes: {nodes} nodes need --gpus of 1 or more; a run on CPU has one node")
-    for run in sweep.runs:
-        run.arguments.check_processes(nodes * max(gpus, 1))
-    for option in sbatch:
-        if not option.startswith("-") or "\n" in option:
-            raise ConfigurationError(f"--sbatch: {option!r}; it must be one option with its dashes, such as --mem=64G")
-    options = [
-        f"--job-name={sweep.name}",
-        f"--array=0-{len(sweep.runs) - 1}{f'%{at_most}' if at_most else ''}",
-        *(f"--nodes={nodes}", "--ntasks-per-node=1", *([f"--gpus-per-node={gpus}"] if gpus else [])),
-        *(f"--signal=B:TERM@{WARNING_SECONDS}", "--requeue", "--open-mode=append", "--output=slurm-%A_%a.log"),
-        *sbatch,
-    ]
-    head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", "set -u", *setup]
-    head += [f"PYTHON=${{PYTHON:-{shlex.quote(sys.executable)}}}", "RUNS=("]
-    head += [*(f"  {shlex.quote(run.name)}" for run in sweep.runs), ")"]
-    file = shlex.quote(str(sweep_file))
-    if nodes > 1:
-        start = _several_nodes(file, gpus, shlex.quote(str(accelerate_config or MULTI_NODE_CONFIG)))
-    else:
-        start = f'"$PYTHON" -m training.sweep run {file} --only "$name"'
-        start += f" --processes-per-run {gpus}" if gpus > 1 else ""
-        start += f" --accelerate-config {shlex.quote(str(accelerate_config))}" if accelerate_config else ""
-        start += " &"
-    return "\n".join([*head, _TRAP, start, _END])
 
+    name: ClassVar[str] = "slurm"
+    gpus: int = 1
+    nodes: int = 1
+    time: str = "24:00:00"
+    partition: str | None = None
+    account: str | None = None
+    at_most: int | None = None
+    accelerate_config: Path | None = None
+    sbatch: Sequence[str] = ()
+    setup: Sequence[str] = ()
 
-def _several_nodes(file: str, gpus: int, settings: str) -> str:
-    # Single quotes: every node fills in its own rank.
-    return f"""\
-CONFIG=$("$PYTHON" -m training.sweep config {file} "$name") || exit 2
+    def __post_init__(self) -> None:
+        if self.nodes > 1 and not self.gpus:
+            raise ConfigurationError(f"--nodes: {self.nodes} need --gpus of 1 or more; a run on CPU has one node")
+        if seconds_of(self.time) <= (least := WARNING_SECONDS + _EARLY_SECONDS):
+            raise ConfigurationError(
+                f"--time: {self.time!r}; it must be more than {least // 60} minutes, when the warning to save may come"
+            )
+        for option in self.sbatch:
+            if not option.startswith("-") or "\n" in option:
+                raise ConfigurationError(
+                    f"--sbatch: {option!r}; it must be one option with its dashes, such as --mem=64G"
+                )
+
+    def preview(self, sweep: Sweep, sweep_file: Path) -> str:
+        """The script, for `sbatch`. Raises ConfigurationError if a job's processes cannot share a run's batches."""
+        for run in sweep.runs:
+            run.arguments.check_processes(self.nodes * max(self.gpus, 1))
+        named = {"--time": self.time, "--partition": self.partition, "--account": self.account}
+        options = [
+            f"--job-name={sweep.name}",
+            f"--array=0-{len(sweep.runs) - 1}{f'%{self.at_most}' if self.at_most else ''}",
+            *(f"--nodes={self.nodes}", "--ntasks-per-node=1"),
+            *([f"--gpus-per-node={self.gpus}"] if self.gpus else []),
+            *(f"--signal=B:USR1@{WARNING_SECONDS}", "--requeue", "--open-mode=append", "--output=slurm-%A_%a.log"),
+            *(f"{option}={value}" for option, value in named.items() if value),
+            *self.sbatch,
+        ]
+        head = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", "set -u", *self.setup]
+        head += [f"PYTHON=${{PYTHON:-{shlex.quote(sys.executable)}}}", "RUNS=("]
+        head += [*(f"  {shlex.quote(run.name)}" for run in sweep.runs), ")"]
+        start = self._on_several_nodes(sweep_file) if self.nodes > 1 else self._on_one_node(sweep_file)
+        return "\n".join([*head, _TRAP, start, _END])
+
+    def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
+        """One array of the runs that are neither finished nor waiting or running already."""
+        left, outcome = unfinished(self, sweep)
+        if left.runs:
+            array = _command(["sbatch", "--parsable"], self.preview(left, sweep_file)).split(";")[0].strip()
+            for i, run in enumerate(left.runs):
+                outcome.queued[run.name] = job = Job(self.name, f"{array}_{i}")
+                job.add_to(run)
+        return outcome
+
+    def queue(self, jobs: Sequence[Job]) -> Mapping[str, Queued]:
+        """According to squeue, which forgets a job some minutes after its end."""
+        listed = _command(_SQUEUE) if jobs else ""
+        found = dict(line.strip().split("|", 1) for line in listed.splitlines())
+        return {job.id: _queued(*found[job.id].split("|")) for job in jobs if job.id in found}
+
+    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
+        """`scancel`: a running task saves a checkpoint, if the KillWait of the cluster is long enough."""
+        if jobs := alive(self, runs):
+            _command(["scancel", *(job.id for job in jobs.values())])
+        return list(jobs)
+
+    def collect(self, runs: Sequence[SweepRun]) -> None:
+        """Nothing: the nodes write into the same folders."""
+
+    def _on_one_node(self, sweep_file: Path) -> str:
+        start = f'"$PYTHON" -m training.sweep run {shlex.quote(str(sweep_file))} --only "$name"'
+        start += f" --processes-per-run {self.gpus}" if self.gpus > 1 else ""
+        start += f" --accelerate-config {shlex.quote(str(self.accelerate_config))}" if self.accelerate_config else ""
+        return start + " &"
+
+    def _on_several_nodes(self, sweep_file: Path) -> str:
+        settings = shlex.quote(str(self.accelerate_config or MULTI_NODE_CONFIG))
+        # Single quotes: every node fills in its own rank.
+        return f"""\
+CONFIG=$("$PYTHON" -m training.sweep config {shlex.quote(str(sweep_file))} "$name") || exit 2
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-export PYTHON CONFIG MASTER_ADDR MASTER_PORT GPUS={gpus} SETTINGS={settings}
+export PYTHON CONFIG MASTER_ADDR MASTER_PORT GPUS={self.gpus} SETTINGS={settings}
 srun --kill-on-bad-exit=1 bash -c '
   exec "$PYTHON" -m accelerate.commands.accelerate_cli launch \\
     --config_file "$SETTINGS" --num_machines $SLURM_NNODES --num_processes $((SLURM_NNODES * GPUS)) \\
     --machine_rank $SLURM_NODEID --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT \\
     -m training.run --config "$CONFIG" --run.progress false
 ' &"""
+
+
+def _queued(slurm_state: str, reason: str) -> Queued:
+    text = slurm_state.lower()
+    if slurm_state in _WAITING:
+        return Queued(f"{text} ({reason})", alive=True, state="waiting")
+    if slurm_state not in _ENDED:
+        return Queued(text, alive=True, state="running")
+    return Queued(text, alive=False, state=_ENDED[slurm_state])
+
+
+def _command(words: list[str], given: str | None = None) -> str:
+    """The standard output of a command of SLURM. Raises EngineError with what it says."""
+    try:
+        done = subprocess.run(words, input=given, text=True, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise EngineError(f"slurm: this machine has no {words[0]}; use a login node of the cluster") from None
+    if done.returncode:
+        raise EngineError(f"slurm: {words[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

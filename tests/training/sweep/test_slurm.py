@@ -1,24 +1,21 @@
-"""The SLURM array script: valid for bash, and run for real with stand-ins for srun and scontrol."""
+"""The SLURM script: valid for bash, and what it does at SLURM's signals; tests/slurm runs it on a real cluster."""
 
 import os
 import signal
 import subprocess
-import time
-from pathlib import Path
+import sys
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-import training
-from hub import RunRecord
+from tests.conftest import wait_for
 from training.configuration.arguments import ConfigurationError
 from training.sweep import __main__ as sweep_module
+from training.sweep.engine import EngineError, Job, seconds_of
 from training.sweep.file import Sweep
-from training.sweep.run import Attempt, state
-from training.sweep.slurm import script
-
-CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
+from training.sweep.slurm import Slurm
+from training.sweep.status import status
 
 
 @pytest.fixture
@@ -33,101 +30,99 @@ def sweep_file(tiny, tmp_path):
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    """A folder for PATH with an `srun` that starts a command on every "node" of this machine, and a `scontrol`."""
+def programs(tmp_path, monkeypatch):
+    """A function: put a program of SLURM on PATH, a line of bash."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "srun").write_text(
-        "#!/bin/bash\n"
-        "while [[ $1 == --* ]]; do shift; done\n"
-        "children=()\n"
-        'for ((i = 0; i < SLURM_NNODES; i++)); do SLURM_NODEID=$i "$@" & children+=($!); done\n'
-        "trap 'kill -TERM \"${children[@]}\"' TERM\n"
-        'status=0; for child in "${children[@]}"; do wait "$child" || status=$?; done; exit "$status"\n'
-    )
-    (folder / "scontrol").write_text(
-        '#!/bin/bash\nif [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$SCONTROL_LOG"; fi\n'
-    )
-    for program in folder.iterdir():
-        program.chmod(0o755)
-    return folder
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def write(name, line):
+        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder / name).chmod(0o755)
+
+    return write
 
 
-def start(text: str, cluster, tmp_path, task: int, nodes: int = 1) -> subprocess.Popen:
-    path = tmp_path / "job.sh"
-    path.write_text(text)
-    environment = {
-        **os.environ,
-        "PATH": f"{cluster}:{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(training.__file__).parent.parent),
-        "OMP_NUM_THREADS": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "SLURM_ARRAY_JOB_ID": "77",
-        "SLURM_ARRAY_TASK_ID": str(task),
-        "SLURM_JOB_ID": str(os.getpid()),  # the port is made from it
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_NNODES": str(nodes),
-        "SCONTROL_LOG": str(tmp_path / "scontrol.log"),
-    }
-    return subprocess.Popen(["bash", str(path)], env=environment, start_new_session=True)
+def shown(sweep_file, *words, exit_code=0):
+    done = CliRunner().invoke(sweep_module.app, ["run", str(sweep_file), "--on", "slurm", *words])
+    assert done.exit_code == exit_code, done.output
+    return done.output
 
 
 def test_the_script_is_bash_and_asks_for_what_was_given(sweep_file):
     options = ["--time", "12:00:00", "--partition", "long", "--account", "abc", "--at-most", "3"]
-    options += ["--sbatch", "--mem=64G", "--setup", "module load cuda"]
-    shown = CliRunner().invoke(sweep_module.app, ["slurm", str(sweep_file), "--gpus", "4", *options])
-    assert shown.exit_code == 2  # four processes cannot share a batch of two sequences
-    assert "run.micro_batch_sequences: 1 cuts the batch of 2 sequences" in shown.output
+    options += ["--sbatch", "--mem=64G", "--setup", "module load cuda", "--dry-run"]
+    refused = shown(sweep_file, "--gpus", "4", *options, exit_code=2)  # four cannot share a batch of two sequences
+    assert "run.micro_batch_sequences: 1 cuts the batch of 2 sequences" in refused
     for nodes, gpus in (("1", "2"), ("2", "1")):
-        words = ["slurm", str(sweep_file), "--nodes", nodes, "--gpus", gpus, *options]
-        shown = CliRunner().invoke(sweep_module.app, words)
-        assert shown.exit_code == 0, shown.output
-        checked = subprocess.run(["bash", "-n"], input=shown.output, text=True, capture_output=True, check=False)
+        text = shown(sweep_file, "--nodes", nodes, "--gpus", gpus, *options)
+        checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
         assert checked.returncode == 0, checked.stderr
         asked = f"--nodes={nodes} --array=0-1%3 --time=12:00:00 --partition=long --account=abc --mem=64G --requeue"
-        lines = [f"#SBATCH {option}" for option in [*asked.split(), "--signal=B:TERM@180"]]
-        assert {*lines, "module load cuda"} <= set(shown.output.splitlines())
+        lines = [f"#SBATCH {option}" for option in [*asked.split(), "--signal=B:USR1@180"]]
+        assert {*lines, "module load cuda"} <= set(text.splitlines())
 
 
-def test_jobs_that_make_no_sense_are_refused(sweep_file):
-    sweep = Sweep.load(sweep_file)
-    with pytest.raises(ConfigurationError, match="--nodes: 2 nodes need --gpus"):
-        script(sweep, sweep_file, gpus=0, nodes=2)
-    with pytest.raises(ConfigurationError, match="--sbatch: 'mem=1G'"):
-        script(sweep, sweep_file, sbatch=("mem=1G",))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": 0, "nodes": 2}, "--nodes: 2 need --gpus"),
+        ({"sbatch": ("mem=1G",)}, "--sbatch: 'mem=1G'"),
+        ({"time": "4"}, "--time: '4'; it must be more than 4 minutes"),
+        ({"time": "soon"}, "--time: 'soon'; it must be minutes"),
+    ],
+)
+def test_jobs_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Slurm(**options)
 
 
-@pytest.mark.slow
-def test_a_stopped_task_saves_goes_back_into_the_queue_and_goes_on(sweep_file, cluster, tmp_path):
-    values = yaml.safe_load(sweep_file.read_text())
-    values["base"]["schedule"]["tokens"] = [20_000]  # long enough to be stopped in between
-    sweep_file.write_text(yaml.safe_dump(values))
-    sweep = Sweep.load(sweep_file)
-    other, run = sweep.runs
-    text = script(sweep, sweep_file, gpus=0)
-    job = start(text, cluster, tmp_path, task=1)
-    log = run.folder / "trunk" / "log.jsonl"
-    deadline = time.monotonic() + 200
-    while not (log.exists() and log.stat().st_size > 1000):
-        assert time.monotonic() < deadline
-        assert job.poll() is None, (run.folder / "output.log").read_text()
-        time.sleep(0.1)
-    assert state(run) == "running"
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(timeout=150) == 128 + signal.SIGTERM
-    assert (tmp_path / "scontrol.log").read_text() == "requeue 77_1\n"
-    assert Attempt.load(run.folder).stopped
-    assert list((run.folder / "trunk").glob("step*"))  # the checkpoint of the stop
-    assert state(run) == "waiting"
-    assert start(text, cluster, tmp_path, task=1).wait(timeout=300) == 0
-    assert (state(run), state(other)) == ("finished", "waiting")
+def test_times_are_read_as_sbatch_reads_them():
+    times = {"90": 5400, "90:30": 5430, "1:30:15": 5415, "2-1": 176400, "2-1:30": 178200, "2-1:30:15": 178215}
+    assert {time: seconds_of(time) for time in times} == times
 
 
-@pytest.mark.slow
-def test_several_nodes_train_one_run(sweep_file, cluster, tmp_path):
-    sweep = Sweep.load(sweep_file)
-    text = script(sweep, sweep_file, gpus=1, nodes=2, accelerate_config=CONFIGS / "cpu_two_processes.yaml")
-    assert start(text, cluster, tmp_path, task=0, nodes=2).wait(timeout=300) == 0
-    assert sweep.runs[0].complete
-    record = RunRecord.load(sweep.runs[0].finished()[0])
-    assert record.hardware.startswith("2 x ")
+@pytest.mark.parametrize(
+    ("sent", "end", "requeued"),
+    [
+        (signal.SIGUSR1, 143, "requeue 77_1\n"),  # stopped before its end by the time limit or preemption
+        (signal.SIGUSR1, 0, ""),  # it had just finished
+        (signal.SIGTERM, 143, ""),  # cancelled
+    ],
+)
+def test_only_a_task_that_was_warned_and_not_finished_is_requeued(sweep_file, programs, tmp_path, sent, end, requeued):
+    text = Slurm(gpus=0).preview(Sweep.load(sweep_file), sweep_file)
+    stand_in = f"import signal, sys, time; signal.signal(15, lambda *_: sys.exit({end})); "
+    stand_in += f"open({str(tmp_path / 'started')!r}, 'w'); time.sleep(60)"
+    programs("python", f'echo "$@" > {tmp_path}/words; exec {sys.executable} -c {stand_in!r}')
+    programs("scontrol", f'echo "$@" >> {tmp_path}/scontrol')
+    ids = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1", "PYTHON": str(tmp_path / "bin" / "python")}
+    job = subprocess.Popen(["bash", "-c", text], env={**os.environ, **ids})
+    wait_for("the run", (tmp_path / "started").exists)
+    job.send_signal(sent)
+    assert job.wait(timeout=60) == end
+    written = tmp_path / "scontrol"
+    assert (written.read_text() if written.exists() else "") == requeued
+    run = Sweep.load(sweep_file).runs[1]
+    assert (tmp_path / "words").read_text() == f"-m training.sweep run {sweep_file} --only {run.name}\n"
+
+
+def test_states_are_those_of_the_queue(sweep_file, programs):
+    (first, second) = Sweep.load(sweep_file).runs
+    programs("sbatch", "echo '12;cluster'")
+    shown(sweep_file, "--gpus", "0")
+    assert sorted(Job.of(run)[0].id for run in (first, second)) == ["12_0", "12_1"]
+    told = {"PENDING|Priority": "waiting", "RUNNING|None": "running", "TIMEOUT|TimeLimit": "failed"}
+    for line, state in {**told, "CANCELLED|None": "waiting", "COMPLETED|None": "waiting"}.items():
+        programs("squeue", f"echo '{Job.of(first)[0].id}|{line}'")
+        found = Slurm().queue([*Job.of(first), *Job.of(second)])
+        assert status(first, jobs=list(found.values())).state == state
+        assert len(found) == 1  # it has forgotten the other
+
+
+def test_a_machine_without_slurm_and_a_refused_job_are_told(sweep_file, programs, monkeypatch):
+    programs("sbatch", "echo 'sbatch: error: invalid account' >&2; exit 1")
+    assert "slurm: sbatch failed: sbatch: error: invalid account" in shown(sweep_file, "--gpus", "0", exit_code=1)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(EngineError, match="has no squeue"):
+        Slurm().queue([Job("slurm", "12_0")])

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,24 +17,20 @@ from typer.testing import CliRunner
 
 import training
 from hub import RunRecord
+from hub.plain import atomic
 from scaling_law import JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
 from scaling_law.size.architecture import Architecture
+from tests.conftest import wait_for
+from tests.guides import ROOT
 from training.configuration.arguments import ConfigurationError
 from training.sweep import __main__ as sweep_module
 from training.sweep import run as sweep_run
+from training.sweep.engine import EngineError
 from training.sweep.file import Sweep
 from training.sweep.plan import plan_sweep
-from training.sweep.run import (
-    Attempt,
-    lock_of,
-    measured_flops_per_second,
-    run_sweep,
-    state,
-    status,
-    sweep_progress,
-    trained_tokens,
-)
+from training.sweep.run import Local, run_sweep, sweep_progress
+from training.sweep.status import Attempt, lock_of, measured_flops_per_second, state, status, trained_tokens
 
 CONFIGS = Path(training.__file__).parent / "configs" / "accelerate"
 
@@ -244,6 +242,19 @@ def test_progress_counts_the_trunk_once(run):
     assert now.seconds_left == 256 / 100
 
 
+def test_devices_are_paid_for_as_long_as_they_trained(run):
+    assert status(run).device_seconds == 0
+    write_log(run, "trunk", wall_seconds=20.0, devices=4)
+    branch = run.folder / run.folder_of(run.branches[0]).name
+    write_log(run, branch.name, wall_seconds=16.0, devices=2)
+    last = {"step": 9, "tokens": 1280, "wall_seconds": 19.0, "devices": 2}
+    with open(branch / "log.jsonl", "a") as log:
+        log.write(json.dumps(last) + "\n" + json.dumps({"step": 9, "tokens": 1280, "eval_loss": 2.0}) + "\n")
+    assert status(run).device_seconds == 20 * 4 + 3 * 2
+    write_log(run, "trunk", wall_seconds=20.0)  # of an earlier version
+    assert status(run).device_seconds is None
+
+
 def test_the_live_display_has_the_loss_of_every_running_run_in_80_columns(sweep_of):
     sweep = sweep_of(grid={"model.d_model": [64, 128]})
     write_log(sweep.runs[0], "trunk", loss=1.2345)
@@ -344,6 +355,34 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(sweep_of, tmp_pa
     assert status == 1
     assert log.read_text().count("error: data.tokenizer: ") == 2
     assert (state(bad), Attempt.load(bad.folder)) == ("failed", Attempt(1, stopped=False))
+
+
+@pytest.mark.slow
+def test_a_sweep_is_cancelled_from_elsewhere(tiny, tmp_path):
+    """The command, in a process of its own, stops at `cancel` as at Ctrl-C."""
+    path = tmp_path / "sweep.yaml"
+    base = tiny(run__checkpoint_seconds=0.01, schedule__tokens=[10_000_000]).to_dict()
+    path.write_text(yaml.safe_dump({"base": base, "output_dir": str(tmp_path / "runs")}))
+    (run,) = Sweep.load(path).runs
+    words = [sys.executable, "-m", "training.sweep", "run", str(path)]
+    sweep = subprocess.Popen(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
+    wait_for("a checkpoint", lambda: list(run.folder.glob("trunk/step*")))
+    assert CliRunner().invoke(sweep_module.app, ["cancel", str(path)]).output == f"{run.name}: cancelled (local)\n"
+    assert sweep.wait(timeout=120) == 143
+    assert (state(run), Attempt.load(run.folder).stopped) == ("waiting", True)
+    assert CliRunner().invoke(sweep_module.app, ["cancel", str(path)]).output == ""
+    atomic.write_json(run.folder / "process.json", {"host": "another", "pid": 1})
+    with lock_of(run), pytest.raises(EngineError, match="the sweep runs on another; cancel it there"):
+        Local().cancel([run])
+
+
+def test_what_would_be_started_is_shown(sweep_of, tiny, tmp_path):
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": tiny().to_dict(), "output_dir": "runs"}))
+    words = ["run", str(tmp_path / "sweep.yaml"), "--dry-run"]
+    assert "train.py --config runs/d64-E4-seed0/launch.yaml" in CliRunner().invoke(sweep_module.app, words).output
+    refused = CliRunner().invoke(sweep_module.app, [*words, "--partition", "gpu"])
+    assert refused.exit_code == 2
+    assert "--partition: --on local does not take it; it takes --workers" in refused.output
 
 
 def test_a_run_that_another_sweep_works_on_is_left_alone(sweep_of):

@@ -1,0 +1,119 @@
+"""What executes a sweep: this machine, a queue of SLURM, or a service; and which of its jobs has which run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from hub.plain import atomic
+from training.configuration.arguments import ConfigurationError
+from training.sweep.file import Sweep, SweepRun
+from training.sweep.status import Queued
+
+
+class EngineError(Exception):
+    """An engine that cannot be reached, or that refuses what it was asked for."""
+
+    exit_status = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run's job on an engine that queues. A run keeps all it had, in `jobs.json`.
+
+    `id` is the engine's; `folder` is where it keeps the run's files, if that is not the run's own folder.
+    """
+
+    engine: str
+    id: str
+    folder: str | None = None
+
+    @staticmethod
+    def of(run: SweepRun) -> list[Job]:
+        """The jobs that a run had, oldest first; the last may be alive."""
+        path = run.folder / "jobs.json"
+        return [Job(**job) for job in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+    def add_to(self, run: SweepRun) -> None:
+        """Note the job as the run's newest."""
+        run.folder.mkdir(parents=True, exist_ok=True)
+        atomic.write_json(run.folder / "jobs.json", [asdict(job) for job in [*Job.of(run), self]])
+
+
+@dataclass
+class Outcome:
+    """What became of runs, by name. Failed are also the diverged, with exit status and log; `elsewhere` are busy."""
+
+    finished: list[str] = field(default_factory=list)
+    failed: dict[str, tuple[int, Path]] = field(default_factory=dict)
+    elsewhere: list[str] = field(default_factory=list)
+    queued: dict[str, Job] = field(default_factory=dict)
+
+    def add(self, run: SweepRun, exit_status: int) -> None:
+        """Note a run that has ended."""
+        if run.complete and all(record.status == "final" for record in run.records()):
+            self.finished.append(run.name)
+        else:
+            self.failed[run.name] = exit_status or 1, run.folder / "output.log"
+
+
+class Engine(Protocol):
+    """Executes the runs of a sweep, each of which resumes from its checkpoints. All methods may raise EngineError."""
+
+    name: ClassVar[str]
+
+    def preview(self, sweep: Sweep, sweep_file: Path) -> str:
+        """What `submit` would start or send, as text; nothing is started."""
+
+    def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
+        """Execute the runs, or put them into the engine's queue and return."""
+
+    def queue(self, jobs: Sequence[Job]) -> Mapping[str, Queued]:
+        """What the engine knows of these jobs of its own, by their ids; those it has forgotten are missing."""
+
+    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
+        """Stop what is waiting or running of these, for good; the names of the runs that were."""
+
+    def collect(self, runs: Sequence[SweepRun]) -> None:
+        """Bring records and logs into the runs' folders, from where the engine keeps them."""
+
+
+def unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
+    """The runs that an engine with a queue is to get, most expensive first, and what became of the others."""
+    engine.collect(sweep.runs)
+    busy = alive(engine, sweep.runs)
+    outcome, left = Outcome(), []
+    for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):
+        if run.complete:
+            outcome.add(run, 0)
+        elif run.name in busy:
+            outcome.elsewhere.append(run.name)
+        else:
+            left.append(run)
+    return Sweep(sweep.name, tuple(left)), outcome
+
+
+def alive(engine: Engine, runs: Sequence[SweepRun]) -> dict[str, Job]:
+    """The jobs of an engine that are waiting or running, by the names of their runs."""
+    newest = {run.name: job for run in runs for job in Job.of(run)[-1:] if job.engine == engine.name}
+    known = engine.queue(list(newest.values()))
+    return {name: job for name, job in newest.items() if job.id in known and known[job.id].alive}
+
+
+def seconds_of(time: str) -> int:
+    """Of a time as sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+
+    Raises ConfigurationError for another text.
+    """
+    if not re.fullmatch(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}", time):
+        raise ConfigurationError(f"--time: {time!r}; it must be minutes, hours:minutes:seconds or days-hours")
+    days, has_days, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not has_days and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, rest = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest

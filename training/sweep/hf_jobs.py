@@ -1,0 +1,171 @@
+"""Hugging Face Jobs: a job for each trunk and its branches, whose folders lie in a bucket that the jobs mount.
+
+A job that ends early, say at its time limit, resumes from the bucket when the sweep is submitted again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hub.plain.atomic import write_bytes
+from hub.plain.errors import AccessError, NotFoundError
+from hub.store.transport import Transport
+from training.configuration.arguments import ConfigurationError
+from training.data.pins import pinned_with_sweep
+from training.data.text import is_local_path
+from training.sweep.engine import Job, Outcome, alive, seconds_of, unfinished
+from training.sweep.file import Sweep, SweepRun
+from training.sweep.status import Queued, State
+
+MOUNT = "/runs"  # of the bucket, in a job
+KEPT = ("log.jsonl", "run.json")  # what is brought here from the bucket
+UV_IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
+_UNITS = {"second": 1, "minute": 60, "hour": 3600}  # seconds of a unit of the price list
+_ENDED: dict[str, State | None] = {"COMPLETED": None, "CANCELED": "waiting", "ERROR": "failed", "DELETED": "waiting"}
+
+_SCRIPT = """\
+set -eu
+{setup}mkdir -p "$FOLDER"
+printf %s "$CONFIG" > "$FOLDER/launch.yaml"
+exec uv run --no-project --with "$PACKAGE" accelerate launch --num_machines 1 --mixed_precision no \\
+  --dynamo_backend no -m training.run --config "$FOLDER/launch.yaml" --run.progress false
+"""
+
+
+@dataclass(frozen=True)
+class HfJobs:
+    """Jobs of Hugging Face, in the namespace that owns the bucket.
+
+    Attributes:
+        flavor: hardware, as `hf jobs hardware` lists it; a run uses all of its GPUs.
+        bucket: OWNER/NAME, where runs keep checkpoints, logs and models.
+        package: this project, as `uv run --with` takes it.
+        time: limit of a job, as sbatch takes it.
+        image: with bash and uv; setup: shell lines to run first.
+    """
+
+    name: ClassVar[str] = "hf-jobs"
+    flavor: str = ""
+    bucket: str = ""
+    package: str = ""
+    time: str = "24:00:00"
+    image: str = UV_IMAGE
+    setup: Sequence[str] = ()
+
+    def specification(self, sweep: Sweep, run: SweepRun) -> dict[str, Any]:
+        """The arguments of `huggingface_hub.run_job` for a run, without secrets.
+
+        Raises ConfigurationError for a missing option, or data that a job cannot read.
+        """
+        from huggingface_hub import Volume
+
+        for option, example in (("flavor", "a100-large"), ("bucket", "my-org/runs"), ("package", "git+https://…")):
+            if not getattr(self, option):
+                raise ConfigurationError(f"--{option}: missing; --on hf-jobs needs it, such as {example}")
+        if self.bucket.count("/") != 1:
+            raise ConfigurationError(f"--bucket: {self.bucket!r}; it must be OWNER/NAME")
+        folder = f"{MOUNT}/{sweep.name}/{run.name}"
+        arguments = pinned_with_sweep(run.arguments, run.folder).replaced(run={"output_dir": folder})
+        for field in ("dataset", "tokenizer"):
+            name = getattr(arguments.data, field)
+            if is_local_path(name) and not name.startswith(f"{MOUNT}/"):
+                raise ConfigurationError(f"data.{field}: {name!r}; a job reads the Hub, or the bucket below {MOUNT}")
+        return {
+            "image": self.image,
+            "command": ["bash", "-c", _SCRIPT.format(setup="".join(f"{line}\n" for line in self.setup))],
+            "env": {"FOLDER": folder, "PACKAGE": self.package, "CONFIG": json.dumps(arguments.to_dict())},
+            "flavor": self.flavor,
+            "timeout": seconds_of(self.time),
+            "labels": {"sweep": sweep.name, "run": run.name},
+            "volumes": [Volume(type="bucket", source=self.bucket, mount_path=MOUNT)],
+            "namespace": self.bucket.partition("/")[0],
+        }
+
+    def preview(self, sweep: Sweep, sweep_file: Path) -> str:
+        """The specification of every job, as JSON lines."""
+        specifications = [self.specification(sweep, run) for run in sweep.runs]
+        return "".join(json.dumps(one, default=lambda volume: volume.to_dict()) + "\n" for one in specifications)
+
+    def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
+        """A job for each run that is neither finished nor waiting or running already."""
+        hub = Transport()
+        left, outcome = unfinished(self, sweep)
+        specifications = [self.specification(sweep, run) for run in left.runs]  # all of them before one is sent
+        for run, specification in zip(left.runs, specifications, strict=True):
+            secrets = {"HF_TOKEN": _token()} if run.arguments.run.push_to_hub else None
+            info = hub.call_once(partial(hub.api.run_job, **specification, secrets=secrets))
+            folder = f"hf://buckets/{self.bucket}/{sweep.name}/{run.name}"
+            outcome.queued[run.name] = job = Job(self.name, f"{specification['namespace']}/{info.id}", folder)
+            job.add_to(run)
+        return outcome
+
+    def queue(self, jobs: Sequence[Job]) -> Mapping[str, Queued]:
+        """Stage and cost of each job, by the seconds that it ran and the price of its hardware."""
+        if not jobs:
+            return {}
+        hub = Transport()
+        listed = hub.read(hub.api.list_jobs_hardware)
+        prices = {one.name: one.unit_cost_usd / _UNITS[one.unit_label] for one in listed if one.unit_label in _UNITS}
+        found = {}
+        for job in jobs:
+            with suppress(NotFoundError):
+                found[job.id] = _queued(hub.read(partial(hub.api.inspect_job, **_named(job))), prices)
+        return found
+
+    def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
+        """Cancel the runs' jobs; what they saved last is in the bucket."""
+        hub, jobs = Transport(), alive(self, runs)
+        for job in jobs.values():
+            hub.call(partial(hub.api.cancel_job, **_named(job)))
+        return list(jobs)
+
+    def collect(self, runs: Sequence[SweepRun]) -> None:
+        """Bring the records and logs that are new in the bucket; models and checkpoints stay there."""
+        newest = {run: job for run in runs for job in Job.of(run)[-1:] if job.engine == self.name and job.folder}
+        if newest:
+            hub = Transport()
+            for run, job in newest.items():
+                hub.read(partial(_bring, hub.access, job.folder, run.folder))
+
+
+def _bring(access: dict[str, Any], there: str, here: Path) -> None:
+    from huggingface_hub import HfFileSystem
+
+    files = HfFileSystem(**access, skip_instance_cache=True, use_listings_cache=False)
+    root = there.removeprefix("hf://")
+    with suppress(FileNotFoundError):  # nothing is saved yet
+        for path, entry in files.find(root, detail=True).items():
+            target = here / path.removeprefix(f"{root}/")
+            if target.name in KEPT and not (target.exists() and target.stat().st_size == entry["size"]):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(target, files.cat_file(path))
+
+
+def _queued(info: Any, prices: Mapping[str, float]) -> Queued:
+    """Of huggingface_hub's JobInfo; `prices` are dollars per second of each flavor."""
+    stage = str(getattr(info.status.stage, "value", info.status.stage))
+    text = stage.lower() + (f" ({info.status.message})" if info.status.message else "")
+    ran = info.durations.running_secs if info.durations else None
+    dollars = ran * prices[info.flavor] if ran is not None and info.flavor in prices else None
+    is_alive = stage not in _ENDED
+    state: State | None = ("running" if stage == "RUNNING" else "waiting") if is_alive else _ENDED[stage]
+    return Queued(text, is_alive, state, dollars)
+
+
+def _named(job: Job) -> dict[str, str]:
+    namespace, _, job_id = job.id.partition("/")
+    return {"namespace": namespace, "job_id": job_id}
+
+
+def _token() -> str:
+    from huggingface_hub import get_token
+
+    if (token := get_token()) is None:
+        raise AccessError("run.push_to_hub: a job needs a token to push with; run `hf auth login` or set HF_TOKEN")
+    return token

@@ -1,0 +1,232 @@
+"""How far the runs of a sweep have come, and what they have cost, from what lies in their folders.
+
+The launcher exits with 1 for whatever went wrong, so what became of a run is read from its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median_high
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from hub.plain import atomic
+from hub.plain.tables import Table
+from hub.plain.units import format_decimal
+from training.sweep.file import Sweep, SweepRun
+
+State = Literal["waiting", "running", "finished", "diverged", "failed"]
+_FRESH_SECONDS = 120  # a run that `sweep run` did not start counts as running if its log is no older
+_STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "red", "waiting": "dim"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How the last attempt at a run ended (`state.json`); `stopped` by the sweep, with a checkpoint to resume from."""
+
+    exit_status: int
+    stopped: bool
+
+    def save(self, folder: Path) -> None:
+        atomic.write_json(folder / "state.json", asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> Attempt | None:
+        path = folder / "state.json"
+        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+
+@dataclass(frozen=True)
+class Queued:
+    """What an engine says of a job.
+
+    Attributes:
+        text: for readers, in the engine's words.
+        alive: whether it is still waiting or running.
+        state: of the run, as far as the engine knows it.
+        dollars: what it has cost so far, where the engine has prices.
+    """
+
+    text: str
+    alive: bool
+    state: State | None = None
+    dollars: float | None = None
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run stands.
+
+    Attributes:
+        tokens, target_tokens: trained and to be trained, the trunk counted once.
+        seconds_left: at the present speed.
+        device_seconds: spent training so far, times the devices; None for logs of earlier versions.
+        engine, queue, dollars: of its newest job on an engine that queues, and of all of them.
+    """
+
+    name: str
+    state: State
+    tokens: int
+    target_tokens: int
+    loss: float | None
+    tokens_per_second: float | None
+    seconds_left: float | None
+    device_seconds: float | None
+    engine: str = "local"
+    queue: str | None = None
+    dollars: float | None = None
+
+
+def lock_of(run: SweepRun) -> FileLock:
+    """Held by the sweep that executes the run, and released with its process."""
+    return FileLock(run.folder / ".sweep.lock")
+
+
+def is_locked(run: SweepRun) -> bool:
+    """Whether a sweep executes the run, on any machine that shares its folder."""
+    if not run.folder.exists():
+        return False
+    try:
+        with lock_of(run).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def state(run: SweepRun, queued: State | None = None) -> State:
+    """What the run is doing, where an engine may have `queued` it; one that was stopped is `waiting`, too."""
+    diverged = any(record.status == "diverged" for record in run.records())
+    if run.complete:
+        return "diverged" if diverged else "finished"
+    if not run.folder.exists():
+        return "waiting"
+    if is_locked(run):
+        return "running"
+    if queued in ("waiting", "running"):
+        return queued
+    attempt = Attempt.load(run.folder)
+    if queued == "failed" or (attempt and attempt.exit_status and not attempt.stopped):
+        last = _last_line(run.folder / "trunk")
+        return "diverged" if diverged or (last and last.get("loss") is None) else "failed"
+    if attempt:
+        return "waiting"
+    newest = max((path.stat().st_mtime for path in run.folder.glob("*/log.jsonl")), default=0.0)
+    return "running" if time.time() - newest < _FRESH_SECONDS else "waiting"
+
+
+def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) -> RunStatus:
+    """State, progress, speed and cost of a run, with what the engine says of its jobs, the newest last."""
+    now, line = state(run, jobs[-1].state if jobs else None), newest_line(run)
+    tokens = run.target_tokens if now == "finished" else trained_tokens(run)
+    speed = line.get("tokens_per_second")
+    left = (run.target_tokens - tokens) / speed if speed and now in ("running", "waiting") else None
+    prices = [job.dollars for job in jobs if job.dollars is not None]
+    return RunStatus(
+        run.name,
+        now,
+        tokens,
+        run.target_tokens,
+        line.get("loss"),
+        speed,
+        left,
+        device_seconds(run),
+        engine,
+        jobs[-1].text if jobs else None,
+        sum(prices) if prices else None,
+    )
+
+
+def device_seconds(run: SweepRun) -> float | None:
+    """Seconds of training that the logs tell of, times the devices; without starting, evaluating and saving."""
+    spent = 0.0
+    for folder in [run.folder / "trunk", *(run.folder_of(branch) for branch in run.branches)]:
+        lines = _lines(folder, at_end=False)[:1] + _lines(folder, at_end=True)
+        steps = [line for line in lines if "wall_seconds" in line]  # others are evaluations
+        if any("devices" not in line for line in steps):
+            return None
+        if steps:  # a branch goes on counting from the trunk
+            before = 0.0 if folder.name == "trunk" else steps[0]["wall_seconds"]
+            spent += (steps[-1]["wall_seconds"] - before) * steps[-1]["devices"]
+    return spent
+
+
+def trained_tokens(run: SweepRun) -> int:
+    """Tokens trained so far, according to the logs."""
+    done = _last_line(run.folder / "trunk").get("tokens", 0)
+    for branch in run.branches:
+        done += max(0, _last_line(run.folder_of(branch)).get("tokens", 0) - branch.branch_point_tokens)
+    return min(done, run.target_tokens)
+
+
+def measured_flops_per_second(sweep: Sweep) -> float | None:
+    """Training FLOP/s of one run: the median over the records, or over the newest log lines; None without any."""
+    records = [record for run in sweep.runs for record in run.records() if record.tokens_per_second]
+    found = [record.training_flops / record.tokens * (record.tokens_per_second or 0) for record in records]
+    if not found:
+        speeds = ((run, newest_line(run).get("tokens_per_second")) for run in sweep.runs)
+        found = [run.architecture.training_flops(1) * speed for run, speed in speeds if speed]
+    return median_high(found) if found else None
+
+
+def status_table(found: Sequence[RunStatus]) -> Table:
+    """One line per run; its queue and prices where an engine has them."""
+    rows = [
+        {
+            "run": one.name,
+            "state": one.state,
+            "queue": "" if one.queue is None else f"{one.engine}: {one.queue}",
+            "tokens": f"{one.tokens:,} / {one.target_tokens:,}",
+            "done": f"{one.tokens / one.target_tokens:.0%}",
+            "loss": format_decimal(one.loss),
+            "tokens/s": None if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
+            "time left": format_seconds(one.seconds_left),
+            "device-hours": None if one.device_seconds is None else f"{one.device_seconds / 3600:,.2f}",
+            "spent": "" if one.dollars is None else f"${one.dollars:,.2f}",
+        }
+        for one in found
+    ]
+    total = [one.dollars for one in found if one.dollars is not None]
+    notes = [f"spent: ${sum(total):,.2f}"] if total else []
+    return Table.of(rows, styles=[_STYLES[one.state] for one in found], notes=notes)
+
+
+def format_seconds(seconds: float | None) -> str:
+    """For a reader: 48 s, 12 min, 3.4 h, 5.1 days; – for None."""
+    if seconds is None:
+        return "–"
+    for size, unit, digits in ((86400, "days", 1), (3600, "h", 1), (60, "min", 0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.{digits}f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def newest_line(run: SweepRun) -> dict[str, Any]:
+    """The last line of the log, of the trunk or a branch, that was written last."""
+    logs = sorted(run.folder.glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
+    return _last_line(logs[-1].parent) if logs else {}
+
+
+def _last_line(folder: Path) -> dict[str, Any]:
+    """The last whole line of the log of a trunk or branch; empty without one."""
+    return (_lines(folder, at_end=True) or [{}])[-1]
+
+
+def _lines(folder: Path, *, at_end: bool, size: int = 1 << 16) -> list[dict[str, Any]]:
+    """The whole lines among the first or last `size` bytes of the log of a trunk or branch."""
+    if not (log := folder / "log.jsonl").exists():
+        return []
+    with open(log, "rb") as file:
+        if at_end:
+            file.seek(max(0, file.seek(0, 2) - size))
+        texts = file.read(size).splitlines()
+    found = []
+    for text in texts:
+        with suppress(ValueError):  # being written just now, or cut
+            found.append(json.loads(text))
+    return found
