@@ -14,7 +14,6 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from accelerate import init_empty_weights
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -31,20 +30,23 @@ SINGLE = MixedPrecisionPolicy(cast_forward_inputs=False)
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def build(draw: Callable[[], nn.Module], half: bool, reshard_after_forward: bool = True) -> nn.Module:
+def build(
+    draw: Callable[[], nn.Module], half: bool, reshard_after_forward: bool = True, tied: bool = False
+) -> nn.Module:
     """The model that `draw` makes, sharded over all processes, which get their shares from the first. Collective.
 
-    The others build it without memory for its weights, unless its embeddings are tied. `half`: gather the matrices of
-    blocks in bf16.
+    The others build it without memory for its weights, unless embedding and head are one (`tied`), which emptied
+    weights cannot be. `half`: gather the matrices of blocks in bf16.
     """
+    from accelerate import init_empty_weights
+
     is_first = dist.get_rank() == 0
-    with nullcontext() if is_first else init_empty_weights(include_buffers=False):
-        model = draw()
-    if not is_first and model.get_input_embeddings().weight is model.get_output_embeddings().weight:
+    is_empty = not (is_first or tied)
+    with init_empty_weights(include_buffers=False) if is_empty else nullcontext():
         model = draw()
     drawn = model.state_dict() if is_first else {}
     shard(model, half, reshard_after_forward)
-    if not is_first:
+    if is_empty:
         device = next(model.parameters()).device_mesh.device_type
         model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     set_model_state_dict(model, drawn, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))

@@ -146,7 +146,7 @@ def make_session(a: TrainingArguments, accelerator, tokenizer, data: TrainingDat
     draw = partial(build_model, config, a.run.seed, a.model.capacity_group_tokens)
     if accelerator.is_fsdp2:
         reshard = accelerator.state.fsdp_plugin.reshard_after_forward
-        model = sharding.build(draw, a.run.precision == "bf16", reshard)
+        model = sharding.build(draw, a.run.precision == "bf16", reshard, tied=config.tie_word_embeddings)
     else:
         model = draw()
     if a.run.gradient_checkpointing:

@@ -209,9 +209,18 @@ def test_hours(shell, published, tmp_path):
     assert made["time"]["hours"] == pytest.approx(72, rel=1e-3)
     sped = json.loads(shell("speedup", "--flops", "1e21", *words, "--json").stdout)
     assert sped["rows"][0]["time"] < 1 < sped["rows"][0]["compute"]
-    refused = shell("plan", "--hours", 72, *words)
-    assert refused.exit_code == 2
-    assert "E = 32 (23.7B parameters) cannot be trained on 8 × NVIDIA H100 SXM" in refused.stderr
+    limited = json.loads(shell("plan", "--hours", 240, *words, "--json").stdout)
+    assert limited["architecture"]["experts"] == 32
+    assert "takes more memory than 8 × NVIDIA H100 SXM have" in limited["warnings"][0]
+
+
+def test_scale_out(shell):
+    made = json.loads(shell("scale-out", 2304, "--gpus", "8,64", "--json").stdout)
+    assert [(row["gpus"], row["limited_by"]) for row in made["rows"]] == [(8, "compute"), (64, "compute")]
+    assert made["rows"][1]["expert_parallel_bytes"] < 0.1 * made["rows"][1]["all_gather_bytes"]
+    wrong = shell("scale-out", 2304, "--gpu", "l4")
+    assert wrong.exit_code == 2
+    assert "the speed of its links is not known" in wrong.stderr
 
 
 @pytest.mark.parametrize(

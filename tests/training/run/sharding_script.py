@@ -17,7 +17,7 @@ from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from modeling_switch_moe.experts import SWITCH_EXPERTS
 from scaling_law import Architecture
 from scaling_law.size.training_memory import training_memory
-from tests.model_classes import CLASSES
+from tests.model_classes import CLASSES, DENSE
 from tests.training.run.test_timing import session
 from training.configuration.model_classes import ModelClassArguments
 from training.run import causal_model, sharding
@@ -60,13 +60,13 @@ def backward(model, rows, tokens: int, half: bool, scale: float = 1.0) -> None:
         (scale * (out.lm_loss + 0.01 * out.balance_loss)).backward()
 
 
-def compare(case: str, build, half: bool, checkpointing: bool = False) -> None:
+def compare(case: str, build, half: bool, checkpointing: bool = False, tied: bool = False) -> None:
     """Two micro-batches on each process, and all of them on one."""
     rank, world = dist.get_rank(), dist.get_world_size()
     ids = torch.randint(VOCABULARY, (2 * world, LENGTH), generator=torch.Generator().manual_seed(5))
     one = build()
     backward(one, ids, ids.numel(), half)
-    model = sharding.build(build, half)
+    model = sharding.build(build, half, tied=tied)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     backward(model, ids[2 * rank : 2 * rank + 2], ids.numel(), half, world)
@@ -151,9 +151,10 @@ def main(what: str) -> None:
         for experts in (1, 3, 4):
             for half in (False, True):
                 compare(f"E = {experts}", lambda experts=experts: switch(experts), half, checkpointing=experts == 3)
-        for section in CLASSES.values():
+        tied = DENSE | {"tie_word_embeddings": True}
+        for section in (*CLASSES.values(), tied):
             for half in (False, True):
-                compare(f"{section['type']}", lambda section=section: other(section), half)
+                compare(section["type"], lambda section=section: other(section), half, tied=section is tied)
     else:
         SWITCH_EXPERTS["auto"] = SWITCH_EXPERTS["capacity"]  # as on a GPU
         for model, micro, passes, precision, checkpointing in CASES:

@@ -34,9 +34,9 @@ def test_no_process_is_empty_or_holds_more_than_its_share():
 
 @pytest.mark.slow
 def test_micro_batches_on_two_processes_give_the_gradients_of_one():
-    """Also where the experts are no multiple of the processes, in bf16, of other classes, and recomputed."""
+    """Also of experts that are no multiple of the processes, in bf16, of other classes, tied, and recomputed."""
     found = cases("gradients")
-    assert [case["half"] for case in found] == [False, True] * 7
+    assert [case["half"] for case in found] == [False, True] * 8
     for case in found:
         assert case["off"] < 1e-6, case
         assert case["largest_share"] == 1
