@@ -9,7 +9,7 @@ from typing import Any
 from scaling_law.figures import drawing
 from scaling_law.report.granularity.contenders import CONTENDERS, TOKENS
 from scaling_law.report.granularity.measures import Measures
-from scaling_law.report.granularity.prediction import Saying
+from scaling_law.report.granularity.prediction import Prediction
 
 COLUMNS, PERCENT = 4, 100.0
 MOST = 15.0  # percent that are drawn; a law that says more is named in the corner
@@ -25,16 +25,16 @@ COLOURS = (
 )  # of laws, by their order
 
 
-def differences(measures: Measures, sayings: Sequence[Saying]) -> Any:
+def differences(measures: Measures, predictions: Sequence[Prediction]) -> Any:
     """A panel for each comparison: measured with standard errors, and what laws say, by D."""
     rows = -(-len(CONTENDERS) // COLUMNS)
     figure, axes = drawing.new_figure(13, 3.1 * rows + 0.5, COLUMNS, rows, sharex=True, sharey=True)
-    laws = dict.fromkeys(said.law for said in sayings if said.ratio is not None)
+    laws = dict.fromkeys(said.law for said in predictions if said.ratio is not None)
     colours = dict(zip(laws, itertools.cycle(COLOURS), strict=False))
     found = {difference.contender.name: difference for difference in measures.differences}
     for ax, contender in zip(axes.flat, CONTENDERS, strict=False):
         ax.axhline(0.0, color="0.4", linewidth=0.9)
-        own = [said for said in sayings if said.contender == contender.name and said.ratio is not None]
+        own = [said for said in predictions if said.contender == contender.name and said.ratio is not None]
         _laws(ax, own, colours)
         if (difference := found.get(contender.name)) is not None:
             ax.errorbar(
@@ -55,10 +55,10 @@ def differences(measures: Measures, sayings: Sequence[Saying]) -> Any:
     return figure
 
 
-def _laws(ax: Any, sayings: Sequence[Saying], colours: dict[str, str]) -> None:
+def _laws(ax: Any, predictions: Sequence[Prediction], colours: dict[str, str]) -> None:
     beyond = []
     for law, colour in colours.items():
-        own = [said for said in sayings if said.law == law]
+        own = [said for said in predictions if said.law == law]
         values = [PERCENT * (said.ratio - 1.0) for said in own if said.ratio is not None]
         if values and abs(values[-1]) > MOST:
             beyond.append(f"{law}: {values[-1]:+.0f} %")
@@ -71,5 +71,5 @@ def _laws(ax: Any, sayings: Sequence[Saying], colours: dict[str, str]) -> None:
         ax.text(0.97, 0.95, "\n".join(beyond), transform=ax.transAxes, ha="right", va="top", fontsize=8, color="0.3")
 
 
-def _ends(sayings: Sequence[Saying]) -> tuple[list[float | None], list[float | None]]:
-    return [said.low for said in sayings], [said.high for said in sayings]
+def _ends(predictions: Sequence[Prediction]) -> tuple[list[float | None], list[float | None]]:
+    return [said.low for said in predictions], [said.high for said in predictions]

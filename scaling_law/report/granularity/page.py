@@ -20,7 +20,7 @@ from scaling_law.report.crossing.words import listed
 from scaling_law.report.granularity import figures
 from scaling_law.report.granularity.contenders import ALL, CONTENDERS, TOKENS
 from scaling_law.report.granularity.measures import Measures, read_measures
-from scaling_law.report.granularity.prediction import Saying, load
+from scaling_law.report.granularity.prediction import Prediction, load
 
 PREDICTION, RECORDS, FIGURE = "prediction.json", "runs.jsonl", "granularity.png"
 WITHIN = 2.0  # standard errors
@@ -30,16 +30,16 @@ WITHIN = 2.0  # standard errors
 class Page:
     """What the blocks are written from."""
 
-    sayings: tuple[Saying, ...]
+    predictions: tuple[Prediction, ...]
     measures: Measures
 
     @cached_property
     def laws(self) -> list[str]:
         """Those that say something of a comparison, in the order of the shelf."""
-        return [*dict.fromkeys(said.law for said in self.sayings if said.ratio or said.leverage)]
+        return [*dict.fromkeys(said.law for said in self.predictions if said.ratio or said.leverage)]
 
-    def said(self, law: str, contender: str, tokens: float) -> Saying:
-        found = {(said.law, said.contender, said.tokens): said for said in self.sayings}
+    def said(self, law: str, contender: str, tokens: float) -> Prediction:
+        found = {(said.law, said.contender, said.tokens): said for said in self.predictions}
         return found[law, contender, tokens]
 
 
@@ -52,7 +52,7 @@ def write_page(folder: Path, crossing: Path, page: Path) -> list[Path]:
     """Replace the blocks of the Markdown file `page` and draw its figure. ValueError if it lacks one of the blocks."""
     content = read_page(folder, crossing)
     written = fill(page, {name: markdown_of(block(content)) for name, block in BLOCKS.items()})
-    drawn = figures.differences(content.measures, content.sayings)
+    drawn = figures.differences(content.measures, content.predictions)
     return [written, drawing.save(drawn, page.parent / "figures" / FIGURE)]
 
 
@@ -88,7 +88,7 @@ def predictions(page: Page) -> Iterator[Part]:
     longest = TOKENS[-1]
     for c in CONTENDERS:
         yield c.name, c.against, *(_prediction(page.said(law, c.name, longest)) for law in page.laws)
-    silent = {said.law for said in page.sayings} - {*page.laws}
+    silent = {said.law for said in page.predictions} - {*page.laws}
     yield (
         f"Relative loss at {format_count(longest)} tokens; 95 % intervals where a law has draws. `ling` has no loss: "
         f"shown is how many times the compute the model compared with needs. –: the law cannot say, since it "
@@ -98,12 +98,12 @@ def predictions(page: Page) -> Iterator[Part]:
 
 def _reasons(page: Page) -> str:
     """Why laws that say something cannot say the rest."""
-    found = dict.fromkeys(said.why for said in page.sayings if said.law in page.laws and said.why)
+    found = dict.fromkeys(said.why for said in page.predictions if said.law in page.laws and said.why)
     kinds = dict.fromkeys("ignores what differs" if why.startswith("ignores") else why for why in found)
     return ", ".join([*kinds][:-1]) + f" or {[*kinds][-1]}"
 
 
-def _prediction(said: Saying) -> str:
+def _prediction(said: Prediction) -> str:
     if said.leverage is not None:
         return f"{said.leverage:.2f}× compute"
     if said.ratio is None:
@@ -142,7 +142,7 @@ def verdicts(page: Page) -> Iterator[Part]:
     yield "A direction counts where the measured difference is more than two standard errors from zero."
 
 
-def _judged(pairs: list[tuple[Saying, float, float]]) -> tuple[str, str, str]:
+def _judged(pairs: list[tuple[Prediction, float, float]]) -> tuple[str, str, str]:
     clear = [(said, mean) for said, mean, error in pairs if abs(mean) > WITHIN * error]
     right = sum(_lower(said) == (mean < 0) for said, mean in clear)
     direction = f"{right} of {len(clear)}"
@@ -154,7 +154,7 @@ def _judged(pairs: list[tuple[Saying, float, float]]) -> tuple[str, str, str]:
     return direction, f"{within} of {len(known)}", f"{off.mean():+.1%}"
 
 
-def _lower(said: Saying) -> bool:
+def _lower(said: Prediction) -> bool:
     """Whether the law has the contender ahead."""
     return said.ratio < 1.0 if said.ratio is not None else (said.leverage or 0.0) > 1.0
 

@@ -26,7 +26,7 @@ FORMAT, VERSION = "granularity_prediction", 1
 
 
 @dataclass(frozen=True)
-class Saying:
+class Prediction:
     """What one law says of one comparison at D `tokens`.
 
     `ratio` is the loss over that of the model compared with, `low` to `high` its 95 % interval (None: the law has
@@ -44,31 +44,33 @@ class Saying:
     why: str = ""
 
 
-def predict() -> tuple[Saying, ...]:
+def predict() -> tuple[Prediction, ...]:
     """Every law of the shelf that answers a loss or a leverage, on every comparison."""
     laws = [law for law in SHELF.values() if law.answers in ("loss", "leverage")]
     return tuple(_said(law, contender, tokens) for law in laws for contender in CONTENDERS for tokens in TOKENS)
 
 
-def _said(own: PublishedLaw, contender: Contender, tokens: float) -> Saying:
+def _said(own: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
     other = ALL[contender.against]
     if contender.optimizer != other.optimizer:
-        return Saying(own.name, contender.name, tokens, why="has no optimizer among its variables")
+        return Prediction(own.name, contender.name, tokens, why="has no optimizer among its variables")
     if own.make is None:
-        return Saying(own.name, contender.name, tokens, why="its coefficients are not public")
+        return Prediction(own.name, contender.name, tokens, why="its coefficients are not public")
     law, pair = own.law(), (contender.architecture, other.architecture)
     if isinstance(law, EfficiencyLeverage):
         one, two = (_leverage(law, architecture, tokens) for architecture in pair)
         known = {} if one == two else {"leverage": one / two}
-        return Saying(own.name, contender.name, tokens, **known, why="" if known else "takes both for the same model")
+        return Prediction(
+            own.name, contender.name, tokens, **known, why="" if known else "takes both for the same model"
+        )
     assert isinstance(law, Law)
     if why := _cannot_say(law, *pair):
-        return Saying(own.name, contender.name, tokens, why=why)
+        return Prediction(own.name, contender.name, tokens, why=why)
     here, there = (law_variables(law, architecture, tokens) for architecture in pair)
     ratio, low, high = float(law.loss(**here) / law.loss(**there)), None, None
     if law.draws is not None:
         low, high = map(float, percentile_interval(law.loss_draws(**here) / law.loss_draws(**there)))
-    return Saying(own.name, contender.name, tokens, ratio, low, high)
+    return Prediction(own.name, contender.name, tokens, ratio, low, high)
 
 
 def _cannot_say(law: Law, one: Architecture, two: Architecture) -> str:
@@ -92,21 +94,21 @@ def _leverage(law: EfficiencyLeverage, a: Architecture, tokens: float) -> float:
     return float(law.leverage(1.0 / a.experts_equivalent, granularity, flops))
 
 
-def save(sayings: tuple[Saying, ...], path: Path) -> Path:
+def save(predictions: tuple[Prediction, ...], path: Path) -> Path:
     """Write them, unless there are some already: FileExistsError, since a prediction is made once."""
     if path.exists():
         raise FileExistsError(f"{path}: predictions are made once; remove the file to make them again")
-    return strict_json.write(path, FORMAT, VERSION, {"sayings": [_told(saying) for saying in sayings]})
+    return strict_json.write(path, FORMAT, VERSION, {"predictions": [_told(prediction) for prediction in predictions]})
 
 
-def _told(saying: Saying) -> Mapping[str, object]:
-    return {name: value for name, value in asdict(saying).items() if value not in (None, "")}
+def _told(prediction: Prediction) -> Mapping[str, object]:
+    return {name: value for name, value in asdict(prediction).items() if value not in (None, "")}
 
 
-def load(path: Path) -> tuple[Saying, ...]:
+def load(path: Path) -> tuple[Prediction, ...]:
     """RecordError for a file that holds no predictions."""
     data = strict_json.read(path, FORMAT, VERSION)
     try:
-        return tuple(Saying(**fields) for fields in data["sayings"])
+        return tuple(Prediction(**fields) for fields in data["predictions"])
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path}: no predictions of laws ({error!r})") from None

@@ -71,7 +71,9 @@ def test_contenders_have_the_same_parameters_and_the_classes_that_plans_name():
 
 
 def test_what_was_predicted_is_what_the_laws_say():
-    committed, fresh = ([asdict(said) for said in sayings] for sayings in (load(FOLDER / PREDICTION), predict()))
+    committed, fresh = (
+        [asdict(said) for said in predictions] for predictions in (load(FOLDER / PREDICTION), predict())
+    )
     assert len(committed) == len(fresh)
     for one, other in zip(committed, fresh, strict=True):
         assert one == {n: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for n, v in other.items()}
@@ -156,11 +158,11 @@ def test_the_page_is_what_make_granularity_writes():
 
 def test_the_figure_has_a_panel_for_each_comparison():
     content = read_page(FOLDER, CROSSING)
-    panels = differences(content.measures, content.sayings).axes
+    panels = differences(content.measures, content.predictions).axes
     assert [ax.get_title().splitlines()[0] for ax in panels] == [c.name for c in CONTENDERS]
     assert any(np.array_equal(line.get_xdata(), TOKENS) for line in panels[0].get_lines())
     labels = panels[0].get_legend_handles_labels()[1]
-    assert {*labels} == {said.law for said in content.sayings if said.ratio} | {"measured"}
+    assert {*labels} == {said.law for said in content.predictions if said.ratio} | {"measured"}
     assert [text.get_text() for text in panels[0].texts] == ["abnar: +51 %"]
 
 
