@@ -52,8 +52,7 @@ venv = $(PYTHON) -c '$(NEWER)' && $(UV) venv --quiet --allow-existing --python $
 install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
 endif
 
-BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classes throughput hours checkpoints data_pipeline \
-	tokenising hub_releases
+BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classes throughput hours checkpoints data_pipeline tokenising hub_releases
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 

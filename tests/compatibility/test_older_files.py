@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 import modeling_switch_moe  # noqa: F401 (registers the Auto classes)
 from hub import RunRecord, load_index, open_store, read_records
 from scaling_law import Architecture, JointLaw, load_runs
+from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict
 from training.run.inputs import check_inputs
 from training.run.main import Run
@@ -41,6 +42,9 @@ def test_a_run_continues_from_its_checkpoint_and_cache(expected):
     cache = {path: path.read_bytes() for path in Path("cache").glob("*/*.bin")}
     values = yaml.safe_load(Path("run/config.yaml").read_text())
     values["schedule"]["tokens"] = [1280, 2560]
+    with pytest.raises(ConfigurationError, match=r"data\.first_window: 1024, but run/config\.yaml has 65536"):
+        check_inputs(from_dict(values))
+    values["data"]["first_window"] = 65536  # as docs/training.md says
     arguments = from_dict(values)
     check_inputs(arguments)
     assert Run(arguments).execute() == 0

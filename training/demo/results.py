@@ -97,7 +97,9 @@ def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
         at = gaps.n_active, gaps.experts
         ours = break_even(law, *at, between=own, force=True)
         theirs = break_even(JointLaw.published(), *at, force=True)
-        low, middle, high = (format_crossing(float(tokens), own) for tokens in (ours.low, ours.tokens, ours.high))
+        low, middle, high = (
+            format_crossing(float(tokens), own) for tokens in (ours.tokens_low, ours.tokens, ours.tokens_high)
+        )
         published = format_crossing(float(theirs.tokens), TOKENS_RANGE)
         size = f"d_model {gaps.d_model}, E = {gaps.experts}"
         rows.append([size, gaps.crossing, middle, f"{low} to {high}", published])

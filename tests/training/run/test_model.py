@@ -74,7 +74,7 @@ def test_final_norm_and_initialization_reach_the_model(tiny):
 
 def test_the_utilisation_counts_no_look_up_of_embeddings(tiny, monkeypatch):
     """Matrices of 4 d^2 (attention), 9 d^2 (one expert) and d V (head), 6 FLOPs per weight and token."""
-    arguments = tiny(schedule__tokens=[1280], optimizer__learning_rate=None)
+    arguments = tiny(schedule__tokens=[1280])
     arch = architecture(arguments.model, vocab_size=300)
     assert utilisation_flops(arch) == 6 * (13 * 64**2 + 64 * 300)
     monkeypatch.setattr(devices, "peak_flops", lambda device: 1e12)
@@ -82,6 +82,5 @@ def test_the_utilisation_counts_no_look_up_of_embeddings(tiny, monkeypatch):
     assert run.execute() == 0
     (model,) = run.folder.glob("*/model")
     record = RunRecord.load(model)
-    assert record.run_id == "tiny-d64-E4-seed0-tokens001.28K"  # of the recipe: no rate in it
     assert record.mfu == pytest.approx(utilisation_flops(arch) * record.tokens_per_second / 1e12)
     assert record.training_flops == 6 * arch.n_active * 1280  # what runs are compared by stays the paper's
