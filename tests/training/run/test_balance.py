@@ -1,8 +1,6 @@
 """Balance by the selection bias of classes that have one, which nothing in transformers moves."""
 
-import itertools
 import re
-import signal
 
 import pytest
 import torch
@@ -12,11 +10,10 @@ from hub.record.run_record import RunRecord
 from tests.model_classes import SHARED, TOP_K
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_processes import replicated, results
-from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, weights
+from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, stop_run, weights
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
 from training.run import causal_model
-from training.run.main import Run
 from training.run.step import build_model
 
 BIAS = SHARED | {"balance": "bias", "bias_update_rate": 0.05}
@@ -59,16 +56,7 @@ def test_each_step_moves_the_bias_by_the_counts_of_its_batch(tiny):
 def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path):
     """Bit for bit, by way of a checkpoint: the bias is part of it."""
     arguments = tiny(model=BIAS)
-    run = Run(arguments)
-    calls, requested = itertools.count(1), run.stop.requested
-
-    def stop():
-        if next(calls) == 5:
-            signal.raise_signal(signal.SIGTERM)
-        return requested()
-
-    run.stop.requested = stop
-    assert run.execute() == 128 + signal.SIGTERM
+    stop_run(arguments, at=5)
     finish(arguments)
     alone = tiny(model=BIAS, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))
     finish(alone)

@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.model_classes import CLASSES, DENSE, SHARED, TOP_K
 from tests.training.run.test_faults import models, start, wait_for  # noqa: F401 (start is a fixture)
 from tests.training.run.test_plan import output  # noqa: F401
 from tests.training.run.test_processes import replicated, sharded
-from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, weights
+from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, stop_run, weights
 from training.configuration.arguments import ConfigurationError
 from training.configuration.reading import from_dict
 from training.run import checkpoint, dry_run
@@ -39,16 +38,7 @@ three = pytest.mark.parametrize("section", THREE.values(), ids=THREE)
 def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path, section):
     """Bit for bit: branches, the resume in the trunk, and the record of them."""
     arguments = tiny(model=section)
-    run = Run(arguments)
-    calls, requested = itertools.count(1), run.stop.requested
-
-    def stop():
-        if next(calls) == 5:
-            signal.raise_signal(signal.SIGTERM)
-        return requested()
-
-    run.stop.requested = stop
-    assert run.execute() == 128 + signal.SIGTERM
+    stop_run(arguments, at=5)
     records = finish(arguments)
     assert sorted(records) == [1280, 2560]
     alone = tiny(model=section, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))

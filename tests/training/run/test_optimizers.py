@@ -1,8 +1,6 @@
 """Muon for the hidden matrices and AdamW for the rest: every expert by itself, and the loop's promises."""
 
-import itertools
 import re
-import signal
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from hub.record.run_record import RunRecord
 from tests.model_classes import CLASSES, SHARED, TOP_K
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_processes import measured, replicated, results
-from tests.training.run.test_run import assert_same_weights, finish, folders, weights
+from tests.training.run.test_run import assert_same_weights, finish, folders, stop_run, weights
 from training.configuration.arguments import ConfigurationError, OptimizerArguments
 from training.run.main import Run
 from training.run.optimizers import StackedMuon, build_optimizers, hidden_matrices
@@ -84,16 +82,7 @@ def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path, sectio
     """Bit for bit, by way of a checkpoint."""
     settings = {"model": section, "optimizer__name": "muon"}
     arguments = tiny(**settings)
-    run = Run(arguments)
-    calls, requested = itertools.count(1), run.stop.requested
-
-    def stop():
-        if next(calls) == 5:
-            signal.raise_signal(signal.SIGTERM)
-        return requested()
-
-    run.stop.requested = stop
-    assert run.execute() == 128 + signal.SIGTERM
+    stop_run(arguments, at=5)
     records = finish(arguments)
     assert sorted(records) == [1280, 2560]
     alone = tiny(**settings, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))

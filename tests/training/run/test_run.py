@@ -45,6 +45,20 @@ def assert_same_weights(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def stop_run(arguments, at: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Train until the loop has looked `at` times whether it is to stop."""
+    run = Run(arguments)
+    calls, requested = itertools.count(1), run.stop.requested
+
+    def stop():
+        if next(calls) == at:
+            signal.raise_signal(number)
+        return requested()
+
+    run.stop.requested = stop
+    assert run.execute() == 128 + number
+
+
 def poison(run, monkeypatch, is_bad) -> None:
     """Make the gradient norm of some updates (counted from 1) not a number."""
     clip, calls = run.accelerator.clip_grad_norm_, itertools.count(1)
@@ -136,16 +150,7 @@ def test_longer_branches_can_be_added_and_equal_the_same_run_trained_alone(tiny,
 def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tiny, tmp_path, stop_at, number):
     undisturbed = tiny(run__output_dir=str(tmp_path / "undisturbed"))
     expected, arguments = finish(undisturbed), tiny()
-    run = Run(arguments)
-    calls, requested = itertools.count(1), run.stop.requested
-
-    def stop():
-        if next(calls) == stop_at:
-            signal.raise_signal(number)
-        return requested()
-
-    run.stop.requested = stop
-    assert run.execute() == 128 + number
+    stop_run(arguments, at=stop_at, number=number)
     records = finish(arguments)
     for tokens in (1280, 2560):
         assert_same_weights(weights(undisturbed, tokens), weights(arguments, tokens))
