@@ -22,7 +22,8 @@ from scaling_law.figures.interactive import Page, Placed
 from scaling_law.figures.law_figures import shown_losses
 from scaling_law.formulas import Law
 from scaling_law.planning.optimal_table import OptimalTable
-from scaling_law.planning.plan import Plan, plan
+from scaling_law.planning.plan import Plan
+from scaling_law.planning.plan import plan as plan_of
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
 
@@ -55,13 +56,17 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Answ
         notes.insert(
             0, f"this map is for budgets of FLOPs: the star is at the {format_flops(table.flops)} of the best row"
         )
-    has_plan, configuration = _plan(question, law)
+    plan, configuration = _plan(question, law)
+    if plan and plan.architecture != table.best.architecture:
+        a = plan.architecture
+        size = f"d_model {a.d_model}, E = {a.experts}"
+        notes.insert(0, f"the plan is for {size}: to train the best row, these GPUs lack memory")
     return Answer(
         headline(table),
         drawn(question, law, table, page),
         html_of(table),
         "\n".join(f"- {escaped(note, 400)}" for note in notes),
-        question.command(has_plan),
+        question.command(plan is not None),
         configuration,
     )
 
@@ -73,9 +78,9 @@ def best_models(question: Question, law: Law) -> OptimalTable:
 
 
 def planned(question: Question, law: Law) -> Plan:
-    """The run of the best of them. ValueError where no GPUs of the budget can train it."""
+    """The run of the best of them that the GPUs of the budget can train. ValueError where they can train none."""
     asked = question.spent() | question.limits()
-    return plan(law, experts=question.asked_experts(), **asked)
+    return plan_of(law, experts=question.asked_experts(), **asked)
 
 
 def html_of(table: OptimalTable) -> str:
@@ -104,12 +109,13 @@ def headline(table: OptimalTable) -> str:
     return f"**{what}**: {size}, {format_count(best.tokens)} tokens, loss {best.loss:.4f}{interval} nats per token"
 
 
-def _plan(question: Question, law: Law) -> tuple[bool, str]:
-    """Whether the best model can be planned, as where its GPUs can train it; and the YAML, or why not."""
+def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
+    """The plan and its YAML; without one, as where the GPUs can train no model, a comment that says why."""
     try:
-        return True, planned(question, law).to_yaml()
+        found = planned(question, law)
+        return found, found.to_yaml()
     except ValueError as error:
-        return False, "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))
+        return None, "\n".join(f"# {line}" for line in wrap(f"no plan: {error}", 72))
 
 
 def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:

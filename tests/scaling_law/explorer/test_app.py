@@ -7,8 +7,10 @@ import sys
 from dataclasses import astuple, replace
 
 import pytest
+from yaml import safe_load
 
 from scaling_law import Conditions
+from scaling_law.explorer import answer as answers
 from scaling_law.explorer import app, uploads
 from scaling_law.explorer.answer import best_models, headline
 from scaling_law.explorer.question import PRESETS, PUBLISHED, YOURS, Question
@@ -98,18 +100,30 @@ def test_sliders_texts_and_links_agree(laws):
     assert preset[: len(app.FIELDS)] == [*astuple(replace(PRESETS[name], view="isoflop"))]
 
 
-def test_hours_that_no_gpus_can_train_have_an_answer_and_the_reason_for_no_plan(laws):
+def test_a_best_model_that_the_gpus_cannot_train_has_a_plan_of_another(laws):
     question = replace(FIRST, unit="hours", hours="168", gpus="8", view="map")
     problem, _, figure, _, notes, command, yaml, query = app._asked(laws, *astuple(question), False, None)
     assert (problem, query) == ("", "unit=hours&view=map")
-    assert command == ("scaling-law optimal --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --integral")
-    assert "no plan: d_model 1984, E = 32 (35.8B parameters) cannot be trained on 8 × NVIDIA" in yaml.replace(
-        "\n#", ""
-    )
-    assert all(line.startswith("# ") for line in yaml.splitlines())
+    assert command == ("scaling-law plan --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k -o run.yaml")
     table = best_models(question, laws[PUBLISHED])
+    assert (table.best.d_model, safe_load(yaml)["model"]["d_model"]) == (1984, 1920)
+    first, second, *_ = notes.splitlines()
+    assert "the plan is for d\\_model 1920, E = 32" in first
+    assert "the star is at the" in second
     assert next(trace.x[0] for trace in figure.data if trace.name == "question") == table.flops
-    assert "the star is at the" in notes.splitlines()[0]
+
+
+def test_gpus_that_can_train_no_model_have_an_answer_and_the_reason_for_no_plan(laws, monkeypatch):
+    def refuse(*args, **options):
+        raise ValueError("no model can be trained on these GPUs, however few of its parameters are active")
+
+    monkeypatch.setattr(answers, "plan_of", refuse)
+    question = replace(FIRST, unit="hours", hours="168", gpus="8")
+    problem, *_, command, yaml, _ = app._asked(laws, *astuple(question), False, None)
+    assert problem == ""
+    assert command == ("scaling-law optimal --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --integral")
+    assert yaml.startswith("# no plan: no model can be trained")
+    assert all(line.startswith("# ") for line in yaml.splitlines())
 
 
 def test_a_law_is_uploaded_and_deleted(laws, published, tmp_path):
