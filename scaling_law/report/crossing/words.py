@@ -28,7 +28,9 @@ def interval_in_words(found: Interval, between: tuple[float, float]) -> str:
 
 
 def measured_in_words(gap: Gap) -> str:
-    """The crossing, with its interval where seeds were repeated."""
+    """The crossing, with its interval where seeds were repeated; a single D can only be ahead or behind."""
+    if len(gap.tokens) == 1:
+        return f"{'ahead' if gap.mean[0] < 0 else 'behind'} at {format_count(float(gap.tokens[0]))}"
     between = float(gap.tokens[0]), float(gap.tokens[-1])
     if np.isnan(gap.crossing[1]):
         return f"{tokens_in_words(gap.crossing[0], between)} (no seed repeated)"

@@ -18,6 +18,7 @@ from scaling_law.report.crossing.laws import CALIBRATED, FITTED, PUBLISHED, Resu
 from scaling_law.report.crossing.page import BLOCKS, block_text, read_page, write_page
 from scaling_law.report.crossing.prediction import load, predict, save
 from scaling_law.report.crossing.records import WIDTHS, gather, read_sweep
+from scaling_law.report.crossing.words import measured_in_words
 from scaling_law.runs.rows import RunsError
 from tests.guides import DOCS
 from tests.hub.samples import record_fields
@@ -232,6 +233,13 @@ def test_seeds_that_were_not_repeated_take_the_scatter_of_the_nearest_tokens():
     assert gap.error[2] == pytest.approx(np.sqrt(8) * gap.error[1])
     assert gap.crossing[1] < gap.crossing[0] < gap.crossing[2]
     assert scatter_of(short).at(np.array([4e6])) == scatter_of(short).deviation[1]
+
+
+@pytest.mark.parametrize(("routed", "words"), [(1.6, "ahead at 2M"), (1.8, "behind at 2M")])
+def test_a_single_count_of_tokens_brackets_nothing(routed, words):
+    runs = pairs((2.0, 1.7, 1.5), (2.1, routed, 1.4))
+    (gap,) = gaps_of(runs.subset(runs.tokens == 2e6))
+    assert measured_in_words(gap) == words
 
 
 def test_an_expert_count_without_dense_twins_has_no_gap():
