@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.plain.commands import EXPERTS, Json
+from hub.plain.commands import COUNTS, Json
 from hub.plain.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import option, quantity
@@ -18,7 +18,7 @@ from scaling_law.size.recipe import PAPER
 def scale_out(
     d_model: Annotated[int, typer.Argument(help="Width; blocks and heads follow as d / 64.")],
     experts: Annotated[int, option("Experts, of which one is active.")] = 8,
-    gpus: Annotated[Any, quantity(EXPERTS, "How many, to compare. [default: 8,64]")] = None,
+    gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
     gpu: Annotated[str, option("Their kind.")] = "h100",
     mfu: options.Mfu = None,
     batch: Annotated[int, option("Sequences of a step.")] = PAPER.batch_ramp[-1].sequences,
@@ -35,5 +35,5 @@ def scale_out(
     """
     model = Architecture(d_model, experts)
     sizes = {"batch_sequences": batch, "sequence_length": sequence_length}
-    found = scaling.scale_out(model, [round(n) for n in gpus or (8, 64)], gpu, mfu=mfu, **sizes)
+    found = scaling.scale_out(model, [int(n) if n.is_integer() else n for n in gpus or (8, 64)], gpu, mfu=mfu, **sizes)
     show(found.to_dict() if as_json else None, as_json, found)
