@@ -35,5 +35,6 @@ def scale_out(
     """
     model = Architecture(d_model, experts)
     sizes = {"batch_sequences": batch, "sequence_length": sequence_length}
-    found = scaling.scale_out(model, [int(n) if n.is_integer() else n for n in gpus or (8, 64)], gpu, mfu=mfu, **sizes)
+    counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
+    found = scaling.scale_out(model, counts, gpu, mfu=mfu, **sizes)
     show(found.to_dict() if as_json else None, as_json, found)
