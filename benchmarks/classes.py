@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.model_speed import DEVICE, finish, matmul_bound
+from benchmarks.model_speed import DEVICE, SHAPE, finish, matmul_bound
 from benchmarks.report import Report, in_turns, parse
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.size.model_configs import FAMILIES, read_model
@@ -100,12 +100,7 @@ def main() -> None:
         __doc__,
         ("--precision", {"nargs": "+", "choices": ["fp32", "bf16"], "default": ["fp32", "bf16"]}),
         ("--granularity", {"nargs": "+", "type": int, "default": [1, 2, 4, 8]}),
-        ("--width", {"type": int, "default": 256}),
-        ("--layers", {"type": int, "default": 4}),
-        ("--batch", {"type": int, "default": 8}),
-        ("--length", {"type": int, "default": 256}),
-        ("--vocab", {"type": int, "default": 4096}),
-        ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
+        *SHAPE,
         fast={"granularity": [1, 2], "width": 64, "layers": 1, "length": 32, "batch": 2, "vocab": 512, "rounds": 1},
     )
     report = Report("classes", shape)

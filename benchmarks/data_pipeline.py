@@ -44,6 +44,11 @@ LENGTH = 512
 BATCH = 32
 LENGTH_OF_RUN = 128  # of the sequences of the runs that may wait
 BATCH_OF_RUN = 2  # sequences: small, so that many steps are made while the cache grows
+SOURCE = (  # options of the text, of `benchmarks.tokenising` too
+    ("--dataset", {"type": Path, "default": os.environ.get("BENCH_DATASET") or None}),
+    ("--tokenizer", {"type": Path, "default": os.environ.get("BENCH_TOKENIZER") or None}),
+    ("--megabytes", {"type": float, "default": 8.0, "help": "of documentation, without --dataset"}),
+)
 
 
 def build_all(source: TextSource, tokenizer, folder: Path) -> TokenCache:
@@ -201,9 +206,7 @@ def corpus(folder: Path, options) -> tuple[str, str]:
 def main() -> None:
     options = parse(
         __doc__,
-        ("--dataset", {"type": Path, "default": os.environ.get("BENCH_DATASET") or None}),
-        ("--tokenizer", {"type": Path, "default": os.environ.get("BENCH_TOKENIZER") or None}),
-        ("--megabytes", {"type": float, "default": 8.0, "help": "of documentation, without --dataset"}),
+        *SOURCE,
         ("--batches", {"type": int, "default": 500}),
         fast={"megabytes": 4.0, "batches": 4},
     )

@@ -27,6 +27,14 @@ PEERS = {"Mixtral": (MixtralConfig, MixtralForCausalLM), "OLMoE": (OlmoeConfig, 
 MATMUL = "matmul bound"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Race = dict[tuple[str, int], Callable[[], object]]  # steps by name and E
+SHAPE = (  # options of a training step, of `benchmarks.classes` too
+    ("--width", {"type": int, "default": 256}),
+    ("--layers", {"type": int, "default": 4}),
+    ("--batch", {"type": int, "default": 8}),
+    ("--length", {"type": int, "default": 256}),
+    ("--vocab", {"type": int, "default": 4096}),
+    ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
+)
 
 
 def ours(shape: argparse.Namespace, experts: int, **changes) -> torch.nn.Module:
@@ -148,12 +156,7 @@ def main() -> None:
         __doc__,
         ("--precision", {"nargs": "+", "choices": ["fp32", "bf16"], "default": ["fp32", "bf16"]}),
         ("--experts", {"nargs": "+", "type": int, "default": [1, 8, 32]}),
-        ("--width", {"type": int, "default": 256}),
-        ("--layers", {"type": int, "default": 4}),
-        ("--batch", {"type": int, "default": 8}),
-        ("--length", {"type": int, "default": 256}),
-        ("--vocab", {"type": int, "default": 4096}),
-        ("--rounds", {"type": int, "default": 5, "help": "steps measured"}),
+        *SHAPE,
         ("--peers", {"nargs": "*", "choices": list(PEERS), "default": list(PEERS), "help": "transformers models"}),
         ("--compile", {"action": "store_true", "help": "torch.compile every model"}),
         fast={"experts": [1, 4], "width": 64, "layers": 1, "length": 32, "batch": 2, "vocab": 512, "rounds": 1},

@@ -25,7 +25,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", DATATROV
 import datasets
 import numpy as np
 
-from benchmarks.data_pipeline import corpus, map_and_pack
+from benchmarks.data_pipeline import SOURCE, corpus, map_and_pack
 from benchmarks.report import Report, parse
 from training.data.cache import TokenCache, open_cache
 from training.data.filling import Share, adopt, lock_of, tokenise_groups
@@ -74,9 +74,7 @@ def measured(work: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
 def main() -> None:
     options = parse(
         __doc__,
-        ("--dataset", {"type": Path, "default": os.environ.get("BENCH_DATASET") or None}),
-        ("--tokenizer", {"type": Path, "default": os.environ.get("BENCH_TOKENIZER") or None}),
-        ("--megabytes", {"type": float, "default": 8.0, "help": "of documentation, without --dataset"}),
+        *SOURCE,
         fast={"megabytes": 1.0},
     )
     datasets.disable_progress_bars()
