@@ -11,7 +11,7 @@ from scaling_law.report.granularity.contenders import CONTENDERS, TOKENS
 from scaling_law.report.granularity.measures import Measures
 from scaling_law.report.granularity.prediction import Prediction
 
-COLUMNS, PERCENT = 4, 100.0
+COLUMNS, PERCENT = 3, 100.0
 MOST = 15.0  # percent that are drawn; a law that says more is named in the corner
 COLOURS = (
     "#0072B2",
@@ -28,7 +28,7 @@ COLOURS = (
 def differences(measures: Measures, predictions: Sequence[Prediction]) -> Any:
     """A panel for each comparison: measured with standard errors, and what laws say, by D."""
     rows = -(-len(CONTENDERS) // COLUMNS)
-    figure, axes = drawing.new_figure(13, 3.1 * rows + 0.5, COLUMNS, rows, sharex=True, sharey=True)
+    figure, axes = drawing.new_figure(10, 3.1 * rows + 0.5, COLUMNS, rows, sharex=True, sharey=True)
     laws = dict.fromkeys(said.law for said in predictions if said.ratio is not None)
     colours = dict(zip(laws, itertools.cycle(COLOURS), strict=False))
     found = {difference.contender.name: difference for difference in measures.differences}
