@@ -126,7 +126,7 @@ def calibrate(
     candidates = [[name.strip() for name in names.split(",")] for names in refit] or None
     table = _load(runs, loss, status, trunks, where=where, columns=columns, format=format)
     found = calibration.calibrate(
-        choose_law(law), table, groups=groups, candidates=candidates, one_sided=one_sided, mix=_names(mix)
+        choose_law(law), table, groups=groups, candidates=candidates, one_sided=one_sided, mix=mix
     )
     draws = found.bootstrap(bootstrap, progress=not as_json) if bootstrap else None
     made = draws.law if draws else found.law
@@ -206,7 +206,7 @@ def split(
     from rich.console import Group
 
     parts = splits.split(_load(runs, loss, status, where=where, columns=columns, format=format), by, validation, test)
-    robust: dict[str, Any] = {"outliers": outliers, "mix": _names(mix), "allow_unidentifiable": allow_unidentifiable}
+    robust: dict[str, Any] = {"outliers": outliers, "mix": mix, "allow_unidentifiable": allow_unidentifiable}
     found = splits.compare(parts, select, joint_options={"fixed": dict(fix)}, **robust)
     value = found.to_dict() | {"joint": found.joint.to_dict()} if as_json else None
     show(value, as_json, Group(parts.summary(), found.summary()))
@@ -244,7 +244,7 @@ def fit_learning_rate(
     if extras is None:
         if len(runs) > 1 or where or columns or format:
             raise ValueError("several tables, --where, --column and --format are of fits --with tokens,batch")
-        grid = LearningRateGrid.load(runs[0], loss or "eval_loss", _names(mix))
+        grid = LearningRateGrid.load(runs[0], loss or "eval_loss", mix)
         law = grid.fit(experts, reading)
         value: Any = {"law": asdict(law), "models": grid.to_dicts(law)} if as_json else None
         shown = grid.table(law)
@@ -252,7 +252,7 @@ def fit_learning_rate(
         tables = [_load(source, loss, where=where, columns=columns, format=format) for source in runs]
         tables = [table if experts is None else table.subset(np.isin(table.experts, experts)) for table in tables]
         chosen: Any = () if extras == "none" else [extra.strip() for extra in extras.split(",")]
-        fitted = fit_learning_rate_grid(tables, chosen, reading=reading, within=within, mix=_names(mix))
+        fitted = fit_learning_rate_grid(tables, chosen, reading=reading, within=within, mix=mix)
         law, value, shown = fitted.law, fitted.to_dict() if as_json else None, fitted.table()
     if output is not None:
         law.save(output)
@@ -270,6 +270,7 @@ def match(
     vocab_size: options.VocabSize = None,
     trunks: options.Trunks = "auto",
     outliers: options.Outliers = "keep",
+    mix: options.Mix = "",
     bootstrap: Annotated[int, option("Resamples for the intervals.")] = 1000,
     force: options.Force = False,
     as_json: Json = False,
@@ -280,7 +281,7 @@ def match(
 
         scaling-law match runs.jsonl --flops 1e13 --n-blocks 2 -o matched-plan.json
     """
-    fitted = fitting.fit(_load(runs, trunks=trunks), outliers=outliers).bootstrap(bootstrap)
+    fitted = fitting.fit(_load(runs, trunks=trunks), outliers=outliers, mix=mix).bootstrap(bootstrap)
     made = plan_matched(fitted, flops, experts, n_blocks=n_blocks, vocab_size=vocab_size, force=force)
     made.save(output)
     show(asdict(made) if as_json else None, as_json, made)
@@ -291,6 +292,7 @@ def report(
     into: Annotated[Path, option("The Markdown file with the blocks to fill; figures go beside it.")],
     trunks: options.Trunks = "auto",
     outliers: options.Outliers = "keep",
+    mix: options.Mix = "",
     as_json: Json = False,
 ) -> None:
     """Fill a report on runs: the fit, how it extrapolates, and the paper's findings asked of these runs.
@@ -299,7 +301,7 @@ def report(
 
         scaling-law report my-sweep --into my-report.md
     """
-    show_written(write_report(folder, into, trunks=trunks, outliers=outliers), as_json)
+    show_written(write_report(folder, into, trunks=trunks, outliers=outliers, mix=mix), as_json)
 
 
 def _refuse_resamples(bootstrap: int) -> None:
@@ -307,13 +309,9 @@ def _refuse_resamples(bootstrap: int) -> None:
         raise ValueError(f"--bootstrap {bootstrap} must be 0, or at least 2 resamples")
 
 
-def _settings(fix: Any, bound: Any, outliers: str, mix: str, allow_unidentifiable: bool) -> dict[str, Any]:
+def _settings(fix: Any, bound: Any, outliers: str, mix: Any, allow_unidentifiable: bool) -> dict[str, Any]:
     held = {"fixed": dict(fix), "bounds": dict(bound)}
-    return held | {"outliers": outliers, "mix": _names(mix), "allow_unidentifiable": allow_unidentifiable}
-
-
-def _names(words: str) -> tuple[str, ...]:
-    return tuple(name for word in words.split(",") if (name := word.strip()))
+    return held | {"outliers": outliers, "mix": mix, "allow_unidentifiable": allow_unidentifiable}
 
 
 def _load(

@@ -28,6 +28,11 @@ def quantity(parser: Any, help: str, *names: str, metavar: str | None = None) ->
     return typer.Option(*names, parser=parser, metavar=metavar or parser.__name__.upper(), help=help)
 
 
+def names(words: str) -> tuple[str, ...]:
+    """A parser: names between commas."""
+    return tuple(name for word in words.split(",") if (name := word.strip()))
+
+
 # of questions to a law
 WHICH = "published, printed (the paper's rounded table), a name of `scaling-law laws`, a folder, or a Hub repo."
 LawName = Annotated[str, option(WHICH, "--law")]
@@ -59,9 +64,8 @@ Where = Annotated[str, option('Keep runs that fulfil a filter: "E in {1, 8}, D <
 Trunks = Annotated[str, option("auto (parent_run_id, else one size and E), run (each its own), or a column.")]
 Outliers = Annotated[Literal["keep", "set_aside"], option("set_aside: fit without runs far from the others' law.")]
 OneSided = Annotated[str | None, option("Column that is 1 for untuned runs, which bound the law from above; else 0.")]
-Mix = Annotated[
-    str, option("Fit runs as one that differ in these columns of their recipe: optimizer,sequence_length.")
-]
+MIX = "Fit runs as one that differ in these columns of their recipe: optimizer,sequence_length."
+Mix = Annotated[Any, quantity(names, MIX)]
 Allow = Annotated[bool, option("Fit although the design cannot identify all coefficients.", "--allow-unidentifiable")]
 
 

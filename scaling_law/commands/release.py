@@ -7,7 +7,7 @@ says what it predicts, it becomes a model repository `<sweep>-law`, and the card
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from hub.plain import commands
 from hub.plain.errors import FilesError
 from hub.plain.markdown import escaped
 from hub.plain.tables import Table, show
+from scaling_law.commands import options
 from scaling_law.commands.options import option
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
@@ -61,13 +62,16 @@ class LawOnRuns:
         return dict(zip(self.runs.run_id, (self.runs.loss + self.residuals).tolist(), strict=True))
 
 
-def law_of(records: Sequence[RunRecord], law: Law | None = None) -> LawOnRuns | None:
-    """The given law, or a joint law fitted to the final runs; None where they cannot determine one, with a warning."""
+def law_of(records: Sequence[RunRecord], law: Law | None = None, mix: Collection[str] = ()) -> LawOnRuns | None:
+    """The given law, or a joint law fitted to the final runs; None where they cannot determine one, with a warning.
+
+    `mix` as in `fit`.
+    """
     try:
         runs = load_runs([record for record in records if record.eval_loss is not None])
         if law is not None:
             return LawOnRuns(law, runs, fitted=False)
-        result = fit(runs, law="joint")
+        result = fit(runs, law="joint", mix=mix)
     except ValueError as error:
         logger.warning("released without a law: %s", error)
         return None
@@ -111,6 +115,7 @@ def release(
     source: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
     store: commands.Store,
     law: Annotated[str | None, option("A law's folder or repository. [default: fitted to the runs]")] = None,
+    mix: options.Mix = "",
     license: commands.License = None,
     tag: commands.Tag = "",
     collection: commands.Collection = False,
@@ -134,7 +139,7 @@ def release(
     sweeps = sorted({record.sweep for _, record in runs})
     if len(sweeps) > 1:
         raise FilesError(f"{source} holds runs of several sweeps, {', '.join(sweeps)}; release one at a time")
-    found = law_of([record for _, record in runs], load_law(law) if law else None)
+    found = law_of([record for _, record in runs], load_law(law) if law else None, mix)
     released = hub.release_runs(
         target,
         runs,

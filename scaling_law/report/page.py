@@ -128,7 +128,7 @@ def residuals_block(results: Results) -> Block:
     rmse, bias = results.fitted.rmse_by_experts(), results.fitted.bias_by_experts()
     for e in results.experts:
         own = results.runs.subset(results.runs.experts == e)
-        chinchilla = fit(own, "chinchilla", outliers=results.outliers)
+        chinchilla = fit(own, "chinchilla", **results.settings)
         yield f"{e:g}", len(own), f"{rmse[e]:.4f}", f"{bias[e]:+.4f}", f"{chinchilla.rmse:.4f}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,11 +31,17 @@ Verdict = Literal["confirmed", "not confirmed: the opposite holds", "cannot be d
 
 @dataclass(frozen=True)
 class Results:
-    """The records of a folder and results computed from them on first use; `trunks` and `outliers` as in `fit`."""
+    """The records of a folder and results computed from them on first use; other fields as in `fit`."""
 
     folder: Path
     trunks: str = "auto"
     outliers: Any = "keep"
+    mix: Collection[str] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of every fit."""
+        return {"outliers": self.outliers, "mix": self.mix}
 
     @cached_property
     def runs(self) -> Runs:
@@ -51,7 +57,7 @@ class Results:
 
     @cached_property
     def fitted(self) -> FitResult:
-        return fit(self.runs, "joint", outliers=self.outliers)
+        return fit(self.runs, "joint", **self.settings)
 
     @cached_property
     def bootstrap(self) -> Bootstrap:
@@ -96,12 +102,12 @@ class Results:
         }
         empty = runs.subset(np.zeros(len(runs), bool))
         splits = [Split(runs.subset(~mask), runs.subset(mask), empty, name) for name, mask in parts.items()]
-        return [compare(split, allow_unidentifiable=True, outliers=self.outliers) for split in splits]
+        return [compare(split, allow_unidentifiable=True, **self.settings) for split in splits]
 
     @cached_property
     def rates(self) -> LearningRateGrid | None:
         path = self.folder / "learning-rates.jsonl"
-        return LearningRateGrid.load(path) if path.exists() else None
+        return LearningRateGrid.load(path, mix=self.mix) if path.exists() else None
 
     @cached_property
     def matched(self) -> tuple[MatchedPlan, list[list[float]]] | None:

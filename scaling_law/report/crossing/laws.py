@@ -29,7 +29,7 @@ HALF = 4e6  # tokens of the longest runs that the calibration sees
 BEYOND = 4.0  # laws are asked this many times below the shortest and above the longest runs
 PUBLISHED, CALIBRATED, FITTED = "published law", "law calibrated on D ≤ 4M", "law fitted to the sweep"
 LAWS = (PUBLISHED, CALIBRATED, FITTED)
-LEAST_CELLS, LEAST_VALUES = 22, 3  # twice the coefficients of the joint law; of N_act, and of D
+LEAST_CELLS, LEAST_VALUES = 22, 3  # twice the coefficients of the joint law; of N_act and D, and of E to fit it
 SIGNS = ("alpha", "beta", "delta", "gamma", "omega", "zeta")
 
 
@@ -162,9 +162,10 @@ class Results:
 def fitted_to(runs: Runs) -> FitResult[Any] | None:
     """The joint law; None where the runs are too few, or cannot determine its coefficients.
 
-    Starts are searched on the cells, which are few.
+    Of two E any two laws of N_act and D can be told, so its terms of E need three. Starts are searched on the cells,
+    which are few.
     """
-    if not len(runs) or not _enough(cells := cell_means(runs)):
+    if not len(runs) or not _enough(cells := cell_means(runs)) or len(np.unique(cells.experts)) < LEAST_VALUES:
         return None
     settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision"}
     try:

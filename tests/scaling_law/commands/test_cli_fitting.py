@@ -263,3 +263,18 @@ def test_runs_of_several_recipes_need_the_users_word(shell, table, tmp_path):
     assert "differ in sequence_length (256, 512)" in refused.output
     assert shell("fit", file, *words, "--mix", "sequence_length").exit_code == 0
     assert shell("split", file, "--validation", 4, "--mix", "sequence_length").exit_code == 0
+    plan = (
+        "match",
+        file,
+        "--flops",
+        "1e14",
+        "--vocab-size",
+        2048,
+        "--bootstrap",
+        2,
+        "-o",
+        tmp_path / "plan",
+        "--force",
+    )
+    assert "differ in sequence_length" in shell(*plan).stderr
+    assert shell(*plan, "--force", "--mix", "sequence_length").exit_code == 0

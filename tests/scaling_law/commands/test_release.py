@@ -137,6 +137,15 @@ def test_a_malicious_status_of_a_law_is_no_markup():
     assert "](javascript" not in text.replace("\\]", "")
 
 
+def test_runs_of_several_recipes_have_a_law_by_the_users_word(caplog):
+    mixed = [record.model_copy(update={"sequence_length": 512 + i % 2}) for i, record in enumerate(sweep_records())]
+    assert law_of(mixed) is None
+    assert "differ in sequence_length (512, 513)" in caplog.text
+    found = law_of(mixed, mix=("sequence_length",))
+    assert found.rmse < 0.01
+    assert "mixing runs that differ in sequence_length" in found.law.conditions.provenance
+
+
 def test_the_law_needs_an_index(tmp_path):
     with pytest.raises(LookupError, match="has no index"):
         release_law(open_store(tmp_path / "store"), "demo", law_of(sweep_records()))

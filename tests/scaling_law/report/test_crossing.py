@@ -264,6 +264,12 @@ def test_laws_fitted_to_runs_of_a_law_have_its_crossings(results):
     assert np.abs(results.forecast).max() < 0.05
 
 
+def test_the_joint_law_is_not_fitted_to_two_numbers_of_experts():
+    two = Results(read_sweep([*swept((32, 48, 64, 128), (1, 8))]))
+    assert [*two.laws] == [PUBLISHED, CALIBRATED]
+    assert (two.fitted, two.drawn, two.held_out) == (None, None, [])
+
+
 def test_the_goals_are_judged_by_the_cells(results):
     goals = [*goals_of(results, None)]
     assert [goal.met for goal in goals[:4]] == [True] * 4

@@ -12,6 +12,7 @@ from scaling_law.planning.matched import plan_matched
 from scaling_law.report import results
 from scaling_law.report.page import BLOCKS, block_text, write_report
 from scaling_law.report.results import Results
+from scaling_law.runs.rows import RunsError
 from tests.scaling_law.fitting.test_learning_rate import rows as learning_rate_rows
 from tests.scaling_law.synthetic import TINY_LAW
 from tests.scaling_law.synthetic import sweep_rows as records
@@ -68,6 +69,15 @@ def test_what_is_not_there_is_not_reported(folder):
     assert block_text("learning-rates", of) == "No learning rates were searched."
     assert block_text("matched", of) == "No matched experiment was run."
     assert "seed only scatter" not in block_text("runs", of)
+
+
+def test_runs_of_several_recipes_are_reported_by_the_users_word(folder):
+    rows = [row | {"precision": ("fp32", "bf16")[i % 2]} for i, row in enumerate(records())]
+    write(folder / "results" / "runs.jsonl", rows)
+    with pytest.raises(RunsError, match=r"differ in precision \(bf16, fp32\)"):
+        block_text("residuals", Results(folder / "results"))
+    for name in ("residuals", "extrapolation"):
+        assert block_text(name, Results(folder / "results", mix=("precision",))).startswith("|")
 
 
 def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):
