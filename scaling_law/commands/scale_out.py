@@ -25,7 +25,7 @@ def scale_out(
     sequence_length: Annotated[int, option("Tokens of a sequence.")] = PAPER.sequence_length,
     as_json: Json = False,
 ) -> None:
-    """Memory, what GPUs exchange in a step, and which of the two limits a model on more and more of them.
+    """Memory and communication of a model on more and more GPUs, and which of them limits its speed.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""One model on more and more GPUs: memory, what they exchange in a step, and which of the two limits the speed."""
+"""One model on more and more GPUs: memory, communication in a step, and which of them limits the speed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from scaling_law.size.throughput import Throughput
 class ScaleOutRow:
     """A model on so many GPUs. Bytes and seconds are of one GPU and one step.
 
-    `compute_seconds` are at the MFU assumed, `exchange_seconds` at the full speed of the links; the first hides the
-    second at best. `mfu_limit`: at which the exchange alone takes the whole step. `expert_parallel_*`: of sending
-    tokens to experts instead of gathering the experts' weights.
+    `compute_seconds` are at the MFU assumed, `communication_seconds` at the full speed of the links; compute hides
+    communication at best. `mfu_limit`: at which communication alone takes the whole step. `expert_parallel_*`: of
+    sending tokens to experts instead of gathering the experts' weights.
     """
 
     gpus: int
@@ -35,19 +35,19 @@ class ScaleOutRow:
     passes: int | None = None
     all_gather_bytes: float | None = None
     reduce_bytes: float | None = None
-    exchange_seconds: float | None = None
+    communication_seconds: float | None = None
     mfu_limit: float | None = None
 
     @property
     def expected_mfu(self) -> float | None:
-        """That assumed, or less where the exchange takes longer than such a step; None where nothing fits."""
+        """That assumed, or less where communication takes longer than such a step; None where nothing fits."""
         return None if self.placement is None else min(self.mfu, self.mfu_limit or 1.0)
 
     @property
     def limited_by(self) -> str:
         if self.placement is None:
             return "memory"
-        return "exchange" if self.mfu_limit is not None and self.mfu_limit < self.mfu else "compute"
+        return "communication" if self.mfu_limit is not None and self.mfu_limit < self.mfu else "compute"
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ def _cells(row: ScaleOutRow) -> dict[str, str]:
     return {
         "GPUs": str(row.gpus),
         "memory": "does not fit" if memory is None else format_bytes(memory.total),
-        "of it state": "" if memory is None else format_bytes(memory.weights + memory.gradients + memory.optimizer),
+        "model state": "" if memory is None else format_bytes(memory.weights + memory.gradients + memory.optimizer),
         "how": "" if placed is None else placed.sharding.upper() + ", recomputed" * placed.gradient_checkpointing,
         "micro-batch": "" if placed is None else f"{row.passes} × {placed.micro_batch_sequences}",
         "all-gather": "" if row.all_gather_bytes is None else format_bytes(row.all_gather_bytes),
-        "sum of gradients": "" if row.reduce_bytes is None else format_bytes(row.reduce_bytes),
-        "exchange": shown(row.exchange_seconds, "{:.2g} s"),
+        "reduce-scatter": "" if row.reduce_bytes is None else format_bytes(row.reduce_bytes),
+        "communication": shown(row.communication_seconds, "{:.2g} s"),
         "compute": f"{row.compute_seconds:.2g} s",
         "MFU": shown(row.expected_mfu, "{:.1%}"),
         "at most": shown(row.mfu_limit, "{:.0%}"),
@@ -137,13 +137,13 @@ def _row(a: Architecture, cluster: Cluster, peak_flops: float, link: float) -> S
     if placed is None:
         return row
     passes = stage.sequences // (gpus * placed.micro_batch_sequences)
-    exchange = communication(a, placed.sharding, gpus, passes)
+    traffic = communication(a, placed.sharding, gpus, passes)
     return replace(
         row,
         placement=placed,
         passes=passes,
-        all_gather_bytes=exchange.all_gather,
-        reduce_bytes=exchange.reduce_scatter + exchange.all_reduce,
-        exchange_seconds=(slowest := exchange.seconds(gpus, link)),
+        all_gather_bytes=traffic.all_gather,
+        reduce_bytes=traffic.reduce_scatter + traffic.all_reduce,
+        communication_seconds=(slowest := traffic.seconds(gpus, link)),
         mfu_limit=ideal / slowest if slowest else None,
     )

@@ -1,4 +1,4 @@
-"""What the devices of a run exchange in one step, and the least time that takes.
+"""What the devices of a run send each other in one step, and the least time that takes.
 
 FSDP2 gathers the weights for the forward and again for the backward pass of every micro-batch (blocks in the precision
 of autocast, embedding and head in fp32), and sums the gradients in fp32 after each; DDP sums them once a step. Of B

@@ -200,11 +200,11 @@ def add_gradients(session: Session, step: int) -> StepResult:
 
     result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
     for j, (inputs, targets) in zip(own, batches, strict=True):
-        # DDP exchanges gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole ones.
+        # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole ones.
         # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches changes
         # along the batch ramp.)
-        exchanges = j == own[-1] or accelerator.is_fsdp2
-        with nullcontext() if exchanges else accelerator.no_sync(session.model):
+        reduces = j == own[-1] or accelerator.is_fsdp2
+        with nullcontext() if reduces else accelerator.no_sync(session.model):
             with accelerator.autocast():
                 # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
                 out = session.model(

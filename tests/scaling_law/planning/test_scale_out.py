@@ -8,7 +8,7 @@ from scaling_law.size.communication import Communication, all_to_all_bytes, all_
 MODEL = Architecture(2304, 8)
 
 
-def test_what_is_exchanged_is_counted_by_hand():
+def test_communication_is_counted_by_hand():
     head = 50257 * 2304
     blocks = (4 + 9 * 8) * 36 * 2304**2
     found = communication(MODEL, "fsdp2", 8, passes=4)
@@ -35,7 +35,7 @@ def test_links_and_network_cards():
     assert all_to_all_seconds(45e9, 8, 450e9) == pytest.approx(0.1)
 
 
-def test_more_gpus_exchange_more_for_each_token():
+def test_more_gpus_communicate_more_for_each_token():
     found = scale_out(MODEL, (8, 64), "h100")
     eight, many = found.rows
     assert eight.placement.sharding == many.placement.sharding == "fsdp2"
@@ -44,7 +44,7 @@ def test_more_gpus_exchange_more_for_each_token():
     assert eight.compute_seconds == pytest.approx(8 * many.compute_seconds)
     assert [row.limited_by for row in found.rows] == ["compute", "compute"]
     fast = scale_out(MODEL, (64,), "h100", mfu=0.4).rows[0]
-    assert (fast.limited_by, fast.expected_mfu) == ("exchange", fast.mfu_limit)
+    assert (fast.limited_by, fast.expected_mfu) == ("communication", fast.mfu_limit)
     large = scale_out(MODEL, (64,), "h100", mfu=0.4, batch_sequences=4096).rows[0]
     assert (large.limited_by, large.expected_mfu) == ("compute", pytest.approx(0.4))
 
