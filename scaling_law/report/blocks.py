@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from hub.plain import atomic
 from hub.plain.markdown import block_of, replace_block
 from hub.plain.tables import Table
 
 Part = tuple[object, ...] | str
+T = TypeVar("T")
 
 
 def markdown_of(parts: Iterable[Part]) -> str:
@@ -19,12 +21,15 @@ def markdown_of(parts: Iterable[Part]) -> str:
     return "\n\n".join([*([Table(list(map(str, rows[0])), rows[1:]).markdown()] if rows else []), *texts])
 
 
-def fill(page: Path, blocks: Mapping[str, str]) -> Path:
-    """Replace these blocks of a Markdown file. ValueError if it lacks one of them; the file then stays as it was."""
+def fill(page: Path, blocks: Mapping[str, Callable[[T], Iterable[Part]]], content: T) -> Path:
+    """Replace these blocks of a Markdown file by what each makes of the content.
+
+    ValueError, before anything is computed, if the file lacks one of them.
+    """
     text = page.read_text(encoding="utf-8")
-    for name, content in blocks.items():
-        if block_of(text, name) is None:
-            raise ValueError(f"{page}: no block `<!-- {name} -->` and `<!-- /{name} -->`")
-        text = replace_block(text, name, content)
+    if lacking := [name for name in blocks if block_of(text, name) is None]:
+        raise ValueError(f"{page}: no block `<!-- {lacking[0]} -->` and `<!-- /{lacking[0]} -->`")
+    for name, block in blocks.items():
+        text = replace_block(text, name, markdown_of(block(content)))
     atomic.write_bytes(page, text.encode())
     return page

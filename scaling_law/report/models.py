@@ -19,7 +19,7 @@ from hub.plain import strict_json
 from hub.plain.markdown import escaped
 from hub.plain.units import UNKNOWN, format_bytes, format_count, format_flops
 from scaling_law.planning.describe import Description, describe
-from scaling_law.report.blocks import fill, markdown_of
+from scaling_law.report.blocks import fill
 
 _FIELDS = {"name", "config", "source"}
 
@@ -52,9 +52,7 @@ def read_entries(path: str | Path) -> list[Entry]:
 
 def write_page(entries: str | Path, page: str | Path) -> None:
     """Replace the blocks of the Markdown file `page`; ValueError if it lacks one of them."""
-    read = read_entries(entries)
-    blocks = {name: markdown_of(rows(read)) for name, rows in (("sizes", sizes), ("predictions", predictions))}
-    fill(Path(page), blocks | {"sources": sources(read)})
+    fill(Path(page), {"sizes": sizes, "predictions": predictions, "sources": sources}, read_entries(entries))
 
 
 def sizes(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
@@ -93,13 +91,13 @@ def predictions(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
         yield entry.name, format_count(p.tokens), per_parameter, format_flops(p.training_flops), loss, *chosen, beyond
 
 
-def sources(entries: list[Entry]) -> str:
+def sources(entries: list[Entry]) -> Iterator[str]:
     """Where the configuration and the number of tokens of each model were read."""
     lines = []
     for entry in entries:
         tokens = f"[training tokens]({entry.tokens_source})" if entry.tokens_source else "training tokens not found"
         lines.append(f"- {escaped(entry.name)}: [configuration]({entry.source}), {tokens}")
-    return "\n".join(lines)
+    yield "\n".join(lines)
 
 
 if __name__ == "__main__":

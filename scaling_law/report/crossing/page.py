@@ -19,7 +19,7 @@ from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.fitting import errors_of, rms
 from scaling_law.formulas import JointLaw
-from scaling_law.report.blocks import fill, markdown_of
+from scaling_law.report.blocks import fill
 from scaling_law.report.crossing import figures
 from scaling_law.report.crossing.figures import BITS
 from scaling_law.report.crossing.gaps import scatter_of
@@ -58,14 +58,9 @@ def write_page(folder: Path, page: Path) -> list[Path]:
     ValueError if it lacks one of the blocks.
     """
     content = read_page(folder)
-    written = fill(page, {name: block_text(name, content) for name in BLOCKS})
+    written = fill(page, BLOCKS, content)
     drawn = [drawing.save(figure, page.parent / "figures" / name) for name, figure in _drawn(content.results)]
     return [written, *drawn]
-
-
-def block_text(name: str, page: Page) -> str:
-    """The Markdown of a block."""
-    return markdown_of(BLOCKS[name](page))
 
 
 def _drawn(results: Results) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from hub.plain.units import UNKNOWN, format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.fitting.fitting import rms
 from scaling_law.formulas import JointLaw
-from scaling_law.report.blocks import fill, markdown_of
+from scaling_law.report.blocks import fill
 from scaling_law.report.evidence import figures
 from scaling_law.report.evidence.forecasts import (
     BARE,
@@ -114,14 +114,9 @@ def write_page(folder: Path, page: Path) -> list[Path]:
     ValueError if it lacks one of the blocks.
     """
     evidence = Evidence(read_sources(folder))
-    written = fill(page, {name: block_text(name, evidence) for name in BLOCKS})
+    written = fill(page, BLOCKS, evidence)
     drawn = [drawing.save(figure, page.parent / "figures" / name) for name, figure in _drawn(evidence)]
     return [written, *drawn]
-
-
-def block_text(name: str, evidence: Evidence) -> str:
-    """The Markdown of a block."""
-    return markdown_of(BLOCKS[name](evidence))
 
 
 def _drawn(evidence: Evidence) -> Iterator[tuple[str, object]]:

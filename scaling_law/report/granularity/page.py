@@ -14,7 +14,7 @@ import numpy as np
 
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
-from scaling_law.report.blocks import Part, fill, markdown_of
+from scaling_law.report.blocks import Part, fill
 from scaling_law.report.crossing.figures import BITS
 from scaling_law.report.crossing.words import listed
 from scaling_law.report.granularity import figures
@@ -51,7 +51,7 @@ def read_page(folder: Path, crossing: Path) -> Page:
 def write_page(folder: Path, crossing: Path, page: Path) -> list[Path]:
     """Replace the blocks of the Markdown file `page` and draw its figure. ValueError if it lacks one of the blocks."""
     content = read_page(folder, crossing)
-    written = fill(page, {name: markdown_of(block(content)) for name, block in BLOCKS.items()})
+    written = fill(page, BLOCKS, content)
     drawn = figures.differences(content.measures, content.predictions)
     return [written, drawing.save(drawn, page.parent / "figures" / FIGURE)]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs
+from scaling_law.report.blocks import markdown_of
 from scaling_law.report.evidence.forecasts import (
     FREED,
     JOINT,
@@ -21,7 +22,7 @@ from scaling_law.report.evidence.forecasts import (
     scales_refitted,
 )
 from scaling_law.report.evidence.measures import choices, gains
-from scaling_law.report.evidence.page import BLOCKS, Evidence, block_text, write_page
+from scaling_law.report.evidence.page import BLOCKS, Evidence, write_page
 from scaling_law.report.evidence.points import cell_means, derive, read_source, read_sources
 from tests.guides import DOCS
 
@@ -40,7 +41,7 @@ def test_the_page_is_what_make_evidence_writes(evidence):
     page = PAGE.read_text()
     for name in BLOCKS:
         written = page.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
-        fresh = block_text(name, evidence)
+        fresh = markdown_of(BLOCKS[name](evidence))
         assert NUMBER.sub("#", fresh) == NUMBER.sub("#", written)
         np.testing.assert_allclose(*(list(map(float, NUMBER.findall(t))) for t in (fresh, written)), 0.02, 0.0021)
 

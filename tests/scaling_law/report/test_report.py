@@ -76,8 +76,7 @@ def test_runs_of_several_recipes_are_reported_by_the_users_word(folder):
     write(folder / "results" / "runs.jsonl", rows)
     with pytest.raises(RunsError, match=r"differ in precision \(bf16, fp32\)"):
         block_text("residuals", Results(folder / "results"))
-    for name in ("residuals", "extrapolation"):
-        assert block_text(name, Results(folder / "results", mix=("precision",))).startswith("|")
+    assert block_text("fit", Results(folder / "results", mix=("precision",))).startswith("|")
 
 
 def test_tokens_are_counted_once_for_a_trunk_and_seeds_scatter(folder):

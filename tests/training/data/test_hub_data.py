@@ -68,13 +68,18 @@ def train(loopback, tiny, tmp_path):
     return run
 
 
-def test_a_run_is_pinned_to_the_commits_of_its_first_start(loopback, train, tmp_path):
+def test_a_run_reads_a_dataset_and_a_tokenizer_by_name(train):
     record = train(schedule__tokens=[1280])[1280]
     assert record.dataset.id == NAME
     assert record.tokenizer.id == "openai-community/gpt2"
     assert len(record.dataset.revision) == 40
     assert record.unique_tokens == 1280
     assert record.data_order.startswith("drawn across all files")
+
+
+@pytest.mark.slow
+def test_a_run_is_pinned_to_the_commits_of_its_first_start(loopback, train, tmp_path):
+    record = train(schedule__tokens=[1280])[1280]
     for kind, repo in (("dataset", NAME), ("model", "openai-community/gpt2")):
         before = loopback.state.repositories[kind, repo].branches["main"]
         loopback.state.put(kind, repo, "main", {"README.md": CARD + b"# More words\n"})
