@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.model_speed import DEVICE, SHAPE, finish, matmul_bound
+from benchmarks.model_speed import DEVICE, SHAPE, matmul_bound, training_step
 from benchmarks.report import Report, in_turns, parse
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.size.model_configs import FAMILIES, read_model
@@ -61,22 +60,10 @@ def of_a_class(kind: str, shape: argparse.Namespace, granularity: int = 1) -> An
     return ModelClassArguments.of(fields).config(shape.vocab, shape.length, 0)
 
 
-def training_step(config: Any, shape: argparse.Namespace, precision: str) -> Callable[[], None]:
-    """Forward and backward over `batch x length` tokens; each step on other tokens."""
-    model = build_model(config, 0).to(DEVICE).train()
-    ids = itertools.cycle([torch.randint(0, shape.vocab, (shape.batch, shape.length + 1)) for _ in range(4)])
-
-    def run() -> None:
-        model.zero_grad(set_to_none=True)
-        tokens = next(ids).to(DEVICE)
-        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            out = model(
-                input_ids=tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous(), use_cache=False, output_logits=False
-            )
-        (out.lm_loss + BALANCE * out.balance_loss).backward()
-        finish()
-
-    return run
+def loss_of_the_loop(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """As train.py computes it."""
+    out = model(input_ids=tokens, shift_labels=tokens.roll(-1, 1), use_cache=False, output_logits=False)
+    return out.lm_loss + BALANCE * out.balance_loss
 
 
 def contenders(shape: argparse.Namespace) -> dict[str, tuple[Any, str]]:
@@ -106,10 +93,11 @@ def main() -> None:
     report = Report("classes", shape)
     for precision in shape.precision:
         torch.manual_seed(0)
-        race = {MATMUL: matmul_bound(shape, precision)}
-        race |= {n: training_step(ours(shape, e), shape, precision) for n, e in ((OURS_DENSE, 1), (OURS, EXPERTS))}
         found = contenders(shape)
-        race |= {name: training_step(config, shape, precision) for name, (config, _) in found.items()}
+        configs = {OURS_DENSE: ours(shape, 1), OURS: ours(shape, EXPERTS), **{n: c for n, (c, _) in found.items()}}
+        models = {name: build_model(config, 0).to(DEVICE) for name, config in configs.items()}
+        race = {MATMUL: matmul_bound(shape, precision)}
+        race |= {name: training_step(model, shape, precision, loss_of_the_loop) for name, model in models.items()}
         spent = in_turns(race, shape.rounds)
         bound = ("the matrix products alone", spent[MATMUL])
         for name, (_, peer) in found.items():

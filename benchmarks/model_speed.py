@@ -73,7 +73,17 @@ def finished(model: torch.nn.Module, shape: argparse.Namespace) -> torch.nn.Modu
     return model
 
 
-def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: str) -> Callable[[], None]:
+def own_loss(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """As any user of the class gets it."""
+    return model(tokens, labels=tokens, use_cache=False).loss
+
+
+def training_step(
+    model: torch.nn.Module,
+    shape: argparse.Namespace,
+    precision: str,
+    loss_of: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor] = own_loss,
+) -> Callable[[], None]:
     """Forward and backward over `batch x length` tokens; each step on other tokens."""
     model.train()
     generator = torch.Generator().manual_seed(0)
@@ -84,7 +94,7 @@ def training_step(model: torch.nn.Module, shape: argparse.Namespace, precision: 
         model.zero_grad(set_to_none=True)
         tokens = next(ids).to(DEVICE)
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(tokens, labels=tokens, use_cache=False).loss
+            loss = loss_of(model, tokens)
         loss.backward()
         finish()
 
