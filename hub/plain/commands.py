@@ -19,7 +19,7 @@ from hub.plain import units
 from hub.plain.errors import redacted
 
 NOT_TRUSTED = FAILED = 1
-BAD_INPUT, MACHINE_GAVE_OUT, NOT_ALL_PUSHED = 2, 3, 4
+BAD_INPUT, MACHINE_GAVE_OUT = 2, 3
 _PACKAGES = ("hub", "scaling_law", "training", "modeling_switch_moe", "benchmarks", "__main__")
 # Of a path that a user named, unlike an OSError of a disk.
 _WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)

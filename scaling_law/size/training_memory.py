@@ -12,7 +12,6 @@ What a CUDA context, NCCL and fragmentation take (a GB or two) comes on top.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,22 +132,6 @@ def _moments_of_shards(
         before_last = in_block - SINGLE * head + 3 * whole + summed
         moments.append((gradients(head + block_weights), earlier, before_last))
     return moments
-
-
-def largest_micro_batch(
-    architecture: Architecture,
-    memory_bytes: float,
-    candidates: Iterable[int],
-    sequence_length: int,
-    **settings: object,
-) -> int | None:
-    """The largest of the candidate micro-batches that fits into so many bytes; None if none does."""
-    fitting = (
-        size
-        for size in candidates
-        if training_memory(architecture, size, sequence_length, **settings).total <= memory_bytes  # type: ignore[arg-type]
-    )
-    return max(fitting, default=None)
 
 
 def _rows(a: Architecture, capacity_factor: float, without_buffers: bool) -> float:

@@ -3,7 +3,7 @@
 import pytest
 
 from scaling_law import Architecture
-from scaling_law.size.training_memory import largest_micro_batch, training_memory
+from scaling_law.size.training_memory import training_memory
 
 MODEL = Architecture(512, 8)
 PARAMETERS = MODEL.n_total + 8 * 8 * 512  # and the routers'
@@ -53,17 +53,6 @@ def test_fsdp2_gathers_two_blocks_and_has_the_gradients_of_one():
     assert few.workspace == pytest.approx((2 + 2 + 2 + 4) * block, rel=0.01)
     single = training_memory(model, 1, 64, sharding="fsdp2", devices=8, precision="fp32")
     assert single.workspace == pytest.approx((4 + 4 + 4 + 4) * block, rel=0.01)
-
-
-def test_the_largest_micro_batch_that_fits():
-    def total(size: int) -> float:
-        return training_memory(MODEL, size, 512).total
-
-    sizes = [1, 2, 4, 8, 16]
-    assert largest_micro_batch(MODEL, total(4), sizes, 512) == 4
-    assert largest_micro_batch(MODEL, total(4) - 1, sizes, 512) == 2
-    assert largest_micro_batch(MODEL, total(1) - 1, sizes, 512) is None
-    assert largest_micro_batch(MODEL, total(4) - 1, sizes, 512, gradient_checkpointing=True) == 16
 
 
 def test_bad_input_is_named():
