@@ -30,7 +30,8 @@ def where_experts_pay(results: Results, experts: Sequence[int], axes: Any = None
 
 
 def _plane(ax: Any, results: Results, gaps: Sequence[Gap], e: int) -> None:
-    low, high = results.sweep.runs.tokens.min(), results.sweep.runs.tokens.max()
+    counted = results.sweep.counted.tokens
+    low, high = counted.min(), counted.max()
     for gap in gaps:
         ahead = gap.mean < 0
         n = np.full(len(ahead), gap.n_active)

@@ -1,7 +1,8 @@
 """Which runs of the sweep count, by rules that were written before any fit.
 
 One recipe: 3 blocks, heads of 16, byte vocabulary, sequences of 256, batches of 8, dropless, fp32. At least 1M tokens:
-488 steps, the warm-up 5 % of them. One peak learning rate for each size and E: grids at 4M tokens, of sweeps named
+488 steps, the warm-up 5 % of them; runs of 0.5M, added where the first crossings lay at 1M, bracket crossings and are
+never fitted. One peak learning rate for each size and E: grids at 4M tokens, of sweeps named
 rates, tune it by the means over the seeds that all rates share; where an E has no grid, it is interpolated in ln E
 between those of its size. The sweep may use a rate within one step of the grids, a factor of 1.5; where it has
 several, that of most runs counts.
@@ -33,7 +34,7 @@ PLANNED = {1: WIDTHS, 2: WIDTHS, 4: WIDTHS, 8: WIDTHS}  # E = 16 at two sizes, o
 TOKENS = (1e6, 2e6, 4e6, 8e6, 16e6)
 BLOCKS, HEAD, VOCABULARY, SEQUENCE, BATCH = 3, 16, 257, 256, 8
 RECIPE = {"n_blocks": BLOCKS, "vocab_size": VOCABULARY, "sequence_length": SEQUENCE, "precision": "fp32"}
-SHORTEST, TUNED_AT, GRID = TOKENS[0], 4e6, "rates"
+SHORTEST, TUNED_AT, GRID = 5e5, 4e6, "rates"
 WINDOW = 1.5 * 1.01  # the step of the grids, and rounding
 Key = tuple[int, int]  # d_model, E
 
@@ -66,9 +67,9 @@ class Sweep:
 
     @cached_property
     def runs(self) -> Runs:
-        """Those that laws are fitted to: not of the sizes and E that are predicted."""
+        """Those that laws are fitted to: of at least 1M tokens, and not of the sizes and E that are predicted."""
         known = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
-        return self.counted.subset(known)
+        return self.counted.subset(known & (self.counted.tokens >= TOKENS[0]))
 
     def missing(self) -> dict[int, dict[int, list[float]]]:
         """E → d_model → the planned D of which there is no run."""

@@ -104,7 +104,7 @@ def test_tokens_are_nominal_and_every_planned_cell_is_there(sweep):
         ({"precision": "bf16"}, "of another recipe"),
         ({"final_norm": False}, "of another recipe"),
         ({"drop_rate": 0.1}, "not dropless"),
-        ({"tokens": 499_712}, "shorter than 1M tokens"),
+        ({"tokens": 249_856}, "shorter than 500K tokens"),
         ({"status": "diverged", "eval_loss": None}, "not finished"),
     ],
 )
@@ -247,6 +247,15 @@ def test_an_expert_count_without_dense_twins_has_no_gap():
     runs = pairs((2.0, 1.7, 1.5), (2.1, 1.6, 1.4))
     assert gaps_of(runs.subset(runs.experts > 1)) == []
     assert len(cell_means(runs)) == 6
+
+
+def test_half_a_million_tokens_bracket_a_crossing_and_are_not_fitted():
+    sweep = [record(64, e, t, loss=loss) for e, losses in ((1, (2.0, 1.8)), (8, (2.1, 1.7)))
+             for t, loss in zip((499_712, 999_424), losses, strict=True)]  # fmt: skip
+    found = read_sweep(sweep)
+    assert {*found.runs.tokens} == {1e6}
+    (gap,) = gaps_of(found.counted)
+    assert 5e5 < gap.crossing[0] < 1e6
 
 
 # ------------------------------------------------------------------ laws, goals, predictions
