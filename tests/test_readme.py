@@ -12,7 +12,7 @@ import pytest
 
 from hub import RunRecord, open_store, push_index, push_run
 from scaling_law import JointLaw, cheapest_budget
-from tests.guides import ROOT, blocks, run_python, text_of
+from tests.guides import DOCS, ROOT, blocks, run_python, text_of
 from tests.hub.samples import record_fields
 from tests.scaling_law.synthetic import sweep_rows
 from training.configuration.reading import parse_command_line
@@ -67,6 +67,15 @@ def test_the_planned_run_is_a_configuration_that_train_py_takes(tmp_path, monkey
     assert max(arguments.schedule.tokens) <= arguments.data.train_tokens  # no token is seen twice
     assert Path(arguments.run.output_dir).parts[0] == push[4]
     assert arguments.run.sweep == "my-sweep"
+
+
+def test_the_evidence_is_that_of_its_page():
+    """To the digit: every number of the section stands in the page's short account."""
+    (section,) = re.findall(r"## Does the law hold\?\n(.+?)\n## ", README, flags=re.DOTALL)
+    (account,) = re.findall(r"<!-- short -->\n(.+?)<!-- /short -->", text_of(DOCS / "evidence.md"), flags=re.DOTALL)
+    numbers = re.findall(r"\d+(?:\.\d+)?B?", section)
+    assert len(numbers) >= 8
+    assert [number for number in numbers if number not in account] == []
 
 
 def test_the_first_paragraph_is_what_the_law_answers():
