@@ -60,7 +60,7 @@ def write_page(folder: Path, crossing: Path, page: Path) -> list[Path]:
 
 
 def short(page: Page) -> Iterator[Part]:
-    """Each comparison at its longest D, in a line."""
+    """Each comparison at its longest D, in a line, and how many of them each law says right."""
     lines = []
     for difference in page.measures.differences:
         mean, error, name = difference.mean[-1], difference.error[-1], difference.contender.name
@@ -72,6 +72,9 @@ def short(page: Page) -> Iterator[Part]:
             f"- **{name}**: {abs(mean):.1%} {way} loss than {against.name}{another} at "
             f"{format_count(difference.tokens[-1])} tokens ({_percent(mean, error)}{sure})."
         )
+    judged = [row for row in verdicts(page) if isinstance(row, tuple)][1:]
+    if told := listed(f"`{law}` {within}" for law, _, _, within, _ in judged if within != UNKNOWN):
+        lines.append(f"- **Laws**, within {WITHIN:g} standard errors of what was measured: {told}.")
     yield "\n".join(lines) or "No comparison has been measured yet."
 
 
