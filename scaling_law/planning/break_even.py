@@ -100,7 +100,7 @@ def overtaking(log_tokens: FloatArray, gaps: FloatArray) -> FloatArray:
     last = np.where(behind.any(axis=-1), gaps.shape[-1] - 1 - np.argmax(behind[..., ::-1], axis=-1), -1)
     at = np.clip(last, 0, gaps.shape[-1] - 2)
     above, below = (np.take_along_axis(gaps, i[..., None], axis=-1)[..., 0] for i in (at, at + 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # where no two gaps bracket zero
         share = above / (above - below)
         crossing = np.exp(log_tokens[at] + share * (log_tokens[at + 1] - log_tokens[at]))
     return np.where(last < 0, 0.0, np.where(last == gaps.shape[-1] - 1, np.inf, crossing))

@@ -31,6 +31,7 @@ PUBLISHED, CALIBRATED, FITTED = "published law", "law calibrated on D ≤ 4M", "
 LAWS = (PUBLISHED, CALIBRATED, FITTED)
 LEAST_CELLS, LEAST_VALUES = 22, 3  # twice the coefficients of the joint law; of N_act and D, and of E to fit it
 SIGNS = ("alpha", "beta", "delta", "gamma", "omega", "zeta")
+KEPT = ("gamma", "zeta", "e_start", "e_max")  # as published: free, they leave hardly a coefficient determined
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Results:
     """Everything that the page shows of a sweep, computed when it is asked for; None where the runs do not suffice."""
 
     sweep: Sweep
+    draws: int = DRAWS  # of the law, from trunks resampled
 
     @cached_property
     def cells(self) -> Runs:
@@ -92,13 +94,13 @@ class Results:
 
     @cached_property
     def fitted(self) -> FitResult[Any] | None:
-        """The joint law fitted to all runs."""
+        """The joint law fitted to all runs, but for `KEPT`."""
         return fitted_to(self.sweep.runs)
 
     @cached_property
     def drawn(self) -> Bootstrap | None:
         """Trunks resampled."""
-        return self.fitted.bootstrap(DRAWS, SEED) if self.fitted else None
+        return self.fitted.bootstrap(self.draws, SEED) if self.fitted else None
 
     @cached_property
     def calibration(self) -> Calibration | None:
@@ -160,14 +162,16 @@ class Results:
 
 
 def fitted_to(runs: Runs) -> FitResult[Any] | None:
-    """The joint law; None where the runs are too few, or cannot determine its coefficients.
+    """The joint law with the published values of `KEPT`; None where the runs are too few, or do not determine it.
 
     Of two E any two laws of N_act and D can be told, so its terms of E need three. Starts are searched on the cells,
     which are few.
     """
     if not len(runs) or not _enough(cells := cell_means(runs)) or len(np.unique(cells.experts)) < LEAST_VALUES:
         return None
-    settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision"}
+    published = JointLaw.published().coefficients
+    kept = {name: published[name] for name in KEPT}
+    settings: dict[str, Any] = {"huber_delta": HUBER, "weights": "precision", "fixed": kept}
     try:
         found = fit(cells, "joint", **settings)
     except ValueError:

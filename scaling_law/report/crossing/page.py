@@ -18,13 +18,14 @@ import numpy as np
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.fitting import errors_of, rms
-from scaling_law.formulas import JointLaw
+from scaling_law.fitting.uncertainty import Bootstrap
+from scaling_law.formulas import JointLaw, Law
 from scaling_law.report.blocks import fill
 from scaling_law.report.crossing import figures
 from scaling_law.report.crossing.figures import BITS
 from scaling_law.report.crossing.gaps import scatter_of
 from scaling_law.report.crossing.goals import Goal, goals_of
-from scaling_law.report.crossing.laws import FITTED, HALF, LAWS, LEAST_CELLS, LEAST_VALUES, Results
+from scaling_law.report.crossing.laws import FITTED, HALF, KEPT, LAWS, LEAST_CELLS, LEAST_VALUES, SIGNS, Results
 from scaling_law.report.crossing.prediction import Predictions, load
 from scaling_law.report.crossing.records import TOKENS, VOCABULARY, read_sweep
 from scaling_law.report.crossing.words import interval_in_words, listed, measured_in_words, tokens_in_words
@@ -103,6 +104,8 @@ def _short(page: Page) -> Iterator[str]:
                 f"**The {name}** has them {times:.2g} times too {way} (geometric mean of {len(compared.ratios)}), "
                 f"and is off by a factor of {compared.factor:.2g} (root mean square)."
             )
+    if r.fitted and r.drawn:
+        yield f"**Exponents** fitted to the sweep {_exponents(r.fitted.law, r.drawn)} (95 % intervals)."
     moved, spread = np.std(errors_of(JointLaw.published(), r.cells)), np.std(r.cells.loss)
     yield (
         f"**The level is another matter.** Moved by a constant, the published law misses the losses by {moved:.2f} "
@@ -110,6 +113,18 @@ def _short(page: Page) -> Iterator[str]:
     )
     met = [goal.met for goal in page.goals]
     yield f"**Goals**: {met.count(True)} met, {met.count(False)} missed, {met.count(None)} cannot be judged yet."
+
+
+def _exponents(law: Law, drawn: Bootstrap) -> str:
+    """Whose intervals contain the published value, and whose do not."""
+    published, inside, outside = JointLaw.published().coefficients, [], []
+    for name in (name for name in SIGNS if name not in KEPT):
+        low, high = drawn.interval(name)
+        if low <= published[name] <= high:
+            inside.append(name)
+        else:
+            outside.append(f"{name} ({law.coefficients[name]:.2g}, published {published[name]:.2g})")
+    return f"agree with the published {' and '.join(inside) or 'none'}, not with {' and '.join(outside) or 'none'}"
 
 
 def _span(values: Iterable[float]) -> str:
@@ -245,7 +260,8 @@ def coefficient_rows(page: Page) -> Rows:
     yield "coefficient", "fitted", "95 % (trunks resampled)", "published"
     published = JointLaw.published().coefficients
     for name, value in r.fitted.law.coefficients.items():
-        yield name, f"{value:.4g}", "{:.4g} to {:.4g}".format(*r.drawn.interval(name)), f"{published[name]:.4g}"
+        interval = "kept" if name in KEPT else "{:.4g} to {:.4g}".format(*r.drawn.interval(name))
+        yield name, f"{value:.4g}", interval, f"{published[name]:.4g}"
     yield f"{len(r.sweep.runs)} runs: {r.fitted.status.verdict}."
 
 

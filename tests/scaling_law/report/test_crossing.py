@@ -28,8 +28,8 @@ FOLDER, PAGE = DOCS / "crossing", DOCS / "crossing.md"
 NUMBER = re.compile(r"[-+]?\d+\.\d+|\d+")
 # As small models fall with D, four times as steeply as the paper's; its terms of E, so that experts pay from 1M to 3M.
 LAW = JointLaw(
-    **{"a": 6.3, "alpha": -0.215, "delta": -0.2, "gamma": 0.012, "b": 8.3e3, "beta": -0.69, "omega": 0.49},
-    **{"zeta": -0.03, "e_start": 2.0, "e_max": 200.0, "c": 0.7},
+    **{"a": 6.3, "alpha": -0.215, "delta": -0.2, "b": 8.3e3, "beta": -0.69, "omega": 0.49, "c": 0.7},
+    **{name: JointLaw.published().coefficients[name] for name in laws.KEPT},
 )
 TOKENS, SEEDS = (999_424, 1_998_848, 3_999_744, 7_999_488, 15_998_976), (8, 8, 4, 2, 2)
 SCATTER = (0.025, 0.02, 0.015, 0.008, 0.006)
@@ -81,9 +81,7 @@ def sweep():
 @pytest.fixture(scope="module")
 def results():
     """Of a part of the sweep with half the scatter; few draws."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(laws, "DRAWS", 40)
-        yield Results(read_sweep([*swept((32, 48, 64, 128), (1, 2, 8), scatter=0.5)]))
+    return Results(read_sweep([*swept((32, 48, 64, 128), (1, 2, 8), scatter=0.5)]), draws=40)
 
 
 # ------------------------------------------------------------------ which runs count
