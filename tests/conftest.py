@@ -6,6 +6,7 @@ The fixtures import what they use, so that this file also loads where torch and 
 import os
 import random
 import socket
+import sys
 import time
 
 os.environ.update(
@@ -45,6 +46,14 @@ def write_dataset(folder, documents_by_split: dict[str, list[str]]) -> None:
     for split, documents in documents_by_split.items():
         columns = {"text": documents, "id": [f"<urn:uuid:{split}-{i}>" for i in range(len(documents))]}
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.fixture(autouse=True)
+def _own_precision():
+    """Accelerate keeps the precision of the first Accelerator of a process; each test chooses its own."""
+    yield
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state()
 
 
 @pytest.fixture(scope="session")
