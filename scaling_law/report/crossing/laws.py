@@ -164,8 +164,8 @@ class Results:
 def fitted_to(runs: Runs) -> FitResult[Any] | None:
     """The joint law with the published values of `KEPT`; None where the runs are too few, or do not determine it.
 
-    With two values of E, any pair of laws in N_act and D fits, so the terms of E need three. Starts are searched on the
-    cells, which are few.
+    With two values of E, any pair of laws in N_act and D fits, so the terms of E need three. Starts are searched on
+    the cells, which are few.
     """
     if not len(runs) or not _enough(cells := cell_means(runs)) or len(np.unique(cells.experts)) < LEAST_VALUES:
         return None
