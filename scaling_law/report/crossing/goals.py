@@ -9,7 +9,7 @@ import numpy as np
 
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.fitting.fitting import errors_of, rms
-from scaling_law.report.crossing.laws import KEPT, SIGNS, Results
+from scaling_law.report.crossing.laws import FREE, KEPT, SIGNS, Results
 from scaling_law.report.crossing.prediction import Predictions
 from scaling_law.report.crossing.words import interval_in_words, listed, measured_in_words
 
@@ -73,11 +73,15 @@ def _of_signs(results: Results) -> Goal:
     goal = f"signs of {listed(SIGNS)}", "all determined"
     if results.drawn is None:
         return Goal(*goal)
-    intervals = {name: results.drawn.interval(name) for name in SIGNS if name not in KEPT}
+    intervals = {name: results.drawn.interval(name) for name in FREE}
     sure = [name for name, (low, high) in intervals.items() if low > 0 or high < 0]
-    vague = [f"{name} ({low:.3g} to {high:.3g})" for name, (low, high) in intervals.items() if name not in sure]
+    vague = [
+        f"{name} (95 % interval {low:.3g} to {high:.3g})"
+        for name, (low, high) in intervals.items()
+        if name not in sure
+    ]
     vague += [f"{name} (kept as published)" for name in SIGNS if name in KEPT]
-    why = f"Not determined, with 95 % intervals: {listed(vague)}."
+    why = f"Not determined: {listed(vague)}."
     return Goal(*goal, f"{len(sure)} of {len(SIGNS)}: {listed(sure)}", len(sure) == len(SIGNS), why)
 
 

@@ -32,6 +32,7 @@ LAWS = (PUBLISHED, CALIBRATED, FITTED)
 LEAST_CELLS, LEAST_VALUES = 22, 3  # twice the coefficients of the joint law; of N_act and D, and of E to fit it
 SIGNS = ("alpha", "beta", "delta", "gamma", "omega", "zeta")
 KEPT = ("gamma", "zeta", "e_start", "e_max")  # as published: free, they leave hardly a coefficient determined
+FREE = tuple(name for name in SIGNS if name not in KEPT)
 
 
 @dataclass(frozen=True)

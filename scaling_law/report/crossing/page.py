@@ -25,7 +25,7 @@ from scaling_law.report.crossing import figures
 from scaling_law.report.crossing.figures import BITS
 from scaling_law.report.crossing.gaps import scatter_of
 from scaling_law.report.crossing.goals import Goal, goals_of
-from scaling_law.report.crossing.laws import FITTED, HALF, KEPT, LAWS, LEAST_CELLS, LEAST_VALUES, SIGNS, Results
+from scaling_law.report.crossing.laws import FITTED, FREE, HALF, KEPT, LAWS, LEAST_CELLS, LEAST_VALUES, Results
 from scaling_law.report.crossing.prediction import Predictions, load
 from scaling_law.report.crossing.records import TOKENS, VOCABULARY, read_sweep
 from scaling_law.report.crossing.words import interval_in_words, listed, measured_in_words, tokens_in_words
@@ -105,7 +105,7 @@ def _short(page: Page) -> Iterator[str]:
                 f"and is off by a factor of {compared.factor:.2g} (root mean square)."
             )
     if r.fitted and r.drawn:
-        yield f"**Exponents** fitted to the sweep {_exponents(r.fitted.law, r.drawn)} (95 % intervals)."
+        yield f"**Exponents** of that fit: the 95 % intervals {_exponents(r.fitted.law, r.drawn)}."
     moved, spread = np.std(errors_of(JointLaw.published(), r.cells)), np.std(r.cells.loss)
     yield (
         f"**The level is another matter.** Moved by a constant, the published law misses the losses by {moved:.2f} "
@@ -116,15 +116,16 @@ def _short(page: Page) -> Iterator[str]:
 
 
 def _exponents(law: Law, drawn: Bootstrap) -> str:
-    """Whose intervals contain the published value, and whose do not."""
+    """Whose 95 % intervals contain the published value, and whose do not."""
     published, inside, outside = JointLaw.published().coefficients, [], []
-    for name in (name for name in SIGNS if name not in KEPT):
+    for name in FREE:
         low, high = drawn.interval(name)
         if low <= published[name] <= high:
             inside.append(name)
         else:
             outside.append(f"{name} ({law.coefficients[name]:.2g}, published {published[name]:.2g})")
-    return f"agree with the published {' and '.join(inside) or 'none'}, not with {' and '.join(outside) or 'none'}"
+    parts = (("contain the published", inside), ("not", outside)) if inside else (("do not contain", outside),)
+    return " but ".join(f"{verb} {' and '.join(names)}" for verb, names in parts if names)
 
 
 def _span(values: Iterable[float]) -> str:
@@ -216,9 +217,10 @@ def crossing_rows(page: Page) -> Rows:
     )
     if r.calibration:
         chosen, n = r.calibration.chosen, len(r.calibration.fit.runs)
+        rest = "" if {*chosen.refitted} == {*JointLaw.published().coefficients} else " and kept the rest as published"
         yield (
             f"The calibration saw the {n} cells of at most {format_count(HALF)} tokens; predicting sizes and E left "
-            f"out, it chose to refit {listed(chosen.refitted)} and kept the rest as published.{_forecast(r)}"
+            f"out, it chose to refit {listed(chosen.refitted)}{rest}.{_forecast(r)}"
         )
     else:
         yield (

@@ -1,4 +1,4 @@
-"""Which runs of the sweep count, by rules that were written before any fit.
+"""Which runs of the sweep count, by rules that were written before any fit, but for the one of 0.5M tokens.
 
 One recipe: 3 blocks, heads of 16, byte vocabulary, sequences of 256, batches of 8, dropless, fp32. At least 1M tokens:
 488 steps, the warm-up 5 % of them; runs of 0.5M, added where the first crossings lay at 1M, bracket crossings and are
