@@ -78,7 +78,7 @@ class Scale:
     flops: float
 
 
-FULL = Scale("demo.yaml", 12_000_000, "500K", 500, 1.5e12)
+FULL = Scale("demo.yaml", 12_000_000, "500K", 500, 1e12)
 FAST = Scale("demo-fast.yaml", 2_000_000, "75K", 100, 7e10)
 
 

@@ -147,7 +147,8 @@ def run_sweep(
     """
     outcome = Outcome()
     waiting: list[tuple[SweepRun, int]] = []
-    for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):
+    # At equal FLOPs more experts take longer.
+    for run in sorted(sweep.runs, key=lambda run: (run.cost, run.arguments.model.experts), reverse=True):
         if run.complete:
             outcome.add(run, 0)
             continue

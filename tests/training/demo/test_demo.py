@@ -92,7 +92,7 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(swee
     assert f"measured {run.eval_loss:.3f}" in fitted.forecast
 
     answer = demo.ask(fitted)
-    assert re.match(r"1.5e12 FLOPs buy E = (4|8), .* tokens: loss \d\.\d{3} \(", answer)
+    assert re.match(r"1e12 FLOPs buy E = (4|8), .* tokens: loss \d\.\d{3} \(", answer)
     best = fitted.law.optimal(FULL.flops, experts=(1, 4, 8)).best
     assert runs.n_active.min() <= best.n_active <= runs.n_active.max()
     assert runs.tokens.min() <= best.tokens <= runs.tokens.max()
