@@ -107,6 +107,7 @@ def optimal(
     integral: Annotated[bool, option("Only architectures with d_model a multiple of 64.", "--integral")] = False,
     force: options.Force = False,
     law: options.LawName = "published",
+    learning_rate_law: Annotated[str, option(options.RATES)] = "code",
     as_json: Json = False,
 ) -> None:
     """The best model for a budget of FLOPs, hours or money, for every number of experts, and the best of all.
@@ -122,7 +123,11 @@ def optimal(
 
         scaling-law optimal --gpu h100 --gpus 8 --hours 72 --price 2.5
     """
-    question = _without(locals(), "law", "as_json", "gpu", "mfu") | {"throughput": step_times(gpu, throughput, mfu)}
+    question = _without(locals(), "law", "as_json", "gpu", "mfu")
+    question |= {
+        "throughput": step_times(gpu, throughput, mfu),
+        "learning_rate_law": LearningRateLaw.named(learning_rate_law),
+    }
     chosen: Law = options.choose_law(law)
     table = chosen.optimal(**question)
     show(table.to_dict() if as_json else None, as_json, table)

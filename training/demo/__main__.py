@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ from hub.plain.commands import App, Version, Workers
 from hub.plain.tables import print_table
 from hub.plain.units import format_bytes, format_count, format_flops
 from hub.release.cards import loading_code
-from scaling_law import Calibration, JointLaw, calibrate, load_runs
+from scaling_law import Calibration, JointLaw, LearningRateLaw, calibrate, fit_learning_rate, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
 from training import corpus
@@ -86,11 +86,13 @@ FAST = Scale("demo-fast.yaml", 2_000_000, "75K", 100, 7e10)
 class Fitted:
     """The published law calibrated on the released runs that `where` keeps; its law has the draws of a bootstrap.
 
-    `low` and `high` are the 95 % prediction interval of the loss of the run `left_out`.
+    `rates` is a law of the learning rates that the runs used; `low` and `high` are the 95 % prediction interval of the
+    loss of the run `left_out`.
     """
 
     calibration: Calibration
     law: JointLaw
+    rates: LearningRateLaw
     where: str
     left_out: RunRecord
     low: float
@@ -114,6 +116,7 @@ class Demo:
         self.folder, self.scale, self.workers = folder, scale, workers
         # The names of these two folders are what the run records call the dataset and the tokenizer.
         self._corpus, self._tokenizer = folder / "installed-documentation", folder / "bytes"
+        self._rates = folder / "learning-rates.json"
         self.seconds: dict[str, float] = {}
 
     def run(self) -> None:
@@ -211,9 +214,10 @@ class Demo:
         bootstrap = calibration.bootstrap(self.scale.draws, seed=0)
         at = left_out.n_active, left_out.tokens, left_out.experts
         interval = bootstrap.prediction_interval(*at, kind="prediction")
-        found = Fitted(calibration, bootstrap.law, where, left_out, *interval)
+        found = Fitted(calibration, bootstrap.law, rates_of(sweep), where, left_out, *interval)
         say(found.forecast)
         found.law.save_pretrained(self.folder / "law")
+        found.rates.save(self._rates)
         release_law(open_store(self.folder / "hub"), sweep.name, LawOnRuns(found.law, runs, fitted=True))
         return found
 
@@ -221,7 +225,7 @@ class Demo:
         """The best model for a budget inside the range of the runs, in a sentence."""
         experts = sorted({*fitted.calibration.fit.runs.experts.tolist()})
         try:
-            table = fitted.law.optimal(self.scale.flops, experts=experts)
+            table = fitted.law.optimal(self.scale.flops, experts=experts, learning_rate_law=fitted.rates)
         except ValueError as error:  # a law of a few runs need not have an optimum
             return f"This law has no answer for {format_flops(self.scale.flops)} FLOPs: {error}"
         print_table(table)
@@ -261,14 +265,22 @@ class Demo:
     def commands(self, sweep: Sweep, fitted: Fitted) -> list[str]:
         """Questions to the law, the fit and the published law, as a shell takes them."""
         run, law = fitted.left_out, self.folder / "law"
-        experts = ",".join(str(e) for e in sorted({run.arguments.model.experts for run in sweep.runs}))
+        of_these = ["--experts", ",".join(str(e) for e in sorted({run.arguments.model.experts for run in sweep.runs}))]
         flops, size = format_flops(self.scale.flops), ["--n-active", run.n_active, "--tokens", run.tokens]
         return [
-            scaling_law("loss", "--law", law, *size, "--experts", experts),
-            scaling_law("optimal", "--law", law, "--flops", flops, "--experts", experts),
+            scaling_law("loss", "--law", law, *size, *of_these),
+            scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *of_these),
             scaling_law("calibrate", self.index(sweep), "--refit", ",".join(REFITTED), "--where", fitted.where),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
+
+
+def rates_of(sweep: Sweep) -> LearningRateLaw:
+    """Least squares on the learning rate of each size and E of a sweep, which its file gives."""
+    runs = [(run.architecture, run.arguments.optimizer.learning_rate) for run in sweep.runs]
+    sizes = [(arch.n_active_non_embedding, arch.experts) for arch, _ in runs]
+    law = fit_learning_rate(*zip(*sizes, strict=True), [rate for _, rate in runs], reading="paper")
+    return replace(law, source=f"rates of {sweep.name}")
 
 
 def say(text: str) -> None:

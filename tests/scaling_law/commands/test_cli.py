@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scaling_law import Throughput
+from scaling_law import LearningRateLaw, Throughput
 from scaling_law.commands.cli import app
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -38,6 +38,13 @@ def test_optimal(shell):
     assert "E = 8, 16 and 32 cannot be told apart" in text
     integral = json.loads(shell(*words, "--integral", "--experts", "1-3", "--json").output)
     assert [row["architecture"]["experts"] for row in integral["rows"]] == [1, 2, 3]
+
+
+def test_optimal_by_another_law_of_learning_rates(shell, tmp_path):
+    words = ("optimal", "--flops", "1e21", "--experts", 8, "--json", "--learning-rate-law")
+    file = LearningRateLaw.published("paper").save(tmp_path / "rates.json")
+    rates = [json.loads(shell(*words, law).output)["best"]["learning_rate"] for law in ("code", "paper", file)]
+    assert rates[0] != rates[1] == rates[2]
 
 
 def test_reach(shell):

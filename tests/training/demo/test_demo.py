@@ -93,7 +93,11 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(swee
 
     answer = demo.ask(fitted)
     assert re.match(r"1e12 FLOPs buy E = (4|8), .* tokens: loss \d\.\d{3} \(", answer)
-    best = fitted.law.optimal(FULL.flops, experts=(1, 4, 8)).best
+    asked = fitted.law.optimal(FULL.flops, experts=(1, 4, 8), learning_rate_law=fitted.rates)
+    best = asked.best
+    rates = [trained.arguments.optimizer.learning_rate for trained in sweep.runs]
+    assert min(rates) < best.learning_rate < max(rates)
+    assert not [text for text in asked.warnings if "outside" in text]
     assert runs.n_active.min() <= best.n_active <= runs.n_active.max()
     assert runs.tokens.min() <= best.tokens <= runs.tokens.max()
 
@@ -105,7 +109,7 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(swee
 
 def test_a_law_without_an_optimum_says_so(tmp_path):
     runs = SimpleNamespace(runs=SimpleNamespace(experts=np.array([1.0, 8.0])))
-    rising = SimpleNamespace(law=TRUTH.replace(alpha=0.3), calibration=SimpleNamespace(fit=runs))
+    rising = SimpleNamespace(law=TRUTH.replace(alpha=0.3), calibration=SimpleNamespace(fit=runs), rates=None)
     assert "no answer" in Demo(tmp_path, FAST, workers=1).ask(rising)
 
 
