@@ -54,11 +54,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors on the cells that a fit has not seen, nats per byte."""
+    """Errors on the cells that a fit has not seen, nats per byte, and the RMSE that a true law would leave there."""
 
     what: str
     fitted: int
     errors: FloatArray
+    of_seeds: float
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,9 @@ class Results:
         found = []
         for what, (mask, cell) in parts.items():
             if fitted := fitted_to(runs.subset(~mask)):
-                found.append(HeldOut(what, int((~cell).sum()), errors_of(fitted.law, cells.subset(cell))))
+                held = cells.subset(cell)
+                errors = errors_of(fitted.law, held)
+                found.append(HeldOut(what, int((~cell).sum()), errors, rms(held["standard_error"])))
         return found
 
 
