@@ -25,10 +25,26 @@ from scaling_law.report.crossing import figures
 from scaling_law.report.crossing.figures import BITS
 from scaling_law.report.crossing.gaps import scatter_of
 from scaling_law.report.crossing.goals import Goal, goals_of
-from scaling_law.report.crossing.laws import FITTED, FREE, HALF, KEPT, LAWS, LEAST_CELLS, LEAST_VALUES, Results
+from scaling_law.report.crossing.laws import (
+    FITTED,
+    FREE,
+    HALF,
+    KEPT,
+    LAWS,
+    LEAST_CELLS,
+    LEAST_VALUES,
+    PUBLISHED,
+    Results,
+)
 from scaling_law.report.crossing.prediction import Predictions, load
 from scaling_law.report.crossing.records import TOKENS, VOCABULARY, read_sweep
-from scaling_law.report.crossing.words import interval_in_words, listed, measured_in_words, tokens_in_words
+from scaling_law.report.crossing.words import (
+    crossing_in_words,
+    interval_in_words,
+    listed,
+    measured_in_words,
+    tokens_in_words,
+)
 from scaling_law.runs.rows import FloatArray
 
 RECORDS, PREDICTION = "runs.jsonl", "prediction.json"
@@ -95,6 +111,7 @@ def _short(page: Page) -> Iterator[str]:
             f"**Experts begin to pay at {tokens} tokens**, for N_act of {sizes} ({len(known)} of {len(r.gaps)} pairs "
             f"of a size and E; at the others they are ahead, or behind, at every D measured)."
         )
+        yield f"**By number of experts**: {'; '.join(_by_experts(r))}."
     for name, law in r.laws.items():
         compared = r.comparison(law)
         if len(compared.ratios):
@@ -115,6 +132,21 @@ def _short(page: Page) -> Iterator[str]:
     yield f"**Goals**: {met.count(True)} met, {met.count(False)} missed, {met.count(None)} cannot be judged yet."
 
 
+def _by_experts(r: Results) -> Iterator[str]:
+    """Of each E the crossings of its sizes, measured and by the published law."""
+    published = r.laws[PUBLISHED]
+    for e in sorted({gap.experts for gap in r.gaps}):
+        own = sorted((gap for gap in r.gaps if gap.experts == e), key=lambda gap: gap.crossing[0])
+        ours = (crossing_in_words(gap) for gap in (own[0], own[-1]))
+        asked = np.sort(r.asked(published, [gap.n_active for gap in own], e))
+        theirs = (tokens_in_words(asked[k], r.between) for k in (0, -1))
+        yield f"E = {e} at {_range(ours)} (published law {_range(theirs)})"
+
+
+def _range(ends: Iterable[str]) -> str:
+    return " to ".join(dict.fromkeys(ends))
+
+
 def _exponents(law: Law, drawn: Bootstrap) -> str:
     """Whose 95 % intervals contain the published value, and whose do not."""
     published, inside, outside = JointLaw.published().coefficients, [], []
@@ -131,7 +163,7 @@ def _exponents(law: Law, drawn: Bootstrap) -> str:
 def _span(values: Iterable[float]) -> str:
     """The least and the greatest: 1.3M to 2.4M."""
     ordered = sorted(float(f"{value:.2g}") for value in values)
-    return " to ".join(dict.fromkeys(format_count(end) for end in (ordered[0], ordered[-1])))
+    return _range(format_count(end) for end in (ordered[0], ordered[-1]))
 
 
 def counted(page: Page) -> Rows:

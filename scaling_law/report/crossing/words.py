@@ -27,11 +27,21 @@ def interval_in_words(found: Interval, between: tuple[float, float]) -> str:
     return f"{value} ({low} to {high})"
 
 
-def measured_in_words(gap: Gap) -> str:
-    """The crossing, with its interval where seeds were repeated; a single D can only be ahead or behind."""
+def crossing_in_words(gap: Gap) -> str:
+    """Without its interval; a single D can only be ahead or behind."""
     if len(gap.tokens) == 1:
         return f"{'ahead' if gap.mean[0] < 0 else 'behind'} at {format_count(float(gap.tokens[0]))}"
-    between = float(gap.tokens[0]), float(gap.tokens[-1])
+    return tokens_in_words(gap.crossing[0], _ends(gap))
+
+
+def measured_in_words(gap: Gap) -> str:
+    """The crossing, with its interval where seeds were repeated and there are several D."""
+    if len(gap.tokens) == 1:
+        return crossing_in_words(gap)
     if np.isnan(gap.crossing[1]):
-        return f"{tokens_in_words(gap.crossing[0], between)} (no seed repeated)"
-    return interval_in_words(gap.crossing, between)
+        return f"{crossing_in_words(gap)} (no seed repeated)"
+    return interval_in_words(gap.crossing, _ends(gap))
+
+
+def _ends(gap: Gap) -> tuple[float, float]:
+    return float(gap.tokens[0]), float(gap.tokens[-1])

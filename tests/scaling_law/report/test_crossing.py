@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hub import RunRecord
+from hub.plain.units import parse_count
 from scaling_law import Architecture, JointLaw, Runs, break_even
 from scaling_law.report.blocks import markdown_of
 from scaling_law.report.crossing import figures, laws
@@ -16,7 +17,7 @@ from scaling_law.report.crossing.__main__ import main
 from scaling_law.report.crossing.gaps import cell_means, gaps_of, scatter_of
 from scaling_law.report.crossing.goals import goals_of
 from scaling_law.report.crossing.laws import CALIBRATED, FITTED, PUBLISHED, Results
-from scaling_law.report.crossing.page import BLOCKS, read_page, write_page
+from scaling_law.report.crossing.page import BLOCKS, read_page, short, write_page
 from scaling_law.report.crossing.prediction import load, predict, save
 from scaling_law.report.crossing.records import WIDTHS, gather, read_sweep
 from scaling_law.report.crossing.words import measured_in_words
@@ -352,6 +353,17 @@ def test_one_command_takes_runs_and_writes_all_of_it(tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", [*words, "--predict", "80:12"])
     with pytest.raises(ValueError, match="do not determine the law"):
         main()
+
+
+def test_the_crossings_of_each_number_of_experts_are_in_the_short_account(tmp_path):
+    records = [*swept((32, 64), (1, 2, 8), scatter=0.1)]
+    (tmp_path / "runs.jsonl").write_text("".join(found.to_json() + "\n" for found in records))
+    (text,) = short(read_page(tmp_path))
+    sizes = sorted({found.n_active for found in records})
+    for e in (2, 8):
+        (ends,) = re.findall(rf"E = {e} at (\S+) to (\S+) \(published law", text)
+        true = break_even(LAW, sizes, e).tokens
+        np.testing.assert_allclose([*map(parse_count, ends)], true, rtol=0.15)
 
 
 def test_the_figures_show_every_size_and_experts(results):
