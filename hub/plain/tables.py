@@ -292,6 +292,11 @@ def _recorded(renderable: RenderableType, width: int) -> Console:
     return console
 
 
+def enumerated(words: Sequence[str], last: str = "and") -> str:
+    """As a sentence has them: a, b and c."""
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def literal(value: Any) -> str:
     """`repr` of a value as Python writes it, also where it comes from numpy: 0.5, not np.float64(0.5)."""
     return repr(value.tolist() if hasattr(value, "tolist") else value)

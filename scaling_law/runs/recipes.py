@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hub.plain.tables import literal
+from hub.plain.tables import enumerated, literal
 from scaling_law.runs.rows import Row, RunsError, flattened, is_missing
 
 # Column of the recipe → the columns of a table that may hold it, nested fields by the names of runs.parquet. The first
@@ -65,7 +65,7 @@ def in_words(mixed: Mapping[str, Sequence[str]]) -> str:
     shown = [
         f"{name} ({', '.join(values[:_MOST])}{', …' if len(values) > _MOST else ''})" for name, values in mixed.items()
     ]
-    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+    return enumerated(shown)
 
 
 def _value(name: str, held: str, row: Row) -> str | None:

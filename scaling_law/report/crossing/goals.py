@@ -9,8 +9,9 @@ import numpy as np
 
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.fitting.fitting import errors_of, rms
+from scaling_law.report.crossing.gaps import Gap
 from scaling_law.report.crossing.laws import FREE, KEPT, SIGNS, Results
-from scaling_law.report.crossing.prediction import Predictions
+from scaling_law.report.crossing.prediction import Prediction, Predictions
 from scaling_law.report.crossing.words import interval_in_words, listed, measured_in_words
 
 RMSE, HELD_OUT = 0.008, 0.02  # nats per byte
@@ -100,4 +101,15 @@ def _of_predictions(results: Results, predictions: Predictions | None) -> Iterat
         if gap is None:
             yield Goal(name, wanted)
         else:
-            yield Goal(name, wanted, measured_in_words(gap), model.holds(gap), "It lies outside the interval.")
+            yield Goal(name, wanted, measured_in_words(gap), model.holds(gap), _outside(model, gap))
+
+
+def _outside(model: Prediction, gap: Gap) -> str:
+    """How far the crossing lies from the interval, and whether its own interval reaches into it."""
+    _, low, high = (np.inf if end is None else end for end in model.interval)
+    value, earliest, latest = gap.crossing
+    end, ratio = ("lower", value / low) if value < low else ("upper", value / high)
+    far = f", {ratio:.2g} times its {end} end" if 0 < ratio < np.inf else ""
+    touching = "reaches into it" if earliest <= high and latest >= low else "does not touch it"
+    own = "" if np.isnan(earliest) else f"; the measurement's own interval {touching}"
+    return f"Outside the interval{far}{own}."

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hub.plain.tables import enumerated
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
 from scaling_law.fitting.fitting import errors_of, rms
@@ -157,7 +158,7 @@ def _exponents(law: Law, drawn: Bootstrap) -> str:
         else:
             outside.append(f"{name} ({law.coefficients[name]:.2g}, published {published[name]:.2g})")
     parts = (("contain the published", inside), ("not", outside)) if inside else (("do not contain", outside),)
-    return " but ".join(f"{verb} {' and '.join(names)}" for verb, names in parts if names)
+    return " but ".join(f"{verb} {enumerated(names)}" for verb, names in parts if names)
 
 
 def _span(values: Iterable[float]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hub.plain.tables import enumerated
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
 from scaling_law.report.blocks import Part, fill
@@ -103,7 +104,7 @@ def _reasons(page: Page) -> str:
     """Why laws that say something cannot say the rest."""
     found = dict.fromkeys(said.why for said in page.predictions if said.law in page.laws and said.why)
     kinds = dict.fromkeys("ignores what differs" if why.startswith("ignores") else why for why in found)
-    return ", ".join([*kinds][:-1]) + f" or {[*kinds][-1]}"
+    return enumerated([*kinds], "or")
 
 
 def _prediction(said: Prediction) -> str:

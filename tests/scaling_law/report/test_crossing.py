@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -312,6 +313,10 @@ def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
     gap = next(gap for gap in later.all_gaps if gap.experts == 12)
     assert model.holds(gap)
     assert [goal.met for goal in goals_of(later, made)][-1] is True
+    far = replace(made, models=(replace(model, interval=(value, 2 * gap.crossing[0], 3 * gap.crossing[0])),))
+    missed = [*goals_of(later, far)][-1]
+    assert missed.met is False
+    assert missed.why.startswith("Outside the interval, 0.5 times its lower end; the measurement's own interval ")
     assert all(gap.d_model == 32 for gap in later.gaps)
     with pytest.raises(ValueError, match="d_model=80, experts=12: measured already"):
         predict(Results(read_sweep([record(80), record(80, 12)])), records, [(80, 12)])
