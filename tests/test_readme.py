@@ -69,12 +69,13 @@ def test_the_planned_run_is_a_configuration_that_train_py_takes(tmp_path, monkey
     assert arguments.run.sweep == "my-sweep"
 
 
-def test_the_evidence_is_that_of_its_page():
-    """To the digit: every number of the section stands in the page's short account."""
+def test_the_evidence_is_that_of_its_pages():
+    """To the digit: every number of the section stands in the short account of a page."""
     (section,) = re.findall(r"## Does the law hold\?\n(.+?)\n## ", README, flags=re.DOTALL)
-    (account,) = re.findall(r"<!-- short -->\n(.+?)<!-- /short -->", text_of(DOCS / "evidence.md"), flags=re.DOTALL)
-    numbers, there = (re.findall(r"\d+(?:\.\d+)?B?", re.sub(r"\(http\S+\)", "", t)) for t in (section, account))
-    assert len(numbers) >= 8
+    pages = "".join(text_of(DOCS / name) for name in ("evidence.md", "crossing.md"))
+    accounts = "".join(re.findall(r"<!-- short -->\n(.+?)<!-- /short -->", pages, flags=re.DOTALL))
+    numbers, there = (re.findall(r"\d+(?:\.\d+)?[KMB]?", re.sub(r"\(http\S+\)", "", t)) for t in (section, accounts))
+    assert len(numbers) >= 12
     assert [number for number in numbers if number not in there] == []
 
 
