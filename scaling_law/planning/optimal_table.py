@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.tables import ResultTable, Table, as_text
+from hub.plain.tables import ResultTable, Table, as_text, enumerated
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import refuse_extrapolation
@@ -120,11 +120,11 @@ class Comparison:
     def __str__(self) -> str:
         if len(self.tied) == 1:
             return f"E = {self.best:g} is {self.difference:.4f} nats better than E = {self.runner_up:g}"
-        *first, last = sorted(self.tied)
-        text = f"E = {_listed(first)} and {last:g} cannot be told apart"
+        tied = sorted(self.tied)
+        text = f"E = {enumerated([f'{e:g}' for e in tied])} cannot be told apart"
         between = f"{self.difference:.4f} nats between the best two"
         if self.win_shares:
-            shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in (*first, last))
+            shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in tied)
             return f"{text}: {between}; lowest loss: E = {shares} of the draws"
         return f"{text} ({between}; the law's error is {self.error:.2g})"
 
