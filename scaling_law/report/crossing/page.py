@@ -7,7 +7,7 @@ nats per byte, as the goals are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 from hub.plain.tables import enumerated
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
-from scaling_law.fitting.fitting import errors_of, rms
+from scaling_law.fitting.fitting import FitStatus, errors_of, rms
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.formulas import JointLaw, Law
 from scaling_law.report.blocks import fill
@@ -193,11 +193,15 @@ def _gone(d: int, tokens: list[float]) -> str:
 
 
 def rate_rows(page: Page) -> Rows:
-    yield "d_model", "E", "loss at each rate of the grid (bits per byte)", "best", "used"
+    yield "d_model", "E", "loss at each rate of the grid (bits per byte)", "best", "used", "checked at a longer D"
     for rate in page.results.sweep.rates:
-        tried = listed(f"{value:.4g}: {BITS * loss:.3f}" for value, loss in rate.tried.items())
         best = UNKNOWN if rate.tuned is None else f"{rate.tuned:.4g}{' (edge)' * rate.at_edge}"
-        yield rate.d_model, rate.experts, tried or UNKNOWN, best, f"{rate.used:.4g}"
+        checked = f"{format_count(rate.checked[0])}: {_tried(rate.checked[1])}" if rate.checked else UNKNOWN
+        yield rate.d_model, rate.experts, _tried(rate.tried), best, f"{rate.used:.4g}", checked
+
+
+def _tried(losses: Mapping[float, float]) -> str:
+    return listed(f"{rate:.4g}: {BITS * loss:.3f}" for rate, loss in losses.items()) or UNKNOWN
 
 
 def scatter_rows(page: Page) -> Rows:
@@ -297,7 +301,16 @@ def coefficient_rows(page: Page) -> Rows:
     for name, value in r.fitted.law.coefficients.items():
         interval = "kept" if name in KEPT else "{:.4g} to {:.4g}".format(*r.drawn.interval(name))
         yield name, f"{value:.4g}", interval, f"{published[name]:.4g}"
-    yield f"{len(r.sweep.runs)} runs: {r.fitted.status.verdict}."
+    status = r.fitted.status
+    yield (
+        f"Fitted to {len(r.sweep.runs)} runs, from the optimum on their cells: "
+        f"{'converged' if status.converged else 'NOT converged'}.{_wide(status)}"
+    )
+
+
+def _wide(status: FitStatus) -> str:
+    vague = listed(f"{name} ({status.error_in_words(name)})" for name in status.undetermined)
+    return f" Too wide an error to rely on the value, whatever its sign: {vague}." if vague else ""
 
 
 def goal_rows(page: Page) -> Rows:

@@ -43,12 +43,14 @@ Key = tuple[int, int]  # d_model, E
 class Rate:
     """The peak learning rate of one size and E. `tried` maps the grid's rates to mean losses at 4M, nats per byte.
 
+    `checked` has such losses at a longer D, the longest at which several rates were trained (None: there is none).
     `tuned` is the best of the grid (None: no grid), `used` that of the runs that count.
     """
 
     d_model: int
     experts: int
     tried: Mapping[float, float]
+    checked: tuple[float, Mapping[float, float]] | None
     tuned: float | None
     at_edge: bool
     used: float
@@ -168,18 +170,25 @@ def _rates(runs: Runs) -> list[Rate]:
     """Of every size and E, by ascending size and E."""
     keys = sorted({*zip(runs["d_model"].astype(int).tolist(), runs.experts.astype(int).tolist(), strict=True)})
     models = {key: runs.subset((runs["d_model"] == key[0]) & (runs.experts == key[1])) for key in keys}
-    tried = {key: _tried(own) for key, own in models.items()}
+    tried = {key: _tried(own.subset((own["of_grid"] == 1) & (own.tokens == TUNED_AT))) for key, own in models.items()}
     tuned = _tuned(tried)
     found = []
     for (d, e), model in models.items():
         best, at_edge = tuned.get((d, e), (None, False))
-        found.append(Rate(d, e, tried[d, e], best, at_edge, _used(model, _wanted((d, e), tuned))))
+        used = _used(model, _wanted((d, e), tuned))
+        found.append(Rate(d, e, tried[d, e], _checked(model), best, at_edge, used))
     return found
 
 
-def _tried(model: Runs) -> dict[float, float]:
-    """Rate of the grid → mean loss over the seeds that all its rates have."""
-    own = model.subset((model["of_grid"] == 1) & (model.tokens == TUNED_AT))
+def _checked(model: Runs) -> tuple[float, dict[float, float]] | None:
+    """The longest D beyond that of the grids at which seeds share several rates, and their mean losses there."""
+    later = [float(tokens) for tokens in np.unique(model.tokens) if tokens > TUNED_AT]
+    found = [(tokens, _tried(model.subset(model.tokens == tokens))) for tokens in later]
+    return next(((tokens, tried) for tokens, tried in reversed(found) if len(tried) > 1), None)
+
+
+def _tried(own: Runs) -> dict[float, float]:
+    """Rate → mean loss over the seeds that all the rates have."""
     by_rate = {rate: own.subset(own["learning_rate"] == rate) for rate in np.unique(own["learning_rate"]).tolist()}
     shared = set.intersection(*({*part["seed"].tolist()} for part in by_rate.values())) if by_rate else set()
     kept = {rate: part.loss[np.isin(part["seed"], [*shared])] for rate, part in by_rate.items()}

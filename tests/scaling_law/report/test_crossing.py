@@ -133,6 +133,16 @@ def test_the_rate_is_tuned_at_4m_by_the_seeds_that_all_rates_share():
     assert found.left_out == {"of another learning rate": 9}
 
 
+def test_the_rate_is_checked_at_the_longest_tokens_that_several_rates_have():
+    """Seed 1 and 8M tokens, which only one rate has, do not count; nor do several rates at 4M."""
+    runs = [record(rate=rate, tokens=TOKENS[3], loss=loss) for rate, loss in ((0.004, 1.4), (0.006, 1.3))]
+    more = [record(tokens=TOKENS[3], seed=1, loss=1.0), record(tokens=TOKENS[4], loss=1.2), record(rate=0.006)]
+    (rate,) = read_sweep([record(), *runs, *more]).rates
+    assert rate.checked == (8e6, {0.004: 1.4, 0.006: 1.3})
+    (rate,) = read_sweep([record(), *more]).rates
+    assert rate.checked is None
+
+
 def test_a_run_trained_again_counts_once():
     """To the same loss or another one. Its trunk of one run is the grid's; the trunk of the sweep stays."""
     swept_again = [*swept(widths=(64,), experts=(1,))]

@@ -20,9 +20,10 @@ from hub import RunRecord
 from hub.plain import atomic
 from scaling_law import JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
+from scaling_law.report.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from scaling_law.size.architecture import Architecture
 from tests.conftest import wait_for
-from tests.guides import ROOT
+from tests.guides import DOCS, ROOT
 from training.configuration.arguments import ConfigurationError
 from training.sweep import __main__ as sweep_module
 from training.sweep import run as sweep_run
@@ -51,6 +52,14 @@ def sweep_of(tiny, tmp_path):
 
 
 # -- where runs come from
+
+
+def test_the_sweep_of_the_crossing_has_the_models_and_rates_of_its_page():
+    runs = [run.arguments for run in Sweep.load(CONFIGS.parent / "crossing.yaml").runs]
+    rates = {(run.model.d_model, run.model.experts): run.optimizer.learning_rate for run in runs}
+    used = {(rate.d_model, rate.experts): rate.used for rate in read_sweep(DOCS / "crossing" / "runs.jsonl").rates}
+    assert rates == {(d, e): rate for (d, e), rate in used.items() if d in WIDTHS and e in EXPERTS}
+    assert {*TOKENS} <= {float(tokens) for run in runs for tokens in run.schedule.tokens}
 
 
 def test_the_whole_listing_is_a_sweep(tmp_path):
