@@ -176,7 +176,8 @@ def decoding(options: Options, work: Path) -> dict[str, Any]:
     model = model_speed.ours(shape, experts) if ours else model_speed.peer(names[options["model"]], shape, experts)
     model = model.to(torch.bfloat16).eval()
     model.set_experts_implementation(options["implementation"])
-    prompt = torch.randint(options["vocab"], (options["batch"], options["prompt"]), device=DEVICE)
+    # No padding (0): generate() would mask it, and the auxiliary loss of some classes cannot take that mask.
+    prompt = torch.randint(1, options["vocab"], (options["batch"], options["prompt"]), device=DEVICE)
 
     def generate(new: int) -> None:
         model.generate(prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0)
