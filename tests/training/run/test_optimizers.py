@@ -108,19 +108,16 @@ def test_the_record_of_adamw_has_nothing_of_it(tiny):
     assert record.optimizer.name == "adamw"
 
 
-def assert_nearly_the_same(one, other):
-    """But for rounding: Muon's iteration runs in bf16 and makes the directions that few tokens give as long as others.
-
-    The steps have the same losses, and the weights differ by a small part of what was learned.
-    """
+def assert_nearly_the_same(one, other, rounding):
+    """The steps have the same losses, and the weights differ by this part of their norm."""
     expected, found = measured(one), measured(other)
     assert expected.keys() == found.keys()
     for at, (loss, norm, *_) in expected.items():
-        assert found[at][:2] == pytest.approx([loss, norm], rel=2e-3), at
+        assert found[at][:2] == pytest.approx([loss, norm], rel=rounding), at
     (record, whole), (again, parts) = results(one)[1280], results(other)[1280]
     assert again.eval_loss == pytest.approx(record.eval_loss, abs=1e-4)
     for name, weight in whole.items():
-        assert torch.linalg.vector_norm(parts[name] - weight) < 2e-3 * torch.linalg.vector_norm(weight), name
+        assert torch.linalg.vector_norm(parts[name] - weight) < rounding * torch.linalg.vector_norm(weight), name
 
 
 @pytest.fixture
@@ -135,19 +132,22 @@ def gentle(tiny, tmp_path):
     return build
 
 
-def test_micro_batches_are_one_batch(gentle):
+def test_micro_batches_are_one_batch(gentle, monkeypatch):
+    """To the rounding of fp32, with Muon's iteration in it, too."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     one, other = gentle("one", 2), gentle("other", 1)
     finish(one)
     finish(other)
-    assert_nearly_the_same(one, other)
+    assert_nearly_the_same(one, other, rounding=1e-5)
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(gentle):
+    """Muon's iteration runs in bf16, of unit roundoff 1/256, and lengthens the directions that few tokens give."""
     one, two = gentle("one", 1), gentle("two", 1)
     finish(one)
     replicated(two)
-    assert_nearly_the_same(one, two)
+    assert_nearly_the_same(one, two, rounding=1 / 256)
 
 
 def test_sharded_matrices_are_refused(tiny, monkeypatch):
