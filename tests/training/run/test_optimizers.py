@@ -143,11 +143,11 @@ def test_micro_batches_are_one_batch(gentle, monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(gentle):
-    """Muon's iteration runs in bf16, of unit roundoff 1/256, and lengthens the directions that few tokens give."""
+    """Muon's iteration runs in bf16 here, and lengthens the directions that few tokens give."""
     one, two = gentle("one", 1), gentle("two", 1)
     finish(one)
     replicated(two)
-    assert_nearly_the_same(one, two, rounding=1 / 256)
+    assert_nearly_the_same(one, two, rounding=2e-3)
 
 
 def test_sharded_matrices_are_refused(tiny, monkeypatch):
