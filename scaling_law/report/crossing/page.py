@@ -7,6 +7,7 @@ nats per byte, as the goals are.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +39,7 @@ from scaling_law.report.crossing.laws import (
     Results,
 )
 from scaling_law.report.crossing.prediction import Predictions, load
-from scaling_law.report.crossing.records import TOKENS, VOCABULARY, read_sweep
+from scaling_law.report.crossing.records import VOCABULARY, read_sweep
 from scaling_law.report.crossing.words import (
     crossing_in_words,
     interval_in_words,
@@ -180,16 +181,19 @@ def counted(page: Page) -> Rows:
         yield f"{d:g}", format_count(n), share, listed(experts), listed(tokens), listed(seeds), len(own)
     others = listed(f"{count} {reason}" for reason, count in sweep.left_out.items()) or "none"
     yield f"{len(runs)} runs of {runs.n_trunks} trunks count; others do not: {others}."
-    missing = sweep.missing()
-    if not missing:
-        yield "All planned cells are there."
-        return
-    planned = [f"E = {e}: " + "; ".join(_gone(d, tokens) for d, tokens in by.items()) for e, by in missing.items()]
-    yield "Missing of what was planned: " + ". ".join(planned) + "."
+    gone = "; ".join(_groups(sweep.missing()))
+    yield f"Missing of what was planned: {gone}." if gone else "All planned cells are there."
 
 
-def _gone(d: int, tokens: list[float]) -> str:
-    return f"d_model {d}" + ("" if len(tokens) == len(TOKENS) else f" at {listed(map(format_count, tokens))}")
+def _groups(missing: Iterable[tuple[int, int, float]]) -> Iterator[str]:
+    """The E that lack the same sizes at one D share a line."""
+    widths, alike = defaultdict(list), defaultdict(list)
+    for e, d, t in missing:
+        widths[e, t].append(d)
+    for (e, t), lacking in widths.items():
+        alike[tuple(lacking), t].append(e)
+    for (sizes, t), experts in alike.items():
+        yield f"E = {listed(experts)} at d_model {listed(sizes)} and {format_count(t)} tokens"
 
 
 def rate_rows(page: Page) -> Rows:

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -33,8 +34,8 @@ LAW = JointLaw(
     **{"a": 6.3, "alpha": -0.215, "delta": -0.2, "b": 8.3e3, "beta": -0.69, "omega": 0.49, "c": 0.7},
     **{name: JointLaw.published().coefficients[name] for name in laws.KEPT},
 )
-TOKENS, SEEDS = (999_424, 1_998_848, 3_999_744, 7_999_488, 15_998_976), (8, 8, 4, 2, 2)
-SCATTER = (0.025, 0.02, 0.015, 0.008, 0.006)
+TOKENS, SEEDS = (999_424, 1_998_848, 3_999_744, 7_999_488, 15_998_976, 32_000_000), (8, 8, 4, 2, 2, 2)
+SCATTER = (0.025, 0.02, 0.015, 0.008, 0.006, 0.006)
 RATE = {32: 0.009, 48: 0.006, 64: 0.004, 80: 0.0033, 96: 0.0027, 128: 0.0018}
 
 
@@ -90,11 +91,12 @@ def results():
 
 
 def test_tokens_are_nominal_and_every_planned_cell_is_there(sweep):
-    assert set(sweep.runs.tokens) == {1e6, 2e6, 4e6, 8e6, 16e6}
-    assert sweep.left_out == sweep.missing() == {}
+    assert set(sweep.runs.tokens) == {1e6, 2e6, 4e6, 8e6, 16e6, 32e6}
+    assert (sweep.left_out, sweep.missing()) == ({}, [])
     part = read_sweep([*swept(widths=(32,), experts=(1, 8))])
-    assert part.missing()[8] == {d: [1e6, 2e6, 4e6, 8e6, 16e6] for d in WIDTHS[1:]}
-    assert part.missing()[2].keys() == {*WIDTHS}
+    nominal = (1e6, 2e6, 4e6, 8e6, 16e6, 32e6)
+    assert {(d, t) for e, d, t in part.missing() if e == 8} == {*product(WIDTHS[1:], nominal)}
+    assert {(d, t) for e, d, t in part.missing() if e == 2} == {*product(WIDTHS, nominal)}
 
 
 @pytest.mark.parametrize(
@@ -185,9 +187,9 @@ def test_records_are_gathered_once_and_whole(tmp_path):
 
 def test_scatter_and_standard_errors_are_those_that_were_put_in(sweep):
     scatter, cells = scatter_of(sweep.runs), cell_means(sweep.runs)
-    assert list(scatter.freedom) == [140, 140, 60, 20, 20]
+    assert list(scatter.freedom) == [140, 140, 60, 20, 20, 20]
     np.testing.assert_allclose(scatter.deviation, SCATTER, rtol=0.4)
-    assert len(cells) == 100
+    assert len(cells) == 120
     expected = scatter.deviation / np.sqrt(SEEDS)
     np.testing.assert_allclose(cells["standard_error"], np.tile(expected, 20))
     assert cells["precision"].mean() == pytest.approx(1.0)
@@ -280,7 +282,7 @@ def test_laws_fitted_to_runs_of_a_law_have_its_crossings(results):
         for name in (CALIBRATED, FITTED):
             np.testing.assert_allclose(results.asked(results.laws[name], n, [2, 8]), true, rtol=0.3)
     assert off[PUBLISHED].middle > 2 > off[CALIBRATED].middle > 0.5
-    assert len(results.forecast) == 24
+    assert len(results.forecast) == 36
     assert np.abs(results.forecast).max() < 0.05
 
 
