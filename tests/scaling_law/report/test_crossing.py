@@ -350,7 +350,8 @@ def test_every_state_of_the_sweep_has_a_page(tmp_path):
         page.write_text(template)
         (folder / "runs.jsonl").write_text("".join(found.to_json() + "\n" for found in records))
         write_page(folder, page)
-        assert "Missing of what was planned: E = 1: d_model" in page.read_text()
+        assert "Missing of what was planned: E = 1" in page.read_text()
+    assert "planned: E = 1, 8 at d_model 48, 96, 128 and 1M tokens; E = 1, 8 at" in page.read_text()
     assert {path.name for path in (folder / "figures").iterdir()} == {
         "crossing.png", "crossing-gaps.png", "crossing-losses.png"
     }  # fmt: skip
