@@ -186,7 +186,7 @@ def counted(page: Page) -> Rows:
 
 
 def _groups(missing: Iterable[tuple[int, int, float]]) -> Iterator[str]:
-    """The E that lack the same sizes at one D share a line."""
+    """Numbers of experts that lack the same sizes at one D are named together."""
     widths, alike = defaultdict(list), defaultdict(list)
     for e, d, t in missing:
         widths[e, t].append(d)
