@@ -14,12 +14,15 @@ from typing import Annotated
 import typer
 
 from hub.plain import atomic, commands
-from hub.plain.atomic import sha256_of, weights_sha256
-from hub.plain.errors import FilesError, IntegrityError, NotFoundError
+from hub.plain.atomic import weights_sha256
+from hub.plain.errors import FilesError, NotFoundError
 from hub.plain.units import format_count
 from hub.record.names import formatted_tokens
 from hub.record.run_record import RunRecord
 from hub.release.cards import model_card
+from hub.store import cache
+from hub.store.base import StoredFile
+from hub.store.hub import stored
 from hub.store.transport import Transport
 from modeling_switch_moe import SwitchMoeConfig
 from modeling_switch_moe.convert import ConversionError, convert
@@ -100,18 +103,13 @@ def pull_published(
         NotFoundError: no such run; the message lists what there is for the size.
         IntegrityError: the file that arrived is not the one that the repository has.
     """
-    from huggingface_hub import hf_hub_download
-
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise FilesError(f"{destination} exists and is not an empty folder; nothing was fetched")
     transport = Transport()
     commit, there = _files(transport, repository, revision)
     if run not in there:
         raise NotFoundError(f"{repository} has no {run.path} at {commit}; {_nearest(run, sorted(there))}")
-    local = Path(transport.read(lambda: hf_hub_download(repository, run.path, revision=commit, **transport.access)))
-    expected = there[run]
-    if expected is not None and (found := sha256_of(local)) != expected:
-        raise IntegrityError(f"{run.path} was received with sha256 {found}, the Hub says {expected}")
+    local = cache.download(transport, repository, run.path, there[run], revision=commit)
     try:
         model = convert(local)
     except (ConversionError, OSError) as error:
@@ -130,11 +128,11 @@ def pull_published(
     return commit
 
 
-def _files(transport: Transport, repository: str, revision: str | None) -> tuple[str, dict[PublishedRun, str | None]]:
-    """The commit of a revision, and sha256 (hex, if the Hub has it) of each of its checkpoints."""
+def _files(transport: Transport, repository: str, revision: str | None) -> tuple[str, dict[PublishedRun, StoredFile]]:
+    """The commit of a revision, and its checkpoints as the Hub lists them."""
     info = transport.read(lambda: transport.api.repo_info(repository, revision=revision, files_metadata=True))
     there = {
-        PublishedRun(*map(int, match.groups())): item.lfs.sha256 if item.lfs else None
+        PublishedRun(*map(int, match.groups())): stored(item)
         for item in info.siblings or []
         if (match := _PATH.fullmatch(item.rfilename))
     }

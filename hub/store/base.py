@@ -124,9 +124,10 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
-        """A folder with the files of a model's revision that a release may have.
+        """A folder with the files of a model's revision that a release may have, each compared with its hash.
 
         `destination` must be new or empty; without one the folder is the store's own and must not be written to.
+        Raises NotFoundError, IntegrityError, and UnavailableError if neither the store nor a cache has the files.
         """
 
     def publish(

@@ -79,9 +79,12 @@ class LocalStore(Store):
         if destination is None:
             return folder
         destination.mkdir(parents=True, exist_ok=True)
-        for entry in _content(folder):
-            if is_allowed(entry.name) and not (destination / entry.name).exists():
-                atomic.copy_file(entry, destination / entry.name)
+        for entry in (found for found in _content(folder) if is_allowed(found.name)):
+            copy = destination / entry.name
+            if not copy.exists():
+                atomic.copy_file(entry, copy)
+            if not self._file(entry).holds(copy):
+                raise IntegrityError(f"{copy} has other content than {self.repo_id(repo)} at {revision}")
         return destination
 
     def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:

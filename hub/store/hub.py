@@ -20,7 +20,7 @@ from typing import Any
 
 from hub.plain.atomic import write_bytes
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, UnavailableError
-from hub.store import transport
+from hub.store import cache, transport
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
 from hub.store.folder import LocalStore
@@ -148,9 +148,7 @@ class HubStore(Store):
         listed = self._call(
             lambda: list(self._api.list_repo_tree(repo_id, recursive=True, revision=revision, repo_type=kind))
         )
-        tree = {
-            item.path: _stored(item) for item in listed if hasattr(item, "blob_id") and item.path not in _OWN_FILES
-        }
+        tree = {item.path: stored(item) for item in listed if hasattr(item, "blob_id") and item.path not in _OWN_FILES}
         if COMMIT.fullmatch(revision):
             self._trees[(kind, repo, revision)] = tree
         return tree
@@ -158,22 +156,21 @@ class HubStore(Store):
     def pinned(
         self, kind: Kind, repo: str, path: str, revision: str | None = None, *, max_bytes: int = MAX_READ_BYTES
     ) -> tuple[bytes, str]:
-        from huggingface_hub import try_to_load_from_cache
-
         repo_id, wanted = self.repo_id(repo), revision or "main"
-        cached = try_to_load_from_cache(repo_id, path, repo_type=kind, revision=wanted, cache_dir=self._cache_dir)
+        file = cache.cached(repo_id, path, repo_type=kind, revision=wanted, cache_dir=self._cache_dir)
         try:
-            info = self._info(kind, repo, revision, _ATTEMPTS_WITH_CACHE if isinstance(cached, str) else None)
+            info = self._info(kind, repo, revision, _ATTEMPTS_WITH_CACHE if file else None)
             head = Head(kind, repo, wanted, info.sha, self._trees[(kind, repo, info.sha)])
             content = self._read_at(head, path, max_bytes)
         except UnavailableError as error:
-            if not isinstance(cached, str):
+            if file is None:
                 raise UnavailableError(f"{error}; {path} of {repo_id} is not in the cache either") from None
             logger.warning("%s; using the cached %s of %s", error, path, repo_id)
-            if (size := Path(cached).stat().st_size) > max_bytes:
+            if (size := file.stat().st_size) > max_bytes:
                 raise IntegrityError(f"{path} of {repo_id} has {size:,} bytes, allowed are {max_bytes:,}") from None
-            # <cache>/<repository>/snapshots/<commit>/<path>
-            return Path(cached).read_bytes(), Path(cached).parents[path.count("/")].name
+            content = file.read_bytes()
+            cache.check(file, content, repo_id)
+            return content, file.parents[path.count("/")].name  # <cache>/<repository>/snapshots/<commit>/<path>
         self._remember(kind, repo_id, wanted, info.sha)
         return content, str(info.sha)
 
@@ -184,27 +181,18 @@ class HubStore(Store):
             lambda: self._api.repo_info(repo_id, repo_type=kind, revision=revision, files_metadata=True), attempts
         )
         listed = (item for item in info.siblings or [] if item.rfilename not in _OWN_FILES)
-        self._trees[(kind, repo, str(info.sha))] = {item.rfilename: _stored(item) for item in listed}
+        self._trees[(kind, repo, str(info.sha))] = {item.rfilename: stored(item) for item in listed}
         return info
 
     def _read_at(self, head: Head, path: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Two requests when the file is not in the cache, none when it is."""
-        from huggingface_hub import hf_hub_download
-
         repo_id = self.repo_id(head.repo)
         if (found := head.files.get(path)) is None:
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
         if found.size > max_bytes:
             raise IntegrityError(f"{path} of {repo_id} has {found.size:,} bytes, allowed are {max_bytes:,}")
         where = {"repo_type": head.kind, "revision": head.commit, "cache_dir": self._cache_dir}
-        where |= self.transport.access
-        for fresh in (False, True):  # a damaged file in the cache is fetched once more
-            local = self.transport.read(
-                lambda force=fresh: hf_hub_download(repo_id, path, force_download=force, **where)  # type: ignore[misc]
-            )
-            if found.holds(Path(local)):
-                return Path(local).read_bytes()
-        raise IntegrityError(f"{path} of {repo_id} was received with other content than the Hub lists")
+        return cache.download(self.transport, repo_id, path, found, **where).read_bytes()
 
     def _remember(self, kind: Kind, repo_id: str, revision: str, commit: str) -> None:
         """Note in the Hub's cache which commit a branch was at, so that the same name works offline."""
@@ -212,15 +200,15 @@ class HubStore(Store):
         from huggingface_hub.file_download import repo_folder_name
 
         if revision != commit:
-            cache = self._cache_dir or Path(constants.HF_HUB_CACHE)
-            folder = cache / repo_folder_name(repo_id=repo_id, repo_type=kind)
+            root = self._cache_dir or Path(constants.HF_HUB_CACHE)
+            folder = root / repo_folder_name(repo_id=repo_id, repo_type=kind)
             try:
                 write_bytes(folder / "refs" / revision, commit.encode())
             except OSError as error:
                 logger.info("cannot write to the cache: %s", error.strerror)
 
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
-        from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub import snapshot_download
 
         repo_id = self.repo_id(repo)
         try:
@@ -235,15 +223,20 @@ class HubStore(Store):
             except UnavailableError:
                 raise error from None
             logger.warning("%s; using the cached files of %s", error, repo_id)
+            for file in (entry for entry in folder.iterdir() if is_allowed(entry.name)):
+                if not file.exists():  # its blob was deleted
+                    raise UnavailableError(f"{error}; {file.name} of {repo_id} is not in the cache") from None
+                cache.check(file, file, repo_id)
             return folder
-        names = [name for name in self._trees[("model", repo, info.sha)] if is_allowed(name)]
-        if not names:
+        listed = {name: file for name, file in self._trees[("model", repo, info.sha)].items() if is_allowed(name)}
+        if not listed:
             raise NotFoundError(f"{repo_id} has no files of a release at {revision}")
-        where = {"revision": info.sha, "cache_dir": self._cache_dir, "local_dir": destination, **self.transport.access}
+        where = {"revision": info.sha, "cache_dir": self._cache_dir, "local_dir": destination}
 
         def download(name: str) -> Path:
-            return Path(self.transport.read(lambda: hf_hub_download(repo_id, name, **where)))
+            return cache.download(self.transport, repo_id, name, listed[name], **where)
 
+        names = list(listed)
         # One before the others: a Hub that fails is asked as often as for one file.
         folder = download(names[0]).parent
         with ThreadPoolExecutor(_FETCH_WORKERS, thread_name_prefix="hub-fetch") as pool:
@@ -377,7 +370,8 @@ def open_store(uri: str | Path, *, private: bool = False) -> Store:
     return LocalStore(Path("/" + path.lstrip("/") if path.startswith("//") else path))
 
 
-def _stored(item: Any) -> StoredFile:
+def stored(item: Any) -> StoredFile:
+    """A file of the Hub's own listings."""
     if item.lfs:
         return StoredFile(item.size or 0, item.lfs.sha256)
     return StoredFile(item.size or 0, None, item.blob_id)

@@ -1,0 +1,63 @@
+"""Files in huggingface_hub's cache, compared with their hashes before they are used.
+
+A blob in the cache is named after its content: git's id of a small file, the sha256 of a large one. A damaged file is
+therefore found without a network, too; with one it is fetched again, once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hub.plain.errors import IntegrityError
+from hub.store.base import StoredFile
+from hub.store.files import Content, size_of
+from hub.store.transport import Transport
+
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def download(transport: Transport, repo_id: str, path: str, listed: StoredFile, **where: Any) -> Path:
+    """A file of the Hub in its cache, or in a `local_dir`, with the content that the Hub lists.
+
+    `where` has what `hf_hub_download` takes. Raises IntegrityError if the Hub sends something else.
+    """
+    from huggingface_hub import hf_hub_download
+
+    where |= transport.access
+    for again in (False, True):
+        file = Path(transport.read(partial(hf_hub_download, repo_id, path, force_download=again, **where)))
+        if listed.holds(file):
+            return file
+    raise IntegrityError(f"{path} of {repo_id} was received with other content than the Hub lists")
+
+
+def cached(repo_id: str, path: str, **where: Any) -> Path | None:
+    """The cache's file for a revision, if it has one; `where` has what `try_to_load_from_cache` takes."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(repo_id, path, **where)
+    except UnicodeDecodeError:  # the file that says at which commit a branch was is damaged
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def check(file: Path, content: Content, repo_id: str) -> None:
+    """Raise IntegrityError if `content`, read from a file of a snapshot, is not what the file's blob is named after.
+
+    In a cache without symbolic links (Windows) blobs have no names, and nothing is checked.
+    """
+    if not file.is_symlink():
+        return
+    # One link only: a blob may be a link into the store that repositories share, where names are other hashes.
+    blob = Path(os.path.normpath(file.parent.resolve() / file.readlink()))
+    large = len(blob.name) == 64
+    named = StoredFile(size_of(content), blob.name if large else None, None if large else blob.name)
+    if _HASH.fullmatch(blob.name) and not named.holds(content):
+        raise IntegrityError(
+            f"{file.name} of {repo_id} is damaged in the Hub's cache: fetch it again with a network, or delete {blob}"
+        )
