@@ -50,6 +50,8 @@ def push_index(store: Store, sweep: str, records: Iterable[RunRecord], *, licens
     replaced = {row_key(record) for record in new}
 
     def change(present: Present) -> dict[str, bytes | None]:
+        if JSONL_NAME in present:
+            store.check_written("dataset", index_name(sweep), JSONL_NAME, present[JSONL_NAME])
         there, unreadable = split_rows(present.get(JSONL_NAME, b""))
         kept = [row for row in unreadable if (row.run_id, row.branch) not in replaced]
         for row in kept:
@@ -126,8 +128,14 @@ def load_index(
     Raises NotFoundError without an index, and RecordError for rows that break the schema, unless a list of `problems`
     takes their reasons.
     """
+    return checked(*split_rows(_lines(store, sweep, revision)), JSONL_NAME, problems)
+
+
+def _lines(store: Store, sweep: str, revision: str | None = None) -> bytes:
+    """The JSON lines of an index, as they were written."""
     content = store.read("dataset", index_name(sweep), JSONL_NAME, revision)
-    return checked(*split_rows(content), JSONL_NAME, problems)
+    store.check_written("dataset", index_name(sweep), JSONL_NAME, content)
+    return content
 
 
 def describe_index(store: Store, sweep: str, section: str, files: Mapping[str, Content]) -> Publication:
@@ -162,7 +170,7 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: 
     index are somebody's own and stay. Raises NotFoundError without an index.
     """
     names = sorted({repo.rpartition("/")[2] for repo in repos})
-    before = store.read("dataset", index_name(sweep), JSONL_NAME)
+    before = _lines(store, sweep)
     for _ in range(_MAX_REWRITES):
         rows, _ = split_rows(before)
         for name in names:
@@ -170,7 +178,7 @@ def push_repo_cards(store: Store, sweep: str, repos: Iterable[str], *, license: 
             if there:
                 change = partial(_main, store, name, there, license)
                 store.update("model", name, (CARD_NAME,), change, "List the revisions")
-        now = store.read("dataset", index_name(sweep), JSONL_NAME)
+        now = _lines(store, sweep)
         if now == before:
             return
         before = now  # another writer added rows meanwhile, and may have written its cards before ours
@@ -326,8 +334,7 @@ def repair_index(store: Store, sweep: str, *, dry_run: bool = False, drop_missin
         return merged, [row.line for row in kept if isinstance(row, UnreadableRow)]
 
     def change(present: Present) -> dict[str, bytes | None]:
-        files = index_files(store, sweep, *rebuilt(present.get(JSONL_NAME, b"")), present)
-        return {} if files[JSONL_NAME] == present.get(JSONL_NAME) else files
+        return index_files(store, sweep, *rebuilt(present.get(JSONL_NAME, b"")), present)
 
     if dry_run:
         rebuilt(before)

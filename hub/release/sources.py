@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain import atomic
+from hub.plain import atomic, checksums
 from hub.plain.errors import FilesError, IntegrityError, NotFoundError, RecordError
 from hub.plain.markdown import read_card
 from hub.record.names import index_name, repo_name
@@ -130,6 +130,7 @@ def _read(file: Path, foreign: bool, problems: list[str] | None) -> list[Any]:
             content = opened.read(MAX_FILE_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RecordError(f"{file.name}: not a readable gzip file ({error})") from None
+    checksums.check(file, content)
     if len(content) > MAX_FILE_BYTES:
         raise RecordError(f"{file.name}: more than {MAX_FILE_BYTES:,} bytes")
     return checked(*split_rows(content, file.name.removesuffix(".gz"), foreign=foreign), file.name, problems)

@@ -122,6 +122,12 @@ class Store(ABC):
         """One file's bytes; see `pinned`."""
         return self.pinned(kind, repo, path, revision, max_bytes=max_bytes)[0]
 
+    def check_written(self, kind: Kind, repo: str, path: str, content: bytes) -> None:  # noqa: B027 (only a folder can)
+        """Raise IntegrityError if `content` of a file of `main` is not what was written there.
+
+        What comes from the Hub was compared with its listing when it was read.
+        """
+
     @abstractmethod
     def fetch(self, repo: str, revision: str, destination: Path | None = None) -> Path:
         """A folder with the files of a model's revision that a release may have, each compared with its hash.

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hub.plain import atomic
+from hub.plain import atomic, checksums
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
 from hub.plain.markdown import tags_of
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
@@ -62,6 +62,9 @@ class LocalStore(Store):
             raise IntegrityError(f"{path} of {self.repo_id(repo)} is larger than {max_bytes:,} bytes")
         return file.read_bytes(), _content_id(folder)
 
+    def check_written(self, kind: Kind, repo: str, path: str, content: bytes) -> None:
+        checksums.check(self._repository(kind, repo) / "main" / path, content)
+
     def folder(self, kind: Kind, repo: str, revision: str = "main") -> Path:
         """The folder of a branch, or of the branch whose content has this commit id. Raises NotFoundError."""
         repository = self._repository(kind, repo)
@@ -102,7 +105,12 @@ class LocalStore(Store):
         commits = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
         sources = {commit: self.folder(head.kind, head.repo, commit) for commit in commits}
 
+        # Of an index; a card is for people to edit.
+        noted = {name: c for name, c in changes.items() if isinstance(c, bytes) and not name.endswith(".md")}
+
         def write(target: Path) -> None:
+            if head.kind == "dataset":
+                checksums.note(target, noted)
             for name, content in changes.items():
                 _change(target / name, content, sources)
             atomic.sync(target)
