@@ -6,6 +6,7 @@ blocks: a later push rewrites those (`refreshed`) and leaves what a person wrote
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hub.plain.errors import FilesError
-from hub.plain.markdown import block, block_of, escaped, read_card, replace_block, updated, with_metadata
+from hub.plain.markdown import block, block_of, escaped, license_of, read_card, replace_block, updated, with_metadata
 from hub.plain.tables import Table
 from hub.plain.units import format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name
@@ -24,8 +25,11 @@ from hub.record.table import viewer_file
 PAPER = "[Joint MoE Scaling Laws](https://arxiv.org/abs/2502.05172) (Ludziejewski et al. 2025)"
 TAGS = ("scaling-laws", "mixture-of-experts", "switch-transformer", "joint-moe-scaling-laws")
 OURS = "switch-transformer"  # the tag in whose place another class has its model type
-RUN, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "loading", "place", "law", "revisions", "main"  # blocks
-_FROM_RECORDS = ("tags", "datasets", "model-index")  # metadata that follows from the records
+# Blocks, and of these the ones that follow from records.
+RUN, RUNS, LOADING, PLACE, LAW, REVISIONS, MAIN = "run", "runs", "loading", "place", "law", "revisions", "main"
+_BLOCKS = (RUN, RUNS, LOADING, PLACE, REVISIONS, MAIN)
+_FROM_RECORDS = ("tags", "datasets", "model-index", "configs")  # metadata that follows from the records
+_MARK = re.compile(r"\s*<!-- as pushed: ([0-9a-f]{16}) -->")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PICTURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(?:png|svg)")
 _MAX_TABLE_ROWS = 400
@@ -33,7 +37,10 @@ _NEIGHBOURS = 6  # runs shown on either side
 _PREDICTION = "Loss in nats/token that a scaling law predicts for this run:"
 _MAX_RESULTS = 100  # revisions whose results stand in the metadata of a repository's card
 
-# What earlier versions wrote outside of any block: a run's table, and that `main` has no weights.
+# What earlier versions wrote outside of any block: the runs of an index and their number, a run's table, and that
+# `main` has no weights.
+_UNMARKED_RUNS = re.compile(r"(?<=^## The runs\n\n)(?:\|.*\n)+(?:\n… and .*\n)?", re.MULTILINE)
+_UNMARKED_COUNT = re.compile(r"(?<=: )\d+ rows, \d+ of them final runs of (?=dense and )")
 _UNMARKED_RUN = re.compile(r"(?<=^## The run\n\n)(?:\|.*\n)+", re.MULTILINE)
 _NO_WEIGHTS = "**The branch `main` has no weights.** Choose a revision:"
 
@@ -105,14 +112,48 @@ def refreshed(card: str, fresh: str) -> str:
     Everything else stays, including what a person added; a card without our blocks stays as it is but for the licence.
     """
     card = _UNMARKED_RUN.sub(lambda table: block(RUN, table[0]) + "\n", card, count=1)
+    if block_of(fresh, RUNS) and block_of(card, RUNS) is None:
+        card = _UNMARKED_RUNS.sub(block(RUNS, "") + "\n", _UNMARKED_COUNT.sub("", card), count=1)
     card = card.replace(_NO_WEIGHTS, block(MAIN, _NO_WEIGHTS)) if block_of(card, MAIN) is None else card
-    for part in (RUN, LOADING, PLACE, REVISIONS, MAIN):
+    for part in _BLOCKS:
         if text := block_of(fresh, part):
             card = replace_block(card, part, text)
     metadata = read_card(fresh).data.to_dict()
-    ours = any(block_of(card, part) is not None for part in (RUN, REVISIONS))
+    ours = any(block_of(card, part) is not None for part in (RUN, RUNS, REVISIONS))
     owned = [*(_FROM_RECORDS if ours else ()), *(["license"] if "license" in metadata else [])]
     return updated(card, metadata, owned)
+
+
+def as_pushed(card: str) -> str:
+    """The card with a mark that tells `merged` later whether it was edited. FilesError for metadata that is none."""
+    return f"{_MARK.sub('', card).rstrip()}\n\n<!-- as pushed: {_own_text(card)} -->\n"
+
+
+def merged(present: str, card: str, license: str | None = None) -> str:
+    """What becomes of the card that is `present` on a branch when `card`, with its mark, is pushed.
+
+    A card that nobody has edited since it was pushed is replaced. In any other, only the blocks and the metadata that
+    follow from records change, and the licence if one is given.
+    """
+    there = license_of(present)
+    mark = _MARK.search(present)
+    try:
+        edited = mark is None or mark[1] != _own_text(present)
+    except FilesError:  # metadata that is none
+        edited = True
+    license = license or (there if edited else license_of(card) or there)
+    card = updated(card, {"license": license}, ["license"]) if license else card
+    return refreshed(present, card) if edited else as_pushed(card)
+
+
+def _own_text(card: str) -> str:
+    """A hash of what a card says beside what follows from records."""
+    bare = _MARK.sub("", card)
+    for part in _BLOCKS:
+        bare = replace_block(bare, part, "")
+    found = read_card(bare)
+    fields = {name: value for name, value in found.data.to_dict().items() if name not in _FROM_RECORDS}
+    return hashlib.sha256(f"{sorted(fields.items())}{found.text.strip()}".encode()).hexdigest()[:16]
 
 
 def same_card(present: bytes, wanted: bytes, *, with_prediction: bool) -> bool:
@@ -169,17 +210,17 @@ def sweep_card(records: Iterable[RunRecord], *, repo: str | None = None, license
     sweep = ", ".join(names) or "empty sweep"
     finals = sum(record.status == "final" for record in runs)
     more = len(runs) - _MAX_TABLE_ROWS
+    listed = [f"In all: {len(runs)} rows, {finals} of them final runs.", runs_table(runs[:_MAX_TABLE_ROWS]).markdown()]
+    listed += [f"… and {more} more rows in `{viewer_file()}`."] if more > 0 else []
     parts = [
         f"# {escaped(f'Runs of {sweep}')}",
-        f"The run records of the sweep {escaped(sweep)}: {len(runs)} rows, {finals} of them final runs of dense and "
-        "Switch Mixture-of-Experts language models. A joint scaling law of active parameters, tokens and experts is "
-        f"fitted to these measurements, as in {PAPER}.",
+        f"The run records of the sweep {escaped(sweep)}: dense and Switch Mixture-of-Experts language models. A joint "
+        f"scaling law of active parameters, tokens and experts is fitted to these measurements, as in {PAPER}.",
         "## How to load",
-        _index_example(repo),
+        block(LOADING, _index_example(repo)),
         block(LAW, ""),
         "## The runs",
-        runs_table(runs[:_MAX_TABLE_ROWS]).markdown(),
-        *([f"… and {more} more rows in `{viewer_file()}`."] if more > 0 else []),
+        block(RUNS, "\n\n".join(listed)),
         "Losses are in nats per token. `eval_loss` is held-out and without dropped tokens; `train_loss` is a mean "
         "over the last tokens of training (`train_loss_window_tokens`).",
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
-from hub.plain.markdown import block_of, license_of, read_card, replace_block, updated
+from hub.plain.markdown import block_of, license_of, read_card, replace_block
 from hub.plain.strict_json import MAX_RECORD_BYTES
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -74,8 +74,8 @@ def index_files(
 ) -> dict[str, bytes | None]:
     """The files of an index with these rows and, after them, the unreadable lines `kept`.
 
-    The new card has the licence and the law of the present one. Without pyarrow a parquet file is removed, because it
-    no longer fits the rows. Raises ConflictError if two runs have the same weights.
+    The card keeps its law, what a person wrote, and its licence unless one is given. Without pyarrow a parquet file is
+    removed, because it no longer fits the rows. Raises ConflictError if two runs have the same weights.
     """
     same: dict[tuple[tuple[str, str], ...], list[RunRecord]] = defaultdict(list)
     for row in rows:
@@ -86,11 +86,9 @@ def index_files(
         if len(twins) > 1:
             names = ", ".join(f"{twin.run_id} ({twin.repo}@{twin.branch})" for twin in twins[:5])
             raise ConflictError(f"{len(twins)} runs have the same weights: {names}; the index lists each once")
-    old = present.get(CARD_NAME, b"").decode("utf-8", "replace")
     text = sweep_card(rows, repo=store.repo_id(index_name(sweep)), license=license)
-    if license is None and (named := license_of(old)):
-        text = updated(text, {"license": named}, ["license"])
-    text = replace_block(text, LAW, block_of(old, LAW) or "")
+    if CARD_NAME in present:
+        text = refreshed(present[CARD_NAME].decode("utf-8", "replace"), text)
     check_secrets({CARD_NAME: text.encode()})
     lines = to_jsonl(rows) + b"".join(line + b"\n" for line in kept)
     table = to_parquet(rows)

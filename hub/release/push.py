@@ -16,12 +16,12 @@ from typing import Any
 
 from hub.plain import strict_json
 from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, PushErrors, RecordError
-from hub.plain.markdown import license_of, read_card
+from hub.plain.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
-from hub.release.cards import checked_license, model_card, refreshed, same_card
+from hub.release.cards import as_pushed, checked_license, merged, model_card, refreshed, same_card
 from hub.release.index import push_index, push_repo_cards
-from hub.store.base import Equivalent, Publication, Store, checked_name
+from hub.store.base import Publication, Store, checked_name
 from hub.store.files import Release, check_secrets, content_of, release_of
 from hub.store.hub import HubStore
 
@@ -65,7 +65,7 @@ def push_run(
     card = model_card(prepared, pictures=pictures, siblings=siblings, predicted_loss=predicted_loss, license=license)
     if "README.md" in files:
         card = refreshed(content_of(files["README.md"]).decode("utf-8", "replace"), card)
-    read_card(card)
+    card = as_pushed(card)
     files["README.md"] = card.encode()
     files["run.json"] = prepared.to_json(indent=2).encode() + b"\n"
     check_secrets(files)
@@ -76,7 +76,10 @@ def push_run(
         files,
         release.weights_sha256,
         f"{prepared.status} run {prepared.run_id}: {prepared.tokens:,} tokens, {prepared.experts} experts",
-        _equivalent(prepared, card.encode(), with_prediction=predicted_loss is not None),
+        {
+            "run.json": partial(_merged_record, prepared, files["run.json"]),
+            "README.md": partial(_merged_card, card, license, with_prediction=predicted_loss is not None),
+        },
     )
     return prepared.replaced(commit=published.commit)
 
@@ -96,33 +99,33 @@ def prepare(store: Store, release: Release, record: RunRecord, *, branch: str | 
     )
 
 
-def _equivalent(record: RunRecord, card: bytes, *, with_prediction: bool) -> Equivalent:
-    """What may differ from the files of this release without being written again."""
-
-    def same_record(present: bytes) -> bool:
-        place = f"branch {record.branch!r} of {record.repo}"
-        try:
-            fields = strict_json.loads(present, what="run.json")
-            version = fields.get("schema_version") if isinstance(fields, dict) else None
-            if isinstance(version, int) and version > strict_json.SCHEMA_VERSION:
-                raise ConflictError(
-                    f"{place} has a record with schema_version {version}, which a newer version of this package "
-                    "wrote; update the package to push to it"
-                )
-            there = RunRecord.from_dict(fields)
-        except RecordError:
-            return False
-        if there.run_id != record.run_id:
+def _merged_record(record: RunRecord, wanted: bytes, present: bytes) -> bytes:
+    """The record that is there if it says the same; ConflictError for one that is not ours to change."""
+    place = f"branch {record.branch!r} of {record.repo}"
+    try:
+        fields = strict_json.loads(present, what="run.json")
+        version = fields.get("schema_version") if isinstance(fields, dict) else None
+        if isinstance(version, int) and version > strict_json.SCHEMA_VERSION:
             raise ConflictError(
-                f"{place} is that of run {there.run_id}, not {record.run_id}; push under another branch or sweep "
-                "name, or remove it first"
+                f"{place} has a record with schema_version {version}, which a newer version of this package "
+                "wrote; update the package to push to it"
             )
-        return there == record
+        there = RunRecord.from_dict(fields)
+    except RecordError:
+        return wanted
+    if there.run_id != record.run_id:
+        raise ConflictError(
+            f"{place} is that of run {there.run_id}, not {record.run_id}; push under another branch or sweep "
+            "name, or remove it first"
+        )
+    return present if there == record else wanted
 
-    return {
-        "run.json": same_record,
-        "README.md": lambda present: same_card(present, card, with_prediction=with_prediction),
-    }
+
+def _merged_card(card: str, license: str | None, present: bytes, *, with_prediction: bool) -> bytes:
+    """The card that is there, with what follows from records put right, if it should differ in more than its runs."""
+    text = merged(present.decode("utf-8", "replace"), card, license)
+    check_secrets({"README.md": text.encode()})
+    return present if same_card(present, text.encode(), with_prediction=with_prediction) else text.encode()
 
 
 def push_runs(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, UnavailableError
@@ -70,8 +71,8 @@ class Present(dict[str, bytes]):
 Change = Content | CopyOf | None
 # What `Store.update` is given: from the present files to those that change.
 Update = Callable[[Present], Mapping[str, "bytes | CopyOf | None"]]
-# File name -> whether the content that is there is as good as the one to be released. May raise ConflictError.
-Equivalent = Mapping[str, Callable[[bytes], bool]]
+# File name -> what it becomes, made of what is there; the same bytes if that is as good. May raise ConflictError.
+Merge = Mapping[str, Callable[[bytes], bytes]]
 
 
 @dataclass(frozen=True)
@@ -143,12 +144,12 @@ class Store(ABC):
         files: Mapping[str, Content],
         weights: Mapping[str, str],
         message: str,
-        equivalent: Equivalent | None = None,
+        merge: Merge = MappingProxyType({}),
     ) -> Publication:
         """Make `branch` of a model repository hold `files`; `weights` has the sha256 (hex) of each weights file.
 
         A new branch appears in one atomic step, a new repository before it. On an existing branch what differs is
-        written, unless it is `equivalent`, and what should not be there removed, but for names that no release has.
+        written, as `merge` makes it, and what should not be there removed, but for names that no release has.
 
         Raises:
             ConflictError: the branch has other weights.
@@ -157,20 +158,22 @@ class Store(ABC):
         checked_name(branch, "branch", 120)
         check_allowed(files)
 
-        def differs(name: str, head: Head) -> bool:
-            if name not in head.files:
-                return True
-            if head.files[name].holds(files[name], weights.get(name)):
-                return False
-            return equivalent is None or name not in equivalent or not equivalent[name](self._read_at(head, name))
+        def differing(head: Head) -> Iterator[tuple[str, Content]]:
+            for name in sorted(files, key=lambda name: (name == "run.json", name)):  # the record last
+                content, listed = files[name], head.files.get(name)
+                if listed is not None and listed.holds(content, weights.get(name)):
+                    continue
+                if listed is not None and name in merge:
+                    present = self._read_at(head, name)
+                    if (content := merge[name](present)) == present:
+                        continue
+                yield name, content
 
         def lacking(head: Head) -> Mapping[str, Change]:
             there = {name: file.sha256 for name, file in head.files.items() if name.endswith(".safetensors")}
             if there == dict(weights):
-                changed = [name for name in files if differs(name, head)]
-                changed.sort(key=lambda name: (name == "run.json", name))  # the record last
                 stale = (name for name in head.files if name not in files and is_allowed(name))
-                return {name: files[name] for name in changed} | dict.fromkeys(stale)
+                return dict(differing(head)) | dict.fromkeys(stale)
             if not head.files or self._is_first_commit(head):  # which holds nothing of any run
                 return {**files, **dict.fromkeys(name for name in head.files if name not in files)}
             shown = ", ".join(f"{name} {(sha or 'unknown')[:12]}" for name, sha in sorted(there.items())) or "none"

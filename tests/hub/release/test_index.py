@@ -201,7 +201,9 @@ def test_a_malicious_index_does_no_harm_to_the_cards(loopback, checkpoint):
     push_repo_cards(store, "demo", [pushed.repo, "../../etc"])
     released = store.read("model", REPO, "README.md", pushed.branch).decode()
     for card in (main_card(store), released):
-        body = re.sub(r"```.*?```|<!-- /?(?:revisions|loading|place|run|main) -->", "", card, flags=re.DOTALL)
+        body = re.sub(
+            r"```.*?```|<!-- (?:/?(?:revisions|loading|place|run|main)|as pushed: \w+) -->", "", card, flags=re.DOTALL
+        )
         assert "<" not in body.split("---\n", 2)[2]
 
 

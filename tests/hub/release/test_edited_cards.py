@@ -1,0 +1,184 @@
+"""What a person writes into a card, and its licence and base model, stay when runs are pushed again."""
+
+import re
+
+import pytest
+
+from hub import push_index, push_run, repair_index
+from hub.plain.markdown import read_card
+from hub.release.push import push_listing
+from tests.hub.conftest import another_view
+from tests.hub.samples import make_record
+
+REPO, BRANCH = "demo-d64-E4", "tokens001.5M-seed0"
+RUN, INDEX = ("model", REPO, BRANCH), ("dataset", "demo-runs", "main")
+OWN = b"---\nlicense: mit\n---\nquite another card\n"
+
+
+def card_of(store, place):
+    kind, repo, branch = place
+    return store.read(kind, repo, "README.md", branch).decode()
+
+
+def put(store, place, text):
+    """Replace a card as its owner does on the Hub's page, or in a folder; another process pushes afterwards."""
+    kind, repo, branch = place
+    if hasattr(store, "root"):
+        (store.root / f"{kind}s" / repo / branch / "README.md").write_text(text)
+    else:
+        place = {"repo_id": store.repo_id(repo), "repo_type": kind, "revision": branch}
+        store.transport.api.upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", **place)
+
+
+def edit(store, place, heading):
+    """A note, another licence and the base model, by hand."""
+    text = re.sub(r"license: .*\n", "", card_of(store, place))
+    text = text.replace("---\n", "---\nlicense: apache-2.0\nbase_model: org/base\n", 1)
+    assert heading in text
+    put(store, place, text.replace(heading, f"A note of ours.\n\n{heading}"))
+
+
+def assert_kept(store, place, license="apache-2.0"):
+    text = card_of(store, place)
+    metadata = read_card(text).data
+    assert (text.count("A note of ours."), metadata["license"], metadata["base_model"]) == (1, license, "org/base")
+
+
+def test_a_branchs_card_keeps_what_a_person_wrote(store, checkpoint, record):
+    folder = checkpoint()
+    push_run(another_view(store), folder, record, license="mit")
+    edit(store, RUN, "## The run")
+    for loss in (4.0, 3.0):
+        push_run(another_view(store), folder, record.replaced(eval_loss=loss), predicted_loss=4.25)
+        assert_kept(store, RUN)
+        card = card_of(store, RUN)
+        assert f"| Held-out loss (nats/token, dropless) | {loss:.4f} |" in card
+        assert "4.2500 (measured" in card
+        assert read_card(card).data["model-index"][0]["results"][0]["metrics"][0]["value"] == loss
+    commit = store.branches("model", REPO)[BRANCH]
+    assert push_run(another_view(store), folder, record.replaced(eval_loss=3.0)).commit == commit
+    push_run(another_view(store), folder, record.replaced(eval_loss=3.0), license="cc0-1.0")
+    assert_kept(store, RUN, license="cc0-1.0")
+
+
+def test_a_licence_that_was_changed_on_the_branch_alone_stays(store, checkpoint, record):
+    """Also where the run's folder names another, and where a push named one."""
+    folder = checkpoint()
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
+    push_run(another_view(store), folder, record)
+    put(store, RUN, card_of(store, RUN).replace("license: mit", "license: apache-2.0"))
+    push_run(another_view(store), folder, record.replaced(eval_loss=4.0))
+    assert read_card(card_of(store, RUN)).data["license"] == "apache-2.0"
+
+
+def test_a_licence_that_a_push_named_stays(store, checkpoint, record):
+    folder = checkpoint()
+    push_run(another_view(store), folder, record, license="cc0-1.0")
+    push_run(another_view(store), folder, record.replaced(eval_loss=4.0))
+    assert read_card(card_of(store, RUN)).data["license"] == "cc0-1.0"
+
+
+def test_a_card_that_nobody_edited_on_its_branch_follows_the_runs_folder(store, checkpoint, record):
+    folder = checkpoint()
+    push_run(another_view(store), folder, record)
+    for note in ("A first note.", "A second note."):
+        (folder / "README.md").write_text(f"{card_of(store, RUN)}\n{note}\n")
+        push_run(another_view(store), folder, record)
+        assert note in card_of(store, RUN)
+    (folder / "README.md").unlink()
+    push_run(another_view(store), folder, record)
+    assert "note." not in card_of(store, RUN)
+    assert len(re.findall("<!-- as pushed: ", card_of(store, RUN))) == 1
+
+
+def test_what_was_written_into_a_card_of_an_earlier_version_stays(store, checkpoint, record):
+    """It has no mark that says how it was pushed."""
+    folder = checkpoint()
+    push_run(another_view(store), folder, record)
+    bare = re.sub(r"\n<!-- as pushed: .* -->\n", "", card_of(store, RUN))
+    put(store, RUN, f"{bare}\nA note of ours.\n")
+    push_run(another_view(store), folder, record.replaced(eval_loss=4.0))
+    assert "A note of ours." in card_of(store, RUN)
+    assert "dropless) | 4.0000 |" in card_of(store, RUN)
+
+
+@pytest.mark.parametrize("place", [RUN, INDEX], ids=["branch", "index"])
+def test_a_card_of_another_kind_stays(store, checkpoint, record, place):
+    push_listing(store, "demo", [push_run(another_view(store), checkpoint(), record)])
+    put(store, place, OWN.decode())
+    corrected = push_run(another_view(store), checkpoint("again"), record.replaced(eval_loss=4.0))
+    push_listing(store, "demo", [corrected])
+    assert card_of(store, place).encode() == OWN
+
+
+def test_the_card_of_an_index_keeps_what_a_person_wrote(store):
+    push_index(store, "demo", [make_record(run_id="one")], license="mit")
+    edit(store, INDEX, "## How to load")
+    push_index(store, "demo", [make_record(run_id="two", seed=1)])
+    assert_kept(store, INDEX)
+    card = card_of(store, INDEX)
+    assert (card.count("| one |"), card.count("| two |"), card.count("2 rows")) == (1, 1, 1)
+    content = store.read("dataset", "demo-runs", "runs.jsonl").replace(b'"run_id": "one"', b'"run_id": "won"')
+    store.update("dataset", "demo-runs", (), lambda _: {"runs.jsonl": content}, "edit")
+    repair_index(store, "demo")
+    assert_kept(store, INDEX)
+    assert "| won |" in card_of(store, INDEX)
+    push_index(store, "demo", [make_record(run_id="two", seed=1)], license="cc0-1.0")
+    assert_kept(store, INDEX, license="cc0-1.0")
+
+
+BEFORE = """---
+license: mit
+tags:
+- scaling-laws
+- sweep:demo
+---
+
+# Runs of demo
+
+The run records of the sweep demo: 7 rows, 6 of them final runs of dense and Switch Mixture-of-Experts
+language models.
+
+## How to load
+
+`runs.jsonl` has one record per line; `scaling_law.load_runs(folder)` reads them.
+
+<!-- law -->
+## The law
+
+| Coefficient | Value |
+| --- | ---: |
+| A | 1 |
+<!-- /law -->
+
+## The runs
+
+| Run | Active |
+| --- | ---: |
+| old | 1M |
+
+… and 6 more rows in `runs.parquet`.
+
+A note of ours.
+"""
+
+
+def test_the_card_of_an_index_of_an_earlier_version_is_brought_up_to_date_in_place(store):
+    """Its table was in no block."""
+    push_index(store, "demo", [make_record(run_id="one")])
+    put(store, INDEX, BEFORE)
+    for seed in (1, 2):
+        push_index(store, "demo", [make_record(run_id=f"run{seed}", seed=seed)])
+    card = card_of(store, INDEX)
+    for part in (
+        "| A | 1 |",
+        "A note of ours.",
+        "| one |",
+        "| run2 |",
+        ": 3 rows, 3 of them final runs.",
+        "license: mit",
+    ):
+        assert card.count(part) == 1, part
+    for part in ("| old |", "7 rows", "6 more rows"):
+        assert part not in card
+    assert "the sweep demo: dense and Switch" in card
