@@ -66,8 +66,8 @@ def push_run(
     if "README.md" in files:
         card = refreshed(content_of(files["README.md"]).decode("utf-8", "replace"), card)
     card = as_pushed(card)
-    files["README.md"] = card.encode()
-    files["run.json"] = prepared.to_json(indent=2).encode() + b"\n"
+    wanted = prepared.to_json(indent=2).encode() + b"\n"
+    files |= {"README.md": card.encode(), "run.json": wanted}
     check_secrets(files)
     assert prepared.branch is not None
     published = store.publish(
@@ -77,7 +77,7 @@ def push_run(
         release.weights_sha256,
         f"{prepared.status} run {prepared.run_id}: {prepared.tokens:,} tokens, {prepared.experts} experts",
         {
-            "run.json": partial(_merged_record, prepared, files["run.json"]),
+            "run.json": partial(_merged_record, prepared, wanted),
             "README.md": partial(_merged_card, card, license, with_prediction=predicted_loss is not None),
         },
     )
