@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hub.plain.errors import IntegrityError
+from hub.plain.errors import IntegrityError, UnavailableError
 from hub.store.base import StoredFile
-from hub.store.files import Content, size_of
+from hub.store.files import WEIGHTS, Content, is_allowed, size_of
 from hub.store.transport import Transport
 
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -61,3 +61,24 @@ def check(file: Path, content: Content, repo_id: str) -> None:
         raise IntegrityError(
             f"{file.name} of {repo_id} is damaged in the Hub's cache: fetch it again with a network, or delete {blob}"
         )
+
+
+def restore(repo_id: str, path: str, revision: str | None) -> None:
+    """Fetch what is damaged beside a model's cached file again, weights aside, for libraries that do not check.
+
+    Raises IntegrityError if the Hub cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+
+    known = cached(repo_id, path, revision=revision)
+    for file in known.parent.iterdir() if known else ():
+        if file.is_file() and is_allowed(file.name) and not WEIGHTS.fullmatch(file.name):
+            try:
+                check(file, file, repo_id)
+            except IntegrityError as error:
+                transport, where = Transport(), {"revision": file.parent.name, "force_download": True}
+                try:
+                    transport.read(partial(hf_hub_download, repo_id, file.name, **where, **transport.access))
+                except UnavailableError:
+                    raise error from None
+                check(file, file, repo_id)

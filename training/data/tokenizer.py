@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from hub.store import cache
 from training.configuration.arguments import ConfigurationError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -44,10 +45,15 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: str | Pat
 
 
 def load_tokenizer(name_or_path: str, revision: str | None = None):
-    """A fast tokenizer from the Hub or a folder; raises ConfigurationError for none, or one without an eos token."""
+    """A fast tokenizer from the Hub or a folder; raises ConfigurationError for none, or one without an eos token.
+
+    IntegrityError for files of the Hub's cache that are damaged and cannot be fetched again.
+    """
     from transformers import AutoTokenizer
 
     try:
+        if not Path(name_or_path).exists():
+            cache.restore(name_or_path, "tokenizer_config.json", revision)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]

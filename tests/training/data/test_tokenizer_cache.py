@@ -1,0 +1,30 @@
+"""A tokenizer named on the Hub whose files in the cache are damaged: refused offline, fetched again online."""
+
+# ruff: noqa: F811 (fixtures are imported)
+import pytest
+from huggingface_hub import constants
+
+from hub.plain.errors import IntegrityError
+from tests.hub.conftest import hub_cache, loopback, online, the_hub  # noqa: F401
+from training.configuration.arguments import ConfigurationError
+from training.data.tokenizer import description, load_tokenizer
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_not_loaded(the_hub, tokenizer_folder, monkeypatch, name):
+    files = {path.name: path.read_bytes() for path in tokenizer_folder.iterdir() if path.name != "trained.json"}
+    the_hub.state.put("model", "org/tokenizer", "main", files)
+    expected = description(load_tokenizer("org/tokenizer"))
+    (file,) = hub_cache().glob(f"*/snapshots/*/{name}")
+    content, blob = file.read_bytes(), file.resolve()
+    damaged = content.replace(b'"', b'"x', 1), content[: len(content) // 2], content.replace(b"e", b"d", 1)
+    for revision, changed in zip((None, "main", file.parent.name), damaged, strict=True):
+        blob.write_bytes(changed)
+        with monkeypatch.context() as patched:
+            patched.setattr(constants, "HF_HUB_OFFLINE", True)
+            with pytest.raises(IntegrityError, match=f"{name} of org/tokenizer is damaged .* delete {blob}"):
+                load_tokenizer("org/tokenizer", revision)
+        assert description(load_tokenizer("org/tokenizer", revision)) == expected
+        assert file.read_bytes() == content
+    with pytest.raises(ConfigurationError):
+        load_tokenizer("no such folder")
