@@ -116,6 +116,16 @@ def test_a_damaged_cache_and_a_hub_that_fails_while_it_is_fetched_again(loopback
         assert read() == content
 
 
+def test_a_folder_that_is_fetched_into_gets_nothing_damaged_from_the_cache(released, tmp_path):
+    store, pushed = released
+    good, cached = {}, pull_run(store, pushed)
+    for name in RELEASED:
+        good[name] = (cached / name).read_bytes()
+        flip((cached / name).resolve(), good[name], 11)
+    folder = pull_run(store, pushed, tmp_path / "to")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == good
+
+
 def test_a_hub_that_sends_damaged_content_is_asked_twice(loopback, released):
     store, pushed = released
     folder = pull_run(store, pushed)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from hub import push_index
-from hub.plain.errors import FilesError, NotFoundError
+from hub.plain.errors import FilesError, IntegrityError, NotFoundError
 from hub.release.push import tag_index
 from hub.store.base import Store
 from scaling_law import Architecture, ChinchillaLaw, Conditions, fit, load_runs
 from scaling_law.law_files import law_card
 from scaling_law.runs.table import RunsError
-from tests.hub.conftest import hub_store, loopback, online  # noqa: F401
+from tests.hub.conftest import hub_cache, hub_store, loopback, online  # noqa: F401
 from tests.hub.loopback import TOKEN, Fault, LoopbackHub
 from tests.hub.samples import make_record
 
@@ -86,6 +86,28 @@ def test_a_pinned_index_is_read_offline_once_it_was_loaded(
         runs = load_runs("org/demo-runs", revision=revision)
         assert len(runs) == count
         assert (runs.commit == commit) == (count == TAGGED)
+
+
+def test_a_damaged_index_in_the_cache_is_refused_offline(
+    index: tuple[Store, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+    from typer.testing import CliRunner
+
+    from scaling_law.commands.cli import app
+
+    expected = load_runs("org/demo-runs").loss
+    commit = str(load_runs("org/demo-runs").commit)
+    (file,) = hub_cache().glob(f"datasets--org--demo-runs/snapshots/{commit}/runs.jsonl")
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b'"seed": 3', b'"seed": 2'))
+    with monkeypatch.context() as patched:
+        patched.setattr(constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(IntegrityError, match=f"runs.jsonl of org/demo-runs is damaged .*{file.resolve()}"):
+            load_runs("org/demo-runs")
+        refused = CliRunner().invoke(app, ["fit", "org/demo-runs"])
+        assert (refused.exit_code, "delete" in refused.stderr) == (1, True)
+    assert list(load_runs("org/demo-runs").loss) == list(expected)
 
 
 def test_a_law_says_which_dataset_and_commit_it_was_fitted_on(index: tuple[Store, str], tmp_path: Path) -> None:
