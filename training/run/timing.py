@@ -16,8 +16,8 @@ from training.run.step import Session, StepResult, train_step
 
 T = TypeVar("T")
 # Of runs that are only timed, so that the model stays as it was drawn. At the rate of a run, random tokens make it
-# diverge within ten steps, and on a CPU subnormal probabilities then make the head several times slower, of some shapes
-# and not of others.
+# diverge within ten steps, and on a CPU subnormal probabilities then make the head several times slower, of some
+# shapes and not of others.
 LEARNING_RATE = 1e-6
 
 

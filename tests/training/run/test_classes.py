@@ -263,7 +263,12 @@ def test_processes_train_what_one_trains(tiny, tmp_path, section):
 @pytest.mark.slow
 def test_masks_of_dropout_and_jitter_do_not_depend_on_the_processes(tiny, tmp_path):
     """With the same micro-batch: each draws masks of its own, and activation checkpointing draws them again."""
-    fixed = {"model": NOISY, "optimizer.learning_rate": 0.001, "schedule.tokens": [1280], "schedule.batch_ramp": ["0:4"]}
+    fixed = {
+        "model": NOISY,
+        "optimizer.learning_rate": 0.001,
+        "schedule.tokens": [1280],
+        "schedule.batch_ramp": ["0:4"],
+    }
     one, two, shards, again = (
         tiny(**fixed, **{"run.output_dir": str(tmp_path / name), "run.gradient_checkpointing": name == "again"})
         for name in ("one", "two", "shards", "again")
