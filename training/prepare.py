@@ -93,11 +93,11 @@ def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
 
 def report(found: list[Part]) -> Table:
     """What is there, a column for each part."""
-    columns = [("", "documents", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")]
+    columns = [("", "documents", "rows without text", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")]
     for part in found:
-        cache, shards = part.cache, part.cache.shards
+        cache, shards, empty = part.cache, part.cache.shards, len(part.cache.rows_without_text)
         documents, size = sum(s["documents"] for s in shards), sum(s["tokens"] for s in shards) * cache.dtype.itemsize
-        numbers = [f"{number:,}" for number in (documents, len(cache), len(shards), size)]
+        numbers = [f"{number:,}" for number in (documents, empty, len(cache), len(shards), size)]
         fingerprint = cache.fingerprint if shards else ""
         columns.append((part.name, *numbers, part.state, fingerprint, str(cache.folder)))
     header, *rows = zip(*columns, strict=True)

@@ -101,7 +101,7 @@ def _in_words(task: Task, since: float, before: float) -> str:
 
 @contextmanager
 def progress_line(
-    what: str, total: float | None, unit: str, shown: bool = True, console: Console | None = None, done: float = 0
+    what: str, total: float | None, unit: str, shown: bool = True, console: Console | None = None, done: int = 0
 ) -> Iterator[Advance]:
     """One such line for a `total` of `unit` (None: unknown), of which some are `done`; the value advances it.
 
