@@ -52,6 +52,9 @@ venv = $(PYTHON) -c '$(NEWER)' && $(UV) venv --quiet --allow-existing --python $
 install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
 endif
 
+# $(call logged,LOG,COMMAND): what an installer says goes to a file, to whose end an error points.
+logged = mkdir -p build; $(2) > build/$(1).log 2>&1 || { tail -n 4 build/$(1).log; echo "error: see build/$(1).log"; exit 1; } >&2
+
 BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classes throughput hours checkpoints data_pipeline tokenising hub_releases
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
@@ -63,22 +66,26 @@ BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@echo "Setting up $(VENV): torch and the other packages, a minute or two"
+	@echo "Setting up $(VENV) with $(if $(UV),uv,pip): torch and the other packages, a minute or two"
 	@$(call venv,$(VENV))
-	$(call install,$(VENV)) torch==2.13.0 -e '.[dev]' -c constraints.txt
+	@echo "Installing; what is done meanwhile is in build/setup.log"
+	@$(call logged,setup,$(call install,$(VENV)) torch==2.13.0 -e '.[dev]' -c constraints.txt)
 	@touch $@
+	@echo "Ready. Go on with: make demo, make test, or source $(VENV)/bin/activate"
 
 # What `pip install .` brings, and what builds and tests it.
 $(LIGHT)/.ready: pyproject.toml constraints.txt
+	@echo "Setting up $(LIGHT): what pip install . brings, half a minute"
 	@$(call venv,$(LIGHT))
-	$(call install,$(LIGHT)) -e . build hypothesis pytest pytest-timeout -c constraints.txt
+	@$(call logged,setup-light,$(call install,$(LIGHT)) -e . build hypothesis pytest pytest-timeout -c constraints.txt)
 	@touch $@
 
 # As a user of a release has them: without this project.
 $(CLIENTS)/.ready: constraints.txt docs/releasing.md
 	@echo "Setting up $(CLIENTS): torch, lm-eval and PEFT, a few minutes"
 	@$(call venv,$(CLIENTS))
-	$(call install,$(CLIENTS)) torch==2.13.0 $$(sed -n 's/^pip install //p' docs/releasing.md | tr -d "'") -c constraints.txt
+	@$(call logged,setup-clients,$(call install,$(CLIENTS)) torch==2.13.0 \
+		$$(sed -n 's/^pip install //p' docs/releasing.md | tr -d "'") -c constraints.txt)
 	@touch $@
 
 demo: setup

@@ -20,3 +20,10 @@ BALANCED_SHARED: dict[str, Any] = {
     **(ROUTED | SHAPE),
 }
 CLASSES = {section["type"]: section for section in (DENSE, TOP_K, SHARED, BALANCED_SHARED)}
+# Draws masks while it trains: attention dropout, and noise on the router's inputs.
+NOISY: dict[str, Any] = {
+    "type": "mixtral",
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
+    **{"attention_dropout": 0.2, "router_jitter_noise": 0.1},
+    **SHAPE,
+}

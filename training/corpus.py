@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
-from rich.console import Console
-from rich.progress import track
 
 from hub.plain import atomic
 from hub.plain.commands import App, Version
+from hub.plain.progress import progress_line
 from hub.plain.units import format_bytes
 
 MANIFEST = "corpus.json"  # a folder without it is not a complete corpus
@@ -311,16 +310,16 @@ def build(
     sources = sorted(installed_sources() if sources is None else sources, key=lambda s: _sha256(s[0] + s.file_path))
     documents: list[Document] = []
     seen, n_files, unusable, room = set[str](), 0, 0, max_bytes or float("inf")
-    console = Console(stderr=True)
-    found = track(_extract_all(sources), "reading", len(sources), console=console, disable=not console.is_terminal)
-    for n_files, lines in enumerate(found, start=1):
-        unusable += lines is None
-        for document in _documents(sources[n_files - 1], lines or [], seen):
-            room -= document.size
-            if room >= 0:
-                documents.append(document)
-        if room < 0:
-            break
+    with progress_line("reading", len(sources), "files") as advance:
+        for n_files, lines in enumerate(_extract_all(sources), start=1):
+            advance(1, "")
+            unusable += lines is None
+            for document in _documents(sources[n_files - 1], lines or [], seen):
+                room -= document.size
+                if room >= 0:
+                    documents.append(document)
+            if room < 0:
+                break
     splits = _split(documents, validation_fraction)
     if not all(splits.values()):
         raise ValueError(

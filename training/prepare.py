@@ -7,16 +7,17 @@ held-out ones. Two at once, or one beside a training, share the work; an interru
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from filelock import Timeout
-from tqdm.auto import tqdm
 
 from hub.plain.commands import App, Version
+from hub.plain.progress import progress_line
 from hub.plain.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
@@ -51,23 +52,30 @@ class Part:
 
     def fill(self, progress: bool) -> None:
         """Build the cache as far as it is needed, or wait while another process does. Raises as `filling.build`."""
-        with self._bar(progress) as bar:
+        with self._line(progress) as count:
             while self.cache.refresh() or not self.cache.has(self.until_tokens):
-                bar.update(len(self.cache) - bar.n)
+                count()
                 with suppress(Timeout), lock_of(self.cache.folder, timeout=0.5):  # else another process builds: watch
-                    build(self.source, self.cache.folder, self.until_tokens, bar.update)
+                    build(self.source, self.cache.folder, self.until_tokens, count)
 
-    def _bar(self, progress: bool) -> tqdm:
-        title, total = f"{self.name} tokens", self.until_tokens
-        return tqdm(desc=title, total=total, unit="tok", unit_scale=True, disable=not progress)
+    @contextmanager
+    def _line(self, progress: bool) -> Iterator[Callable[..., None]]:
+        """A progress line, to be called with the tokens of a document, or with nothing: then the cache is asked."""
+        done = len(self.cache)
+        with progress_line(f"{self.name} tokens", self.until_tokens, "tok", progress, done=done) as advance:
+
+            def count(tokens: int | None = None) -> None:
+                nonlocal done
+                before, done = done, len(self.cache) if tokens is None else done + tokens
+                advance(done - before, "")
+
+            yield count
 
     def fill_by_many(self, workers: int, share: Share, progress: bool) -> str:
         """Build a share of the cache by so many processes; says how far all shares are. Raises as `build_by_many`."""
         folder, total = self.cache.folder, len(group_starts(self.cache.folder, self.source.open()))
-        with self._bar(progress) as bar:
-            build_by_many(
-                self.source, self.cache, self.until_tokens, workers, share, lambda: bar.update(len(self.cache) - bar.n)
-            )
+        with self._line(progress) as count:
+            build_by_many(self.source, self.cache, self.until_tokens, workers, share, count)
         return f"{n_finished(folder)} of {total} groups are tokenised"
 
 
@@ -85,11 +93,11 @@ def parts(arguments: TrainingArguments, everything: bool) -> list[Part]:
 
 def report(found: list[Part]) -> Table:
     """What is there, a column for each part."""
-    columns = [("", "documents", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")]
+    columns = [("", "documents", "rows without text", "tokens", "shards", "bytes", "holds", "fingerprint", "folder")]
     for part in found:
-        cache, shards = part.cache, part.cache.shards
+        cache, shards, empty = part.cache, part.cache.shards, len(part.cache.rows_without_text)
         documents, size = sum(s["documents"] for s in shards), sum(s["tokens"] for s in shards) * cache.dtype.itemsize
-        numbers = [f"{number:,}" for number in (documents, len(cache), len(shards), size)]
+        numbers = [f"{number:,}" for number in (documents, empty, len(cache), len(shards), size)]
         fingerprint = cache.fingerprint if shards else ""
         columns.append((part.name, *numbers, part.state, fingerprint, str(cache.folder)))
     header, *rows = zip(*columns, strict=True)
@@ -133,8 +141,10 @@ def main(
     print_table(report(found))
     if check:
         shards = [(part.cache, number) for part in found for number in range(len(part.cache.shards))]
-        for cache, number in tqdm(shards, desc="verifying", unit="shard", disable=not progress):
-            cache.check_shard(number)  # raises CorruptCacheError where it differs
+        with progress_line("verifying", len(shards), "shards", progress) as advance:
+            for cache, number in shards:
+                cache.check_shard(number)  # raises CorruptCacheError where it differs
+                advance(1, "")
         print(f"{len(shards)} shards are as they were written")
 
 

@@ -30,13 +30,10 @@ from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import from_dict
 from training.run import devices
 from training.run.step import Session, make_session
-from training.run.timing import RandomTokens, StepTimer, device_memory, peak_bytes, release
+from training.run.timing import LEARNING_RATE, RandomTokens, StepTimer, device_memory, peak_bytes, release
 
 app = App(single=True)
 CONSOLE = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")  # of several processes the first speaks
-# The model stays as it was drawn. At the rate of a run, random tokens make it diverge within ten steps, and on a CPU
-# subnormal probabilities then make the head several times slower, of some shapes and not of others.
-LEARNING_RATE = 1e-6
 BATCHES = ((1, 1), (1, 2), (0.5, 1))  # (share of the micro-batch, passes): what tells passes, steps and tokens apart
 
 

@@ -29,7 +29,7 @@ from training.data.tokenizer import train_tokenizer
 from training.run import devices
 from training.run.main import main as train
 from training.run.step import make_session, utilisation_flops
-from training.run.timing import RandomTokens, StepTimer, peak_bytes
+from training.run.timing import LEARNING_RATE, RandomTokens, StepTimer, peak_bytes
 from training.sweep.file import Sweep
 from training.sweep.run import write_configuration
 from training.throughput import Vocabulary
@@ -123,6 +123,7 @@ def arguments_of(options: Options) -> TrainingArguments:
                 "tokens": ["1T"],
                 "warmup_tokens": 0,
             },
+            "optimizer": {"learning_rate": LEARNING_RATE},
         }
     )
 

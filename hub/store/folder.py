@@ -22,8 +22,9 @@ from hub.plain.markdown import tags_of
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
 
-_INCOMING = ".incoming-"  # a branch that is being written; left behind only by a process that was killed
-_ABANDONED_SECONDS = 24 * 3600
+_INCOMING = ".incoming-"  # a branch that is being written, with a lock beside it
+_LOCK = ".lock"
+_ABANDONED_SECONDS = 24 * 3600  # of one without a lock, as earlier versions left them
 _LOCK_TIMEOUT_SECONDS = 120.0
 _LARGE_BYTES = 16 * 1024 * 1024
 
@@ -119,18 +120,15 @@ class LocalStore(Store):
         if head.commit:
             write(folder)
             return _content_id(folder)
-        _remove_abandoned(folder.parent)
-        incoming = folder.with_name(f"{_INCOMING}{os.getpid()}-{uuid.uuid4().hex}")
-        incoming.mkdir()
-        try:
+        with _incoming(folder.parent) as incoming:
             write(incoming)
-            os.rename(incoming, folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            raise ConflictError(f"{folder.parent.name} at {head.branch} was published by another process") from None
-        finally:
-            shutil.rmtree(incoming, ignore_errors=True)
+            try:
+                os.rename(incoming, folder)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                taken = f"{folder.parent.name} at {head.branch} was published by another process"
+                raise ConflictError(taken) from None
         atomic.sync(folder.parent)
         return _content_id(folder)
 
@@ -139,10 +137,14 @@ class LocalStore(Store):
 
     @contextmanager
     def _exclusive(self, kind: Kind, repo: str, branch: str) -> Iterator[None]:
-        """`main` and existing branches are changed under a lock; a new branch is renamed into its place."""
+        """`main` and existing branches are changed under a lock; a new branch is renamed into its place.
+
+        Whoever writes also removes what killed processes left in the repository.
+        """
         from filelock import FileLock, Timeout
 
         folder = self._repository(kind, repo)
+        _remove_abandoned(folder)
         if branch != "main" and not (folder / branch).is_dir():
             yield
             return
@@ -203,11 +205,34 @@ def _content_id(folder: Path) -> str:
     return digest.hexdigest()[:40]
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left behind while they published, once it is too old to be in use."""
-    for entry in folder.glob(f"{_INCOMING}*"):
-        with suppress(FileNotFoundError):  # another process was faster
-            if time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
+@contextmanager
+def _incoming(repository: Path) -> Iterator[Path]:
+    """A folder for a new branch, removed unless it was renamed. Its lock ends with this process, however that ends."""
+    from filelock import FileLock
+
+    folder = repository / f"{_INCOMING}{uuid.uuid4().hex}"
+    lock = folder.with_suffix(_LOCK)
+    with FileLock(lock):
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+
+
+def _remove_abandoned(repository: Path) -> None:
+    """Remove what killed processes left while they published; of what is being written the lock is held."""
+    from filelock import FileLock, Timeout
+
+    for entry in {path.with_suffix("") for path in repository.glob(f"{_INCOMING}*")}:
+        lock = entry.with_suffix(_LOCK)
+        with suppress(FileNotFoundError, Timeout):  # another process was faster, or is writing
+            if lock.exists():
+                with FileLock(lock, timeout=0):
+                    shutil.rmtree(entry, ignore_errors=True)
+                    lock.unlink()
+            elif time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(entry, ignore_errors=True)
 
 

@@ -1,6 +1,7 @@
 """The GPU kit: cases that fail, die or do not end, going on, and its page; `make gpu-smoke` tries what it measures."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -9,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import kit, page
+from benchmarks.gpu import kit, measure, page
 from benchmarks.gpu.cases import PARTS, Case, cases
 from benchmarks.gpu.gaps import Interval, idle
 from benchmarks.report import ROOT, machine, versions
+from training.run import devices
+from training.run.step import make_session
+from training.run.timing import LEARNING_RATE, RandomTokens, StepTimer
+from training.throughput import Vocabulary
 
 
 def behave(options, work):
@@ -116,6 +121,19 @@ def test_cases_have_names_of_their_own_and_options_that_a_file_keeps(part, smoke
         assert json.loads(json.dumps(case.options)) == case.options
     with pytest.raises(ValueError, match="part 'other'; it must be one of suite, steps"):
         cases("other")
+
+
+def test_a_model_whose_steps_are_timed_does_not_diverge():
+    """The loss of random tokens stays what it was drawn with, in every case and as many steps as one makes."""
+    listed = [case for smoke in (False, True) for case in cases("steps", smoke) if case.options["model"] != "matmul"]
+    rates = {measure.arguments_of(case.options).optimizer.learning_rate for case in listed}
+    assert rates == {LEARNING_RATE}
+    options = listed[-1].options | {"model": "ours", "experts": 8, "precision": "fp32", "length": 64}
+    a = measure.arguments_of(options)
+    data = RandomTokens(options["vocab"], options["length"], options["micro_batch"])
+    timer = StepTimer(make_session(a, devices.make_accelerator(a.run), Vocabulary(options["vocab"]), data))
+    losses = [timer.step().loss for _ in range(14)]
+    assert losses == pytest.approx([math.log(options["vocab"])] * 14, rel=0.02)
 
 
 def test_every_part_has_a_target_and_every_test_of_the_suite_exists():

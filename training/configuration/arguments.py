@@ -135,7 +135,7 @@ class RunArguments(_Section):
     trackers: list[str] = []
     """tensorboard, trackio, wandb or another of Accelerate's trackers."""
     progress: bool = True
-    """Show a progress bar."""
+    """Show a progress bar; without a terminal, a line once a minute."""
     profile_steps: Annotated[list[int], _is_range] = []
     """`FIRST LAST`: write a profiler trace of the steps from FIRST up to, but not including, LAST."""
     dry_run: bool = False

@@ -24,7 +24,7 @@ from filelock import Timeout
 
 from hub.plain.commands import BAD_INPUT, report
 from training.configuration.arguments import ConfigurationError
-from training.data.cache import CorruptCacheError, TokenCache
+from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.filling import Share, adopt, build, lock_of, tokenise_groups
 from training.data.text import TextSource
 
@@ -56,7 +56,8 @@ class GrowingCache:
         self._builder: Builder | None = None
         self._deaths = 0
         self._next_attempt = time.monotonic() + patience
-        self._compares = patience == 0  # checksums: one process of a node is enough
+        self._is_first = patience == 0  # one process of a node compares checksums and reports rows
+        self._reported_rows = 0
         self._damage: CorruptCacheError | OSError | None = None
 
     def start(self) -> None:
@@ -65,7 +66,8 @@ class GrowingCache:
         Raises CorruptCacheError for a shard compared within a second; `check_shards` does for a later one.
         """
         self.cache.refresh()
-        if self._compares and self.cache.shards:
+        self._report_rows()
+        if self._is_first and self.cache.shards:
             # In a thread, so that damage is found before hours of training have come to it.
             self._thread = threading.Thread(target=self._compare, name="check-tokens", daemon=True)
             self._thread.start()
@@ -107,9 +109,18 @@ class GrowingCache:
 
     def close(self) -> None:
         """End the builder, if this process started one; the shard it was writing is lost."""
+        self._report_rows()
         if self._builder is not None:
             self._builder.close()
             self._builder = None
+
+    def _report_rows(self) -> None:
+        """Log how many rows were passed over, where that are more than were reported."""
+        rows = self.cache.rows_without_text if self._is_first else []
+        if len(rows) > self._reported_rows:
+            self._reported_rows = len(rows)
+            text = "%d rows of %r have no text (null) and are skipped, the first: %s; all of them: %s"
+            logger.warning(text, len(rows), self._source.dataset, rows[0], self.cache.folder / WITHOUT_TEXT)
 
     def _compare(self) -> None:
         try:
@@ -227,15 +238,15 @@ def build_by_many(
 ) -> None:
     """Tokenise the groups of a share by `workers` processes, and list the shards that follow on those before.
 
-    A process that is killed is started again, and loses the group it was at; `on_progress` is called now and then.
+    A process that is killed is started again, and loses the shard it was at; `on_progress` is called now and then.
 
     Raises:
         ConfigurationError: the text cannot be read as configured, or is in its stored order.
-        TokenBuildError: a process failed for another reason, or was killed again and again.
+        TokenBuildError: a process failed for another reason, or they were killed again and again without a new shard.
         CorruptCacheError: a file is not what was written.
     """
     shares = [share.split(number, workers) for number in range(workers)]
-    folder, deaths = cache.folder, 0
+    folder, deaths, shards_before = cache.folder, 0, -1
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     running = {part: Builder(source, folder, until_tokens, part, threads) for part in shares}
     try:
@@ -246,7 +257,9 @@ def build_by_many(
                     continue
                 error = builder.error()
                 running.pop(part).close()
-                deaths += status < 0
+                if status < 0:
+                    shards_now = len(list((folder / "groups").glob("*.bin")))
+                    deaths, shards_before = 1 if shards_now > shards_before else deaths + 1, shards_now
                 if error is not None and (status > 0 or deaths >= _MAX_DEATHS):
                     raise error
                 if error is not None:

@@ -23,6 +23,7 @@ from training.data.tokenizer import description, fingerprint
 
 FORMAT = 2
 SHARD_TOKENS = 1 << 24
+WITHOUT_TEXT = "rows-without-text.txt"
 _OPEN_SHARDS = 256  # memory maps held at a time; a training window lies in a few
 
 
@@ -110,6 +111,12 @@ class TokenCache:
     def __len__(self) -> int:
         """Tokens there are by now, end-of-text tokens included."""
         return self._ends[-1] if self._ends else 0
+
+    @property
+    def rows_without_text(self) -> list[str]:
+        """Names of the rows that were passed over by now, since their text is null, as they were met."""
+        path = self.folder / WITHOUT_TEXT
+        return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
 
     @property
     def end(self) -> Place:

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
 from hub.plain import atomic
-from training.data.cache import CorruptCacheError, TokenCache
+from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.text import OpenText, Place, TextSource
 from training.data.tokenizer import fingerprint
 
@@ -85,6 +85,7 @@ def _extended(
             wanted = min(cache.recipe["shard_tokens"], limit - len(cache))
             name = f"tokens-{len(cache.shards):05d}.bin"
             shard = _write_shard(documents, cache, name, wanted, on_tokens)
+            _note_rows_without_text(cache.folder, text)
             if shard is None:
                 return text.following
             ended = shard["tokens"] < wanted
@@ -121,7 +122,7 @@ class Share(NamedTuple):
 
 
 def tokenise_groups(source: TextSource, folder: Path, share: Share, until_tokens: int | None = None) -> None:
-    """Tokenise the groups of a share that nobody has finished; what is killed loses the group it was at.
+    """Tokenise the groups of a share that nobody has finished; what is killed loses the shard it was at.
 
     With `until_tokens` no group is begun once there are so many in groups that are finished, wherever these lie.
 
@@ -177,14 +178,30 @@ def _finished_tokens(folder: Path) -> int:
 
 
 def _write_group(cache: TokenCache, text: OpenText, start: int) -> None:
-    shards: list[dict] = []
-    with closing(_encoded(text, _beginning(start), cache)) as documents:
+    begun = _finished(cache.folder, start).with_suffix(".begun")
+    shards = _begun(cache, begun)
+    place = Place(*shards[-1]["next"]) if shards else _beginning(start)
+    with closing(_encoded(text, place, cache)) as documents:
         wanted = cache.recipe["shard_tokens"]
         while shard := _write_shard(documents, cache, f"groups/{start:07d}-{len(shards):02d}.bin", wanted):
             shards.append(shard)
+            _note_rows_without_text(cache.folder, text)
+            atomic.write_json(begun, shards)
+    _note_rows_without_text(cache.folder, text)
     if shards and text.following is not None:
         shards[-1]["next"] = text.following
     atomic.write_json(_finished(cache.folder, start), {"shards": shards, "following": text.following})
+    begun.unlink(missing_ok=True)
+
+
+def _begun(cache: TokenCache, path: Path) -> list[dict]:
+    """The shards of a group that a killed process had finished; none where they are not there as they were written."""
+    try:
+        shards = json.loads(path.read_text())
+        sizes = [(cache.folder / shard["file"]).stat().st_size for shard in shards]
+        return shards if sizes == [shard["tokens"] * cache.dtype.itemsize for shard in shards] else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _beginning(start: int) -> Place:
@@ -297,6 +314,13 @@ def _write_shard(
         temporary.unlink(missing_ok=True)
     shard = {"file": name, "tokens": n_tokens, "documents": n_documents, "sha256": digest.hexdigest()}
     return {**shard, "next": place_after()}
+
+
+def _note_rows_without_text(folder: Path, text: OpenText) -> None:
+    """Keep the names of such rows beside the tokens; one that is read twice, after a kill, is noted twice."""
+    with open(folder / WITHOUT_TEXT, "a", encoding="utf-8") if text.without_text else nullcontext() as file:
+        while text.without_text:  # which another thread may be adding to
+            file.write(f"{text.without_text.popleft()}\n")
 
 
 def _append(folder: Path, entries: list[dict]) -> None:

@@ -11,11 +11,12 @@ import heapq
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version as package_version
 from operator import itemgetter
 from pathlib import Path
@@ -32,6 +33,7 @@ GROUP = 16  # parts that are read together
 # In a cache's recipe: another way to order the text makes another cache.
 ORDER_RECIPE = {"drawn": "parts", "part_bytes": PART_BYTES, "group": GROUP}
 HELD_OUT_BUCKETS = 1000  # documents fall into this many buckets by the hash of their id
+_UNREADABLE = (pa.ArrowException, UnicodeDecodeError)  # what a damaged or empty file raises; `datasets` logs which
 _DATA_SUFFIXES = {".parquet", ".json", ".jsonl"}
 _ROWS_AT_A_TIME = 64  # decoded of one part: their texts lie in memory for each part of a group
 _BUFFER_BYTES = 1 << 20  # of a column's pages: a row group of 100 MB need not lie in memory whole
@@ -112,29 +114,19 @@ class TextSource:
 
         Raises in reading:
             FileNotFoundError: a local path that does not exist or holds no data files.
-            ValueError: no such split or text column, a row without a text, a file that cannot be read, or the
-                documents before a place have changed.
+            ValueError: no such split or text column, a text that is none, a file that cannot be read (of JSON lines
+                with the line), or the documents before a place have changed.
         """
         return OpenText(self)
 
-    def selected(self, rows: Iterator[dict]) -> Iterator[str]:
-        """The texts of the rows that are not left out. Raises as `open`."""
-        try:
-            for row in rows:
-                text = row[self.text_column]
-                if not isinstance(text, str):
-                    raise ValueError(
-                        f"data.text_column: {self.text_column!r} holds {text!r} in a row of {self.dataset!r}"
-                    )
-                if self.held_out_buckets:
-                    # Datasets without ids are split by their text; both are stable against reordering.
-                    key = str(row["id"]) if row.get("id") is not None else text
-                    bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % HELD_OUT_BUCKETS
-                    if (bucket < self.held_out_buckets) != self.held_out:
-                        continue
-                yield text
-        except pa.ArrowException as error:  # a damaged or empty file; `datasets` logs which
-            raise ValueError(f"data.dataset: {self.dataset!r} cannot be read: {error}") from error
+    def selects(self, row: dict) -> bool:
+        """Whether a row is in the part that this source is: the held-out one, or the rest."""
+        if not self.held_out_buckets:
+            return True
+        # Datasets without ids are split by their text; both are stable against reordering.
+        key = str(row["id"]) if row.get("id") is not None else row[self.text_column]
+        bucket = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % HELD_OUT_BUCKETS
+        return (bucket < self.held_out_buckets) == self.held_out
 
     def loading_options(self) -> tuple[str, dict]:
         """Name and options of the dataset for `datasets.load_dataset`."""
@@ -144,7 +136,10 @@ class TextSource:
         return self.dataset, {} if path.exists() else {"name": self.config, "revision": self.revision}
 
     def rows(self):
-        """The rows of the split: an IterableDataset as they are stored, or `ShuffledRows`; both keep their state."""
+        """The rows of the split, and its files.
+
+        The rows are an IterableDataset as they are stored, or `ShuffledRows`; both keep their state.
+        """
         import datasets
         import huggingface_hub
 
@@ -153,43 +148,57 @@ class TextSource:
         # The listing that huggingface_hub 2.4 caches after resolving one glob lacks the folders that the glob did not
         # touch, and a second load in the same process then finds no data files.
         huggingface_hub.HfFileSystem.clear_instance_cache()
+        data_files: dict[str, list[str]] = {}
         try:
             builder = datasets.load_dataset_builder(name, **options)
+            data_files = builder.config.data_files or {}
             splits = builder.as_streaming_dataset(split=None)
             if self.split not in splits:
                 raise ValueError(f"no such split; there are {list(splits)}")
             rows = splits[self.split]
             found = rows.column_names or list(next(iter(rows), {}))
+        except _UNREADABLE as error:
+            raise self.unreadable(error, itertools.chain(*data_files.values())) from error
         except ValueError as error:
             raise ValueError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
         if self.text_column not in found:
             raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {found}")
         columns = [column for column in ("id", self.text_column) if column in found]
         rows = rows.select_columns(columns)
+        files = data_files.get(self.split)
         if self.file_seed is None:
-            return rows
-        files = (builder.config.data_files or {}).get(self.split)
+            return rows, files or []
         if files is None or (rows.num_shards != len(files) and not all(map(_is_parquet, files))):
             raise ValueError(
                 f"data.order: 'shuffled', but {self.dataset!r} is not read file by file; it must be 'stored'"
             )
-        return ShuffledRows(files, self.file_seed, columns, lambda i: iter(rows.shard(num_shards=len(files), index=i)))
+        return ShuffledRows(files, self.file_seed, columns, partial(rows.shard, len(files))), files
+
+    def unreadable(self, error: Exception, files: Iterable[str]) -> ValueError:
+        """What to raise for an error of reading one of these files: which line it is about, where that can be told."""
+        return ValueError(f"data.dataset: {broken_line(files) or f'{self.dataset!r} cannot be read: {error}'}")
 
 
 class OpenText:
     """Text that is read group by group: the parts that are read together, or in the stored order all of it.
 
     `following` is the place where the next group begins once a group was read to its end, None after the last one.
+    Rows whose text is null are passed over; `without_text` names them, also again when they are read again.
     """
 
     def __init__(self, source: TextSource):
         self._source, self._shuffled = source, source.file_seed is not None
         self._version = "" if self._shuffled else package_version("datasets")
         self.following: Place | None = None
+        self.without_text: deque[str] = deque()
 
     @cached_property
-    def _rows(self):
+    def _opened(self):
         return self._source.rows()
+
+    @property
+    def _rows(self):
+        return self._opened[0]
 
     def group_starts(self) -> list[int]:
         """Numbers of the parts at which the groups begin; every parquet file is opened for that, but not read.
@@ -207,7 +216,7 @@ class OpenText:
         resumed = start.state is not None and (self._shuffled or start.datasets == self._version)
         if resumed or self._shuffled:
             self._rows.load_state_dict(start.state or {"part": 0, "rows": 0})
-        documents = self._source.selected(iter(self._rows))
+        documents = self._documents(start.documents - start.after_state if resumed else 0)
         if skipped := start.after_state if resumed else start.documents:
             before = next(itertools.islice(documents, skipped - 1, None), "")
             if _digest(before) != start.last:
@@ -222,6 +231,26 @@ class OpenText:
         if self._shuffled and not self._rows.ended:
             self.following = Place(place.documents, place.last, self._rows.state_dict(), 0, self._version)
 
+    def _documents(self, before: int) -> Iterator[str]:
+        """The texts from the state of the rows on, with so many documents before it. Raises as `TextSource.open`."""
+        source, nulls = self._source, 0
+        try:
+            for row in self._rows:
+                text = row[source.text_column]
+                if text is None:
+                    nulls += 1
+                    name = self._rows.name_of_row() if self._shuffled else f"row {nulls} after document {before:,}"
+                    self.without_text.append(name)
+                    continue
+                if not isinstance(text, str):
+                    column = f"data.text_column: {source.text_column!r}"
+                    raise ValueError(f"{column} holds {text!r} in a row of {source.dataset!r}")
+                if source.selects(row):
+                    before, nulls = before + 1, 0
+                    yield text
+        except _UNREADABLE as error:
+            raise source.unreadable(error, self._opened[1]) from error
+
 
 class Part(NamedTuple):
     """Part `number` of the `count` that a file is cut into."""
@@ -229,6 +258,15 @@ class Part(NamedTuple):
     file: int
     number: int
     count: int
+
+
+class Lane(NamedTuple):
+    """The rows of a part, of which there are `weight`, or in another unit; `before` of its file come before them."""
+
+    weight: float
+    file: str
+    before: int
+    rows: Iterable[dict]
 
 
 class ShuffledRows:
@@ -244,12 +282,18 @@ class ShuffledRows:
         rows_of_file: the rows of one file of another format.
     """
 
-    def __init__(self, files: list[str], seed: int, columns: list[str], rows_of_file: Callable[[int], Iterator[dict]]):
+    def __init__(self, files: list[str], seed: int, columns: list[str], rows_of_file: Callable[[int], Iterable[dict]]):
         self._files, self._columns, self._rows_of_file = files, columns, rows_of_file
         self._sizes = [_size(file) for file in files]
         self._parts = _ordered_parts(files, self._sizes, seed)
         self._row_groups: dict[int, int] = {}  # of the files opened so far
         self._group, self._taken = 0, 0
+        self._last = ("", 0)
+
+    def name_of_row(self) -> str:
+        """Which row came last."""
+        file, number = self._last
+        return f"row {number:,} of {file}"
 
     def state_dict(self) -> dict[str, int]:
         """Where the next row is: the first part of its group, and rows of the group before it."""
@@ -267,10 +311,10 @@ class ShuffledRows:
     def __iter__(self) -> Iterator[dict]:
         with ExitStack() as opened:
             lanes, following = self._open_group(opened)
-            times = (_timed(number, *lane) for number, lane in enumerate(lanes))
+            times = (_timed(number, lane) for number, lane in enumerate(lanes))
             merged = enumerate(heapq.merge(*times, key=itemgetter(0, 1)), start=1)
-            for taken, (_, _, row) in itertools.islice(merged, self._taken, None):
-                self._taken = taken
+            for taken, (_, _, place, row) in itertools.islice(merged, self._taken, None):
+                self._taken, self._last = taken, place
                 yield row
         self._group, self._taken = following, 0
 
@@ -297,8 +341,8 @@ class ShuffledRows:
 
         return ParquetFile(opened.enter_context(xopen(self._files[number], "rb")), buffer_size=_BUFFER_BYTES)
 
-    def _open_group(self, opened: ExitStack) -> tuple[list[tuple[float, Iterator[dict]]], int]:
-        """(weight, rows) of the next parts that hold rows (large row groups leave parts empty), and the part after."""
+    def _open_group(self, opened: ExitStack) -> tuple[list[Lane], int]:
+        """The next parts that hold rows (large row groups leave parts empty), and the part after."""
         lanes, at = [], self._group
         with ThreadPoolExecutor(GROUP) as threads:  # on the Hub, opening is waiting
             while at < len(self._parts) and len(lanes) < GROUP:
@@ -307,18 +351,21 @@ class ShuffledRows:
                 lanes += filter(None, threads.map(lambda part: self._open(part, opened), some))
         return lanes, at
 
-    def _open(self, part: Part, opened: ExitStack) -> tuple[float, Iterator[dict]] | None:
-        if not _is_parquet(self._files[part.file]):
-            return self._sizes[part.file], self._rows_of_file(part.file)
+    def _open(self, part: Part, opened: ExitStack) -> Lane | None:
+        name = self._files[part.file]
+        if not _is_parquet(name):
+            return Lane(self._sizes[part.file], name, 0, self._rows_of_file(part.file))
         if not self._row_groups_of(part):
             return None
         file = self._parquet(part.file, opened)
         self._row_groups[part.file] = file.num_row_groups
         groups = self._row_groups_of(part)
-        n_rows = sum(file.metadata.row_group(i).num_rows for i in groups)
+        before, n_rows = (
+            sum(file.metadata.row_group(i).num_rows for i in some) for some in (range(groups.start), groups)
+        )
         columns = [name for name in self._columns if name in file.schema_arrow.names]
         batches = file.iter_batches(_ROWS_AT_A_TIME, list(groups), columns, use_threads=False)
-        return (n_rows, (row for batch in batches for row in batch.to_pylist())) if n_rows else None
+        return Lane(n_rows, name, before, (row for batch in batches for row in batch.to_pylist())) if n_rows else None
 
     def _row_groups_of(self, part: Part) -> range:
         """The row groups of a part; before its file is opened, a guess that is not empty."""
@@ -341,10 +388,29 @@ def _ordered_parts(files: list[str], sizes: list[int], seed: int) -> list[Part]:
     return sorted(parts, key=lambda part: hashlib.sha256(f"{seed}:{names[part.file]}:{part.number}".encode()).digest())
 
 
-def _timed(number: int, weight: float, rows: Iterator[dict]) -> Iterator[tuple[float, int, dict]]:
-    """(time, number of the lane, row): each lane's rows in proportion to its weight."""
-    for k, row in enumerate(rows):
-        yield (k + 0.5) / weight, number, row
+def _timed(number: int, lane: Lane) -> Iterator[tuple[float, int, tuple[str, int], dict]]:
+    """(time, number of the lane, (file, row's number from 1), row): each lane's rows in proportion to its weight."""
+    for k, row in enumerate(lane.rows):
+        yield (k + 0.5) / lane.weight, number, (lane.file, lane.before + k + 1), row
+
+
+def broken_line(files: Iterable[str]) -> str | None:
+    """The first line in these files of JSON lines that is no JSON object, and what is wrong; None if there is none."""
+    from datasets.utils.file_utils import xopen
+
+    for file in files:
+        if not file.partition("?")[0].endswith((".json", ".jsonl")):
+            continue
+        with xopen(file, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if number == 1 and line.startswith(b"["):  # one array, which is read as such
+                    break
+                try:
+                    if line.strip() and not isinstance(json.loads(line.strip()), dict):
+                        return f"{file}, line {number:,} is no JSON object but {line[:40]!r}"
+                except ValueError as error:
+                    return f"{file}, line {number:,} is no JSON: {getattr(error, 'msg', error)}"
+    return None
 
 
 def _size(file: str) -> int:

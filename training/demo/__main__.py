@@ -211,7 +211,7 @@ class Demo:
         runs = load_runs(self.index(sweep), where=where)
         calibration = calibrate(JointLaw.published(), runs, candidates=[REFITTED])
         print_table(calibration.summary())
-        bootstrap = calibration.bootstrap(self.scale.draws, seed=0)
+        bootstrap = calibration.bootstrap(self.scale.draws, seed=0, progress=True)
         at = left_out.n_active, left_out.tokens, left_out.experts
         interval = bootstrap.prediction_interval(*at, kind="prediction")
         found = Fitted(calibration, bootstrap.law, rates_of(sweep), where, left_out, *interval)

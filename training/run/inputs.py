@@ -18,7 +18,8 @@ from training.run.log import check_trackers
 
 _HELD_OUT_ORDER_SEED = 0
 
-# What may differ when a run is resumed: it does not change the numbers, beyond the rounding of sums in another order.
+# What may differ when a run is resumed: it does not change the numbers, beyond the rounding of sums in another order
+# (and, with micro-batches and `compile`, the masks of dropout and jitter; see `step`).
 _FREE = {
     "run": {
         *("output_dir", "checkpoint_seconds", "async_checkpoints", "log_steps", "progress", "trackers"),

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from tqdm.auto import tqdm
 
 from hub.plain.atomic import write_bytes, write_json
 from hub.plain.errors import contains_token
+from hub.plain.progress import progress_line
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory
@@ -56,19 +56,14 @@ class StepLog:
             path = folder / NAME
             write_bytes(path, b"".join(text for text, line in _lines(path) if line["step"] <= start_step))
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
-        self._bar = tqdm(
-            total=self.ramp.tokens(end_step),
-            initial=start_tokens,
-            desc=f"d{arch.d_model} E{arch.experts} {folder.name}",
-            unit="tok",
-            unit_scale=True,
-            dynamic_ncols=True,
-            disable=not (a.run.progress and accelerator.is_main_process),
-        )
+        name = f"d{arch.d_model} E{arch.experts} {folder.name.partition('-')[0]}"
+        shown = a.run.progress and accelerator.is_main_process
+        self._progress = progress_line(name, self.ramp.tokens(end_step), "tok", shown, done=start_tokens)
+        self._detail = ""  # of the last line
 
     def __call__(self, progress: Progress, result: StepResult, rate: float) -> None:
         step = progress.step  # already counts this update
-        self._bar.update(self.ramp.tokens(step) - self.ramp.tokens(step - 1))
+        self._advance(self.ramp.tokens(step) - self.ramp.tokens(step - 1), self._detail)
         if step % self.session.arguments.run.log_steps and result.is_finite and not result.is_spike:
             return
         line = self._line(progress, result, rate)
@@ -86,7 +81,7 @@ class StepLog:
             before = median(progress.recent_losses[:-1])
             logger.warning("step %d: the loss spiked to %.3f, from %.3f before it", step - 1, result.loss, before)
         utilisation = f", MFU {line['mfu']:.1%}" if line["mfu"] else ""
-        self._bar.set_postfix_str(f"loss {result.loss:.3f}{utilisation}", refresh=False)
+        self._detail = f"loss {result.loss:.3f}{utilisation}"
         self._write(line)
 
     def evaluation(self, progress: Progress, measured: HeldOutLoss) -> None:
@@ -140,10 +135,11 @@ class StepLog:
         return line
 
     def __enter__(self) -> StepLog:
+        self._advance = self._progress.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        self._progress.__exit__(None, None, None)
         self.trackers.finish()
         if self._file is not None:
             self._file.close()

@@ -6,6 +6,7 @@ loss is a mean over capacity groups, which micro-batches hold whole, and the oth
 
 from __future__ import annotations
 
+import hashlib
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -196,7 +197,8 @@ def add_gradients(session: Session, step: int) -> StepResult:
     tokens = sequences * session.data.sequence_length
     n_micro = sequences // session.data.micro_batch_sequences
     own = range(rank, n_micro, world)
-    batches = session.data.micro_batches(ramp.position(step), sequences, rank, world, accelerator.device)
+    position = ramp.position(step)
+    batches = session.data.micro_batches(position, sequences, rank, world, accelerator.device)
 
     result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
     for j, (inputs, targets) in zip(own, batches, strict=True):
@@ -204,6 +206,7 @@ def add_gradients(session: Session, step: int) -> StepResult:
         # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches changes
         # along the batch ramp.)
         reduces = j == own[-1] or accelerator.is_fsdp2
+        _seed_masks(accelerator.device, a.run.seed, position + j * session.data.micro_batch_sequences)
         with nullcontext() if reduces else accelerator.no_sync(session.model):
             with accelerator.autocast():
                 # Without logits the cross-entropy is computed in chunks, and [tokens, vocabulary] is never held.
@@ -219,6 +222,18 @@ def add_gradients(session: Session, step: int) -> StepResult:
             accelerator.backward((out.lm_loss + auxiliary / n_micro) * world)
         result.add(out, n_micro)
     return result
+
+
+def _seed_masks(device: torch.device, seed: int, position: int) -> None:
+    """Make dropout and jitter of a micro-batch depend on the run's seed and its first sequence's position alone.
+
+    Whatever a class draws comes from torch's generators. So masks are the same after a resume and for any number of
+    processes; drawn for all of its sequences together, they are others in a micro-batch of another size.
+    """
+    number = int.from_bytes(hashlib.sha256(f"masks:{seed}:{position}".encode()).digest()[:8], "little")
+    torch.default_generator.manual_seed(number)  # `torch.manual_seed` takes a millisecond where there is no GPU
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(number)
 
 
 def train_step(session: Session, step: int, rate: float) -> StepResult:

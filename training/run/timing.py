@@ -15,6 +15,10 @@ import torch
 from training.run.step import Session, StepResult, train_step
 
 T = TypeVar("T")
+# Of runs that are only timed, so that the model stays as it was drawn. At the rate of a run, random tokens make it
+# diverge within ten steps, and on a CPU subnormal probabilities then make the head several times slower, of some
+# shapes and not of others.
+LEARNING_RATE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,10 @@ class RandomTokens:
 
 
 class StepTimer:
-    """Steps of one session, each the first of its schedule, and their wall seconds to the end of all work."""
+    """Steps of one session, each the first of its schedule, and their wall seconds to the end of all work.
+
+    A step raises RuntimeError where loss or gradient is not finite: it then made no update, and took less time.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -47,6 +54,8 @@ class StepTimer:
         result = train_step(self.session, 0, self.session.schedule.learning_rate(0))
         finish(device)
         self.seconds.append(time.perf_counter() - started)
+        if not result.is_finite:
+            raise RuntimeError(f"a timed step diverged: loss {result.loss}, gradient norm {result.gradient_norm}")
         return result
 
 

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
 from hub import load_index, pull_run, push_index, push_run
+from hub.plain import atomic
 from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
 from hub.record.run_record import RunRecord
 from hub.store.hub import open_store
@@ -166,12 +168,37 @@ push_run(open_store(sys.argv[1]), sys.argv[2], RunRecord.load(sys.argv[2]))
     assert push_run(local, folder, record).commit
     assert set(local.files("model", "demo-d64-E4", BRANCH)) == RELEASED
     repository = tmp_path / "releases" / "models" / "demo-d64-E4"
-    leftover = [path for path in repository.iterdir() if path.name[0] == "."]
-    assert len(leftover) == 3
-    for path in leftover:
-        os.utime(path, (0, 0))
-    push_run(local, checkpoint("next", weight=4.0), record.replaced(seed=1))
-    assert sorted(path.name for path in repository.iterdir()) == [BRANCH, "tokens001.5M-seed1"]
+    assert [path.name for path in repository.iterdir()] == [BRANCH]  # of the killed ones nothing stays
+
+
+def test_what_is_being_published_is_not_taken_for_what_a_kill_left(tmp_path, checkpoint, record, monkeypatch):
+    """One push is held up while it writes; another begins and ends meanwhile."""
+    local, (writing, go_on) = open_store(tmp_path / "releases"), (Event(), Event())
+    slow, fast, copy = checkpoint("slow"), checkpoint("fast", weight=4.0), atomic.copy_file
+
+    def wait(source, destination):
+        copy(source, destination)
+        if source.parent == slow and not writing.is_set():
+            writing.set()
+            go_on.wait(60)
+
+    monkeypatch.setattr(atomic, "copy_file", wait)
+    repository = tmp_path / "releases" / "models" / "demo-d64-E4"
+    with ThreadPoolExecutor(1) as thread:
+        pushed = thread.submit(push_run, local, slow, record)
+        assert writing.wait(60)
+        (incoming,) = repository.glob(".incoming-*[!k]")  # beside its lock
+        of_an_earlier_version = [repository / f".incoming-1-{name}" for name in ("now", "yesterday")]
+        for folder in of_an_earlier_version:
+            folder.mkdir()
+        os.utime(folder, (0, 0))
+        push_run(local, fast, record.replaced(seed=1))
+        assert incoming.exists()
+        assert [folder.exists() for folder in of_an_earlier_version] == [True, False]
+        go_on.set()
+        assert pushed.result().branch == BRANCH
+    left = sorted(path.name for path in repository.iterdir())
+    assert left == [".incoming-1-now", BRANCH, "tokens001.5M-seed1"]
 
 
 def test_processes_that_write_one_index_lose_no_row(tmp_path):

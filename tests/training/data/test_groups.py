@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from contextlib import suppress
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tests.training.conftest import CRAWLS, write_crawls
 from tests.training.token_caches import flip_a_bit, prepare
 from training.configuration.arguments import ConfigurationError
 from training.data import builder, filling
+from training.data import cache as cache_module
 from training.data import text as text_module
 from training.data.builder import TokenBuildError, build_by_many
 from training.data.cache import CorruptCacheError, TokenCache, open_cache
@@ -153,6 +156,41 @@ def test_what_fails_in_the_middle_loses_its_group_only(source, single, empty, mo
     assert_same(adopted(empty), single)
 
 
+def test_what_is_always_preempted_makes_progress_within_a_group(source, single, empty, monkeypatch):
+    """Each process is killed before it has finished a second shard; groups have several."""
+    write, written = filling._write_shard, []
+
+    def preempted(*arguments):
+        if written:
+            raise MemoryError
+        written.append(write(*arguments))
+        return written[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(filling, "_write_shard", preempted)
+        for _ in range(3 * len(single.shards)):
+            written.clear()
+            with suppress(MemoryError):
+                tokenise_groups(source, empty.folder, ALL)
+                break
+    assert len(single.shards) > 1.5 * len(starts(empty))
+    assert_same(adopted(empty), single)
+    assert not list(empty.folder.rglob("*.begun"))
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"["), lambda path: os.truncate(path, 10)])
+@pytest.mark.parametrize("name", ["groups/*.begun", "groups/*.bin"])
+def test_a_group_whose_beginning_is_damaged_begins_again(source, single, empty, monkeypatch, damage, name):
+    with monkeypatch.context() as patched:
+        patched.setattr(filling, "_finished", Mock(side_effect=[*[empty.folder / "groups/0000000.json"] * 2, OSError]))
+        with suppress(OSError):
+            tokenise_groups(source, empty.folder, ALL)
+    (file, *_) = sorted(empty.folder.glob(name))
+    damage(file)
+    tokenise_groups(source, empty.folder, ALL)
+    assert_same(adopted(empty), single)
+
+
 def test_a_crash_while_shards_are_listed_is_repaired(source, single, empty):
     tokenise_groups(source, empty.folder, ALL)
     log = adopted(empty).folder / "shards.jsonl"
@@ -250,6 +288,25 @@ def test_a_killed_process_is_started_again_and_two_at_once_share_the_work(large,
     assert beside.error() is None
     beside.close()
     assert len(started) == 3 + len(killed) == 4
+    assert_same(adopted(cache), prepare(large, tokenizer, tmp_path / "single"))
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_after_every_shard_gets_to_the_end(large, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(builder, "_LOCK_SECONDS", 0.02)
+    monkeypatch.setattr(cache_module, "SHARD_TOKENS", 200_000)
+    started, kills, start = [], [0], builder.Builder.__init__
+    monkeypatch.setattr(builder.Builder, "__init__", lambda self, *task: start(self, *task) or started.append(self))
+    cache = open_cache(large, tokenizer, tmp_path / "many")
+
+    def kill_after_each_shard():
+        made = len(list(cache.folder.glob("groups/*.bin")))
+        if made > kills[-1] and len(kills) <= 2 * builder._MAX_DEATHS and started[-1].poll() is None:
+            os.kill(started[-1].pid, signal.SIGKILL)
+            kills.append(made)
+
+    build_by_many(large, cache, None, 1, ALL, kill_after_each_shard)
+    assert len(kills) > builder._MAX_DEATHS + 1
     assert_same(adopted(cache), prepare(large, tokenizer, tmp_path / "single"))
 
 

@@ -1,14 +1,20 @@
 """Text: a prefix in the shuffled order is a sample of all files, reading resumes anywhere, bad sources are refused."""
 
 import json
+import logging
 import re
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import make_documents, write_dataset
 from tests.training.conftest import CRAWLS, ROWS, write_crawls
+from tests.training.token_caches import prepare
+from training.data import cache as cache_module
 from training.data import text as text_module
+from training.data.builder import GrowingCache
 from training.data.text import Place, TextSource
 from training.run.inputs import data_order, held_out, text_sources
 
@@ -119,18 +125,90 @@ def test_checksums_of_local_files_are_remembered_until_they_change(corpus, tmp_p
 
 def test_bad_sources_are_refused(corpus, tmp_path):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "null.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
     write_dataset(tmp_path / "none", {"train": []})  # which `datasets` cannot read
     for source, error, message in (
         (TextSource("./nowhere"), FileNotFoundError, "does not exist"),
         (TextSource(str(tmp_path / "empty")), FileNotFoundError, "holds no parquet or jsonl"),
         (TextSource(str(corpus), text_column="body"), ValueError, r"^data.text_column: no column 'body' in"),
         (TextSource(str(corpus), split="test"), ValueError, r"^data.dataset '.*', split 'test': "),
-        (TextSource(str(tmp_path / "null.jsonl")), ValueError, "^data.text_column: 'text' holds None in a row of"),
         (TextSource(str(tmp_path / "none")), ValueError, r"^data.dataset: .*none' cannot be read"),
     ):
         with pytest.raises(error, match=message):
             list(source.documents())
+
+
+LINES = [json.dumps({"text": f"text {i}", "id": str(i)}).encode() for i in range(300)]
+
+
+@pytest.mark.parametrize("seed", [None, 0], ids=["stored", "shuffled"])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (LINES[7][:15], "is no JSON: Unterminated string starting at"),
+        (b'{"text": "\xff"}', "is no JSON: 'utf-8' codec can't decode byte 0xff in position 10: invalid start byte"),
+        (b"[1, 2]", r"is no JSON object but b'[1, 2]\n'"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 7, 300])
+def test_a_broken_line_is_named_with_its_file(tmp_path, seed, line, reason, place):
+    for number, lines in enumerate((LINES, [*LINES[:place], line, *LINES[place:]])):
+        (tmp_path / f"train-{number}.jsonl").write_bytes(b"\n".join([*lines, b""]))
+    source = TextSource(str(tmp_path), file_seed=seed)
+    if place == 0 and line.startswith(b"["):
+        return  # a file that is one array
+    with pytest.raises(ValueError, match=rf"^data.dataset: {tmp_path}/train-1.jsonl, line {place + 1} ") as caught:
+        list(source.documents())
+    assert str(caught.value).endswith(reason)
+    (tmp_path / "train-0.jsonl").unlink()  # the first file is the broken one, from which the columns are found
+    with pytest.raises(ValueError, match=rf"^data.dataset: {tmp_path}/train-1.jsonl, line {place + 1} "):
+        list(source.documents())
+
+
+def rows_with_nulls(folder, row_group_size=10):
+    """Two files of 60 rows, each with every tenth text null, and two in a row."""
+    folder.mkdir()
+    null = {*range(9, 60, 10), 30}
+    for name in ("a", "b"):
+        texts = [None if i in null else f"{name} {i} {'word ' * 20}" for i in range(60)]
+        pq.write_table(pa.table({"text": texts}), folder / f"{name}.parquet", row_group_size=row_group_size)
+    return [f"row {i + 1} of {folder / name}.parquet" for name in "ab" for i in null]
+
+
+@pytest.mark.parametrize("seed", [None, 0], ids=["stored", "shuffled"])
+def test_rows_without_text_are_passed_over_and_counted_with_their_row(tmp_path, tokenizer, caplog, seed, monkeypatch):
+    """Also where building was cut off again and again."""
+    names = rows_with_nulls(tmp_path / "nulls")
+    monkeypatch.setattr(text_module, "PART_BYTES", 300)
+    monkeypatch.setattr(cache_module, "SHARD_TOKENS", 500)
+    source = TextSource(str(tmp_path / "nulls"), file_seed=seed)
+    assert len(list(source.documents())) == 120 - len(names)
+    assert sum(len(texts) for texts, _ in source.batches(7)) == 120 - len(names)
+    whole = prepare(source, tokenizer, tmp_path / "whole")
+    for until in range(1000, len(whole), 1500):
+        parts = prepare(source, tokenizer, tmp_path / "parts", until=until)
+    parts = prepare(source, tokenizer, tmp_path / "parts")
+    assert parts.shards == whole.shards
+    for cache in (whole, parts):
+        assert len(cache.rows_without_text) == len(names)
+        if seed is not None:
+            assert sorted(cache.rows_without_text) == sorted(names)
+    if seed is None:
+        assert whole.rows_without_text[:5] == [
+            "row 1 after document 9",
+            "row 1 after document 18",
+            "row 1 after document 27",
+            "row 2 after document 27",
+            "row 1 after document 35",
+        ]
+    caplog.set_level(logging.WARNING)
+    tokens = GrowingCache(whole, source, None)
+    tokens.start()
+    tokens.close()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(
+        f"{len(names)} rows of '{tmp_path / 'nulls'}' have no text (null) and are skipped, the fir"
+    )
+    assert whole.rows_without_text[0] in message
 
 
 def test_runs_read_across_files_unless_they_ask_for_the_stored_order(tiny):

@@ -18,7 +18,7 @@ from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.release.push import push_listing
 from scaling_law import describe, fit, load_runs
 from tests.hub.samples import HIDDEN
-from tests.model_classes import CLASSES, DENSE, SHARED, TOP_K
+from tests.model_classes import CLASSES, DENSE, NOISY, SHARED, TOP_K
 from tests.training.run.test_faults import models, start, wait_for  # noqa: F401 (start is a fixture)
 from tests.training.run.test_plan import output  # noqa: F401
 from tests.training.run.test_processes import replicated, sharded
@@ -28,13 +28,13 @@ from training.configuration.reading import from_dict
 from training.run import checkpoint, dry_run
 from training.run.inputs import check_inputs, held_out
 from training.run.main import Run
-from training.run.step import architecture
+from training.run.step import add_gradients, architecture
 
 THREE = {section["type"]: section for section in (DENSE, TOP_K, SHARED)}
 three = pytest.mark.parametrize("section", THREE.values(), ids=THREE)
 
 
-@three
+@pytest.mark.parametrize("section", [*THREE.values(), NOISY], ids=[*THREE, "dropout and jitter"])
 def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path, section):
     """Bit for bit: branches, the resume in the trunk, and the record of them."""
     arguments = tiny(model=section)
@@ -258,6 +258,47 @@ def test_processes_train_what_one_trains(tiny, tmp_path, section):
         assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-6)
         for name, weight in weights(one, 1280).items():
             torch.testing.assert_close(weights(other, 1280)[name], weight, rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_masks_of_dropout_and_jitter_do_not_depend_on_the_processes(tiny, tmp_path):
+    """With the same micro-batch: each draws masks of its own, and activation checkpointing draws them again."""
+    fixed = {
+        "model": NOISY,
+        "optimizer.learning_rate": 0.001,
+        "schedule.tokens": [1280],
+        "schedule.batch_ramp": ["0:4"],
+    }
+    one, two, shards, again = (
+        tiny(**fixed, **{"run.output_dir": str(tmp_path / name), "run.gradient_checkpointing": name == "again"})
+        for name in ("one", "two", "shards", "again")
+    )
+    (expected,) = finish(one).values()
+    replicated(two)
+    sharded(shards)
+    finish(again)
+    for other in (two, shards, again):
+        (record,) = (RunRecord.load(folder) for folder in folders(other))
+        for line, same in zip(lines_of(one), lines_of(other), strict=True):
+            assert same["loss"] == pytest.approx(line["loss"], rel=1e-5), line["step"]
+            assert same["tokens_per_expert"] == line["tokens_per_expert"]
+        assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-5)
+
+
+def test_masks_are_of_the_seed_and_the_sequences_alone(tiny):
+    """Each forward pass of a step draws from a state of its own, which another process would have, too."""
+
+    def states(step, **changes):
+        found = []
+        session = Run(tiny(model=NOISY, schedule__batch_ramp=["0:4"], **changes)).session
+        session.model.register_forward_pre_hook(lambda *_: found.append(bytes(torch.get_rng_state().numpy())))
+        add_gradients(session, step)
+        return found
+
+    first, later, other = states(0), states(3), states(0, run__seed=1)
+    assert len({*first, *later, *other}) == 6
+    torch.manual_seed(5)
+    assert states(3) == later
 
 
 def test_tied_embeddings_are_released_once_and_load(tiny):

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 
+from tests.model_classes import NOISY
 from tests.training import ranks
 from tests.training.ranks import save_configuration
 from tests.training.run.test_run import assert_same_weights, finish, lines_of, poison, weights
@@ -62,11 +63,13 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.002)
 
 
-def test_kills_at_telling_moments_change_nothing(tiny, tmp_path, start):
+@pytest.mark.parametrize("model", [{"d_model": 64, "experts": 4}, NOISY], ids=["ours", "dropout and jitter"])
+def test_kills_at_telling_moments_change_nothing(tiny, tmp_path, start, model):
     """While a checkpoint is written, between two steps of the trunk, and in the decay."""
-    undisturbed = tiny(schedule__tokens=[1280], run__output_dir=str(tmp_path / "undisturbed"))
+    undisturbed = tiny(model=model, schedule__tokens=[1280], run__output_dir=str(tmp_path / "undisturbed"))
     finish(undisturbed)
-    arguments = tiny(schedule__tokens=[1280], run__checkpoint_seconds=1e-6)  # a checkpoint after every step
+    # A checkpoint after every step.
+    arguments = tiny(model=model, schedule__tokens=[1280], run__checkpoint_seconds=1e-6)
     folder = Path(arguments.run.output_dir)
     for moment in (
         lambda: [*(folder / "trunk").glob(".step*.tmp")],

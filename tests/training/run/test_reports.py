@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import re
 from functools import partialmethod
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from hub.plain import progress
 from hub.record.run_record import RunRecord
 from tests.hub.loopback import TOKEN
 from tests.hub.samples import make_record
@@ -78,6 +80,14 @@ def test_a_compiled_run_has_the_losses_and_the_names_of_an_eager_one(tiny, tmp_p
     trunk = Path(compiled.run.output_dir) / "trunk"  # an eager process reads the compiled one's checkpoint
     (step,) = checkpoint.steps(trunk)
     assert checkpoint.load(checkpoint.path_of(trunk, step), Run(eager).session).step == step
+
+
+def test_without_a_terminal_a_run_writes_how_far_it_is(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_FIRST_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.02)
+    finish(tiny(schedule__tokens=[1280], run__progress=True))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("d64 E4 ")]
+    assert any(re.match(r"d64 E4 trunk: \d+% of 1\.02K tok, loss \d\.\d{3}", line) for line in lines), lines
 
 
 # -- the log that is released with a model: bounded, and without secrets

@@ -1,5 +1,7 @@
 """What steps take, measured; and the memory model beside what torch's allocator counted."""
 
+import math
+
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -53,6 +55,15 @@ def test_a_timer_collects_seconds_and_trains():
     assert after.loss != before.loss
     assert len(timer.seconds) == 2
     assert min(timer.seconds) > 0
+
+
+def test_a_step_that_made_no_update_is_not_timed():
+    """It is skipped where loss or gradient is not finite, and shorter for that."""
+    made = session(Architecture(64, 1, 1, 1, 100), 2, 16)
+    with torch.no_grad():
+        made.model.get_output_embeddings().weight[0, 0] = math.nan
+    with pytest.raises(RuntimeError, match="a timed step diverged: loss nan"):
+        StepTimer(made).step()
 
 
 def test_chunks_of_logits_are_those_of_the_model():
