@@ -3,6 +3,7 @@
 # make test          the tests; `make test-slow` those that take minutes
 # make test-light    the law, its figures and the Hub's commands where only `pip install .` was done: no torch
 # make test-clients  the commands of docs/releasing.md for lm-eval and PEFT, from an environment that has only them
+# make test-vllm     docs/serving.md: vLLM on a CPU beside transformers; skipped where vLLM cannot be installed
 # make test-browser  the explorer and the site in a headless Chromium (on PATH, or CHROMIUM=); axe-core comes by npm
 # make test-slurm    sweeps on a SLURM of two nodes on this machine, from the packages slurm-wlm and munge; as root
 # make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
@@ -32,6 +33,7 @@ PYTHON ?= python3
 VENV ?= .venv
 LIGHT ?= .venv-light
 CLIENTS ?= .venv-clients
+VLLM ?= .venv-vllm
 FRESH ?= .venv-dist
 PIP_FLAGS ?=
 UV ?= $(shell command -v uv 2>/dev/null)
@@ -41,15 +43,18 @@ PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 # As pip does: the newest version that constraints.txt allows, from whichever index has it.
 export UV_INDEX_STRATEGY ?= unsafe-best-match
 
-# $(call venv,FOLDER) makes an empty environment; $(call install,FOLDER) starts the command that installs into it.
+# $(call venv,FOLDER) makes an empty environment; $(call install,FOLDER) and $(call uninstall,FOLDER) start the commands
+# that install into it and remove from it.
 # -I: pip must not take this folder's *.egg-info for an installed package.
 NEWER := import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; set PYTHON=")
 ifeq ($(UV),)
 venv = $(PYTHON) -c '$(NEWER)' && $(PYTHON) -m venv $(1)
 install = $(1)/bin/python -I -m pip install --disable-pip-version-check $(PIP_FLAGS)
+uninstall = $(1)/bin/python -I -m pip uninstall --disable-pip-version-check --yes
 else
 venv = $(PYTHON) -c '$(NEWER)' && $(UV) venv --quiet --allow-existing --python $(PYTHON) $(1)
 install = $(UV) pip install --python $(1)/bin/python $(PIP_FLAGS)
+uninstall = $(UV) pip uninstall --python $(1)/bin/python
 endif
 
 # $(call logged,LOG,COMMAND): what an installer says goes to a file, to whose end an error points.
@@ -59,8 +64,8 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classe
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients test-browser test-slurm lint resolve dist check-all models
-.PHONY: evidence crossing granularity explorer-picture tour docs bench clean
+.PHONY: setup demo test test-slow test-light test-clients test-vllm test-browser test-slurm lint resolve dist check-all
+.PHONY: models evidence crossing granularity explorer-picture tour docs bench clean
 .PHONY: gpu gpu-smoke gpu-suite gpu-steps gpu-decoding gpu-checkpoints gpu-sweep
 
 setup: $(VENV)/.ready
@@ -88,6 +93,15 @@ $(CLIENTS)/.ready: constraints.txt docs/releasing.md
 		$$(sed -n 's/^pip install //p' docs/releasing.md | tr -d "'") -c constraints.txt)
 	@touch $@
 
+# As one who serves a release has them: without this project, and without its constraints, which ask for a newer
+# transformers than vLLM takes.
+$(VLLM)/.ready: docs/serving.md
+	@echo "Setting up $(VLLM): vLLM for CPUs (3.5 GB), a few minutes"
+	@$(call venv,$(VLLM))
+	$(call install,$(VLLM)) $$(sed -n 's/^pip install //p' docs/serving.md)
+	$(call uninstall,$(VLLM)) $$(sed -n 's/^pip uninstall --yes //p' docs/serving.md)
+	@touch $@
+
 demo: setup
 	@$(BIN)/python -m training.demo $(if $(FAST),--fast)
 
@@ -102,6 +116,10 @@ test-light: $(LIGHT)/.ready
 
 test-clients: setup $(CLIENTS)/.ready
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients tests/hub/release/test_other_tools.py
+
+test-vllm: setup
+	-$(MAKE) $(VLLM)/.ready
+	VLLM=$(VLLM) $(BIN)/python -m pytest -m vllm tests/hub/release/test_vllm.py
 
 # The release of axe-core whose rules the page is held to; without npm its test is skipped.
 AXE := build/axe/package/axe.min.js
@@ -139,6 +157,7 @@ check-all:
 	$(MAKE) test
 	$(MAKE) test-slow
 	$(MAKE) test-clients
+	$(MAKE) test-vllm
 	$(MAKE) docs
 	$(MAKE) test-browser
 	$(MAKE) test-slurm
@@ -190,4 +209,4 @@ gpu-smoke: setup
 	$(BIN)/python -m benchmarks.gpu.page --results build/gpu-smoke/results --page build/gpu-smoke/gpu.md
 
 clean:
-	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(FRESH) dist demo-output demo-output-fast
+	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast

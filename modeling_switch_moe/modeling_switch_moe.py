@@ -133,7 +133,9 @@ class SwitchMoeAttention(nn.Module):
         projected = (project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj))
         query, key, value = (states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for states in projected)
         implementation = self.config._attn_implementation
-        single = self.config.attention_precision == "float32" and "flash" not in (implementation or "")
+        # Flash kernels have no fp32, and vLLM's cache has the model's dtype.
+        limited = any(name in (implementation or "") for name in ("flash", "vllm"))
+        single = self.config.attention_precision == "float32" and not limited
         dtype = torch.float32 if single else query.dtype
         with maybe_autocast(hidden_states.device.type, enabled=False):
             query, key = apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)

@@ -25,7 +25,7 @@ README = text_of(PAGE)
 @pytest.fixture
 def demo_output(tiny, tmp_path, monkeypatch):
     """A release where the README's blocks look for that of `make demo`: a model, and records of a known law."""
-    arguments = tiny(schedule__tokens=[1280], model__n_blocks=3, model__n_heads=4, model__experts=8)
+    arguments = tiny(schedule__tokens=[1280], model__n_blocks=2, model__n_heads=2, model__experts=8)
     assert Run(arguments).execute() == 0
     (folder,) = Path(arguments.run.output_dir).glob("*/model")
     store = open_store(tmp_path / "demo-output" / "hub")

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM, SwitchMoeModel
 from tests.modeling_switch_moe.conftest import IMPLEMENTATIONS, step
@@ -178,6 +180,24 @@ def test_fp32_islands_under_autocast_and_bf16_weights(make_model, tokens, weight
     assert {r.dtype for r in output.router_logits} == {torch.float32}
     assert output.past_key_values.layers[0].keys.dtype == expected
     assert torch.cosine_similarity(output.logits.float().flatten(), whole, dim=0) > 0.97
+
+
+def test_vllm_gets_the_dtype_of_its_cache(make_model, tokens, monkeypatch):
+    """Its Transformers backend stores keys and values in the model's dtype, and reads fp32 ones wrongly."""
+    model = make_model().eval().bfloat16()
+    expected = model(tokens, use_cache=False).logits
+    dtypes = set()
+
+    def attend(module, query, key, value, mask, scaling, **kwargs):
+        dtypes.update(states.dtype for states in (query, key, value))
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        return output.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "vllm", attend)
+    model.config._attn_implementation = "vllm"  # as vLLM sets it
+    logits = model(tokens, use_cache=False).logits
+    assert dtypes == {torch.bfloat16}
+    assert torch.cosine_similarity(logits.float().flatten(), expected.float().flatten(), dim=0) > 0.97
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

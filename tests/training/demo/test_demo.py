@@ -58,7 +58,7 @@ def records(sweep):
 
 def test_the_crossing_is_where_the_losses_cross(records):
     found = Gaps.of(records)
-    assert {(gaps.d_model, gaps.experts) for gaps in found} == {(d, e) for d in (32, 48, 64) for e in (4, 8)}
+    assert {(gaps.d_model, gaps.experts) for gaps in found} == {(d, e) for d in (32, 64, 96) for e in (4, 8)}
     for gaps in found:
         true = float(break_even(TRUTH, gaps.n_active, gaps.experts).tokens)
         assert parse_count(gaps.crossing) == pytest.approx(true, rel=0.1)  # the loss is no straight line in ln D
@@ -84,7 +84,7 @@ def test_the_law_is_asked_inside_its_range_and_every_line_of_the_panel_runs(swee
     push_index(open_store(demo.folder / "hub"), sweep.name, records)
     fitted = demo.fit(sweep, records)
     run = fitted.left_out
-    assert (run.d_model, run.experts) == (64, 8)
+    assert (run.d_model, run.experts) == (96, 8)
     runs = fitted.calibration.fit.runs
     assert run.run_id not in runs.run_id
     assert runs.tokens.min() == pytest.approx(5e5, rel=1e-3)
@@ -119,7 +119,7 @@ def test_commands_name_this_python_where_no_path_leads_to_it(monkeypatch, tmp_pa
 
 
 def test_runs_that_another_process_trains_are_waited_for(tmp_path, monkeypatch):
-    outcome = Outcome(elsewhere=["d32-b3-h2-E8-seed0"])
+    outcome = Outcome(elsewhere=["d32-b2-h1-E8-seed0"])
     monkeypatch.setattr(main_module, "run_sweep", lambda *_: outcome)
-    with pytest.raises(DemoError, match="another process trains d32-b3-h2-E8-seed0"):
+    with pytest.raises(DemoError, match="another process trains d32-b2-h1-E8-seed0"):
         Demo(tmp_path, FAST, workers=1).sweep()
