@@ -1,9 +1,9 @@
 """The page: Gradio components around `explorer.answer`; nothing is computed here.
 
-One listener answers (`_asked`), and it alone writes the answer, the link and the sliders that follow a text; the fields
-are written in the browser, at once: by a slider, a preset or a link. While an answer is on its way Gradio drops what
-changes, or runs it out of order, so the answer comes with the values that it is for (`answered`), and the browser asks
-again until they are those of the fields. `turn` is any text that changes when a program has changed a field.
+One listener (`_asked`) writes the answer, the link, and the sliders that follow a text. The browser itself writes the
+fields that follow a slider, a preset or a link, at once. Gradio drops or reorders changes while an answer is on its
+way, so each answer comes with the values that it is for (`answered`), and the browser asks again until they are those
+of the fields. `turn` is a text that changes whenever a program has changed a field.
 
 No request leaves the machine: Gradio's analytics are off, its fonts are the system's, Plotly comes with it.
 """
@@ -80,10 +80,10 @@ STEP = 0.05  # of a slider
 SHOWN = 9  # components of an answer: those of `_results`, and the link
 SESSION_SECONDS = 3600  # that an uploaded law stays with its visitor
 TURN = "String(performance.now() + Math.random())"
-ASKED = "document.body.classList.toggle('asking', JSON.parse(answered).some((v, i) => v !== [turn, ...values][i]))"
 # What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
-ASK = f"(answered, turn, ...values) => {{ {ASKED}; return [answered, turn, ...values]; }}"
-ASK_AGAIN = f"(answered, turn, ...values) => {ASKED} ? {TURN} : turn"
+DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
+ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...values]; }}"
+ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"  # undefined writes nothing
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
 SAVE = f"""(text) => {{
     const link = document.createElement('a');
@@ -152,7 +152,7 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
             [*typed, *picked, turn.change], partial(_asked, laws), [*state, *positions, link, dark, uploaded],
             [*positions, *results, save, link, answered], js=ASK, trigger_mode="always_last", **quiet,
         )  # fmt: skip
-        answered.change(None, state, turn, js=ASK_AGAIN)
+        answered.change(None, [answered, *questions], turn, js=ASK_AGAIN)
         link.change(None, link, None, js=LINK)
         app.load(None, None, [*values, link, dark], js=_opened(laws, first))
         preset.input(None, preset, [preset, *[asked[name] for name in PRESET_FIELDS], turn], js=_preset())
@@ -348,7 +348,8 @@ def _opened(laws: Mapping[str, Law], first: Question) -> str:
     return f"""() => {{
         const query = location.search.slice(1), asked = new URLSearchParams(query), offered = {json.dumps(offered)};
         const dark = document.body.classList.contains('dark');
-        const values = Object.entries(query ? {json.dumps(linked)} : {json.dumps(asdict(first))}).map(([name, value]) =>
+        const start = query ? {json.dumps(linked)} : {json.dumps(asdict(first))};
+        const values = Object.entries(start).map(([name, value]) =>
             asked.has(name) && (offered[name]?.includes(asked.get(name)) ?? true) ? asked.get(name) : value);
         return [...values, query || dark ? {TURN} : '', query, dark];
     }}"""

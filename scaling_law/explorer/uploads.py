@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hub.plain.tables import as_text
+from hub.plain.tables import as_text, enumerated
 from scaling_law.fitting.calibration import Calibration, calibrate
 from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.formulas import Law
@@ -50,6 +50,10 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
         made = load_law(path)
         return made, repr(made)
     names, found = columns_of(path)
+    sized = {"d_model", "n_blocks"} <= {*names}
+    if empty := [n for n in COLUMNS if not (columns.get(n) or found[n] or (n == "n_active" and sized))]:
+        labels = enumerated([COLUMNS[name] for name in empty])
+        raise ValueError(f"{path.name}: choose the column of {labels}; there are: {', '.join(names)}")
     mapping: dict[str, Column] = {n: own for n, own in columns.items() if own and own != found[n]}
     loss = str(mapping.pop("loss")) if mapping.get("loss") in names else None
     runs = load_runs(path, loss, columns=mapping)

@@ -110,7 +110,7 @@ def best_by_budget(
 
 
 def _cells(found: BestExperts, e: float, page: Page) -> list[dict[str, Any]]:
-    """The part of the map where E is best, as one colour; a heatmap's entry in the legend has none, so a point's has."""
+    """The part of the map where E is best, as one colour, and its entry in the legend: a heatmap's has no colour."""
     own = np.where(found.experts == e, 1.0, np.nan)
     colour, text = page.colour(e, 0.8), np.full(own.shape, "", object)
     for i, j in zip(*np.nonzero(found.experts == e), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -54,7 +54,7 @@ class Runs(Summarised):
     `skipped` says what was left out and why; `load_runs(dataset, revision=commit)` reads the same index again.
     `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or mixed).
     `recipe` has what else the runs were trained with, one value [n] for each column of `runs.recipes` that is known.
-    `read_as` is the format and the mapping of columns, asked for or by their aliases (None: the source had our columns).
+    `read_as` is the format and the mapping of columns, asked for or by alias (None: the source had our columns).
     """
 
     n_active: FloatArray
@@ -269,7 +269,7 @@ def load_runs(
         chosen = _fulfilling(rows, chosen, where, origin)
     if made.apart:
         _check_comparable([rows[i] for i in chosen], made.apart, origin)
-    loss = _loss_column(origin, [rows[i] for i in chosen], made.loss)
+    loss = _loss_column(origin, [rows[i] for i in chosen], made.loss, made.aliases)
     wrong = _problems_of_rows(rows, chosen, loss, made)
     problems += filter(None, wrong)
     good = [i for i, problem in zip(chosen, wrong, strict=True) if not problem]
@@ -293,7 +293,7 @@ def load_runs(
         warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
         vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
-        read_as=_read_as(format, made.aliases | (columns or {})),
+        read_as=_read_as(format, {**made.aliases, **(columns or {})}),
         columns={n: values for n, values in others.items() if n not in (*_COLUMNS, loss, *made.aliases.values())},
         recipe=recipe,
     )
@@ -416,8 +416,8 @@ def _with_size(row: Row) -> Row:
     return {**row, "n_active": float(active_parameters(*shape))} if shape else row
 
 
-def _loss_column(origin: str, rows: list[Row], loss: str | None) -> str:
-    """The name of the loss column; RunsError if any needed column is missing."""
+def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collection[str] = ()) -> str:
+    """The name of the loss column; RunsError if any needed column is missing, listing those that are no `aliases`."""
     present = sorted({name for row in rows for name in row})
     if loss is None:
         obvious = _losses(present)
@@ -428,7 +428,8 @@ def _loss_column(origin: str, rows: list[Row], loss: str | None) -> str:
     if missing := [name for name in (*_INPUTS, loss) if name not in present]:
         names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
         hint = "; name the loss column with loss=..." if loss in missing else ""
-        raise RunsError(f"{origin}: missing column {names}; there are: {', '.join(present) or 'none'}{hint}")
+        there = ", ".join(name for name in present if name not in aliases) or "none"
+        raise RunsError(f"{origin}: missing column {names}; there are: {there}{hint}")
     return loss
 
 

@@ -181,7 +181,7 @@ def test_uploads_are_data_of_a_size_and_a_kind_and_stay_where_they_are_refused(l
     for name, action, message in (
         ("law.json", uploads.USE, "law.json"),
         ("runs.pkl", uploads.JOINT, "takes a file that ends in .jsonl, .csv, .parquet"),
-        ("runs.csv", uploads.JOINT, "n_active"),
+        ("runs.csv", uploads.JOINT, "choose the column of Active parameters, Training tokens, Experts E and Loss"),
         ("big.csv", uploads.JOINT, "has 5,000,001 bytes; at most 5,000,000 are read"),
     ):
         *unchanged, shown, turn = app._take(laws, str(tmp_path / name), action, PUBLISHED, *NO_COLUMNS)
@@ -197,7 +197,8 @@ def test_columns_that_are_not_found_are_chosen_from_those_of_the_table(laws, tmp
     assert (refused, row.visible, action) == ("", True, uploads.JOINT)
     assert [c.value for c in columns] == [None, "D", "E", None]
     assert [name for name, _ in columns[0].choices] == ["size", "D", "E", "nll", "trunk"]
-    assert "missing column n_active" in app._take(laws, file, uploads.CHINCHILLA, PUBLISHED, *NO_COLUMNS)[4]
+    message = "lab.csv: choose the column of Active parameters and Loss; there are: size, D, E, nll, trunk"
+    assert message in app._take(laws, file, uploads.CHINCHILLA, PUBLISHED, *NO_COLUMNS)[4]
     law, *_ = app._take(laws, file, uploads.CALIBRATE, PUBLISHED, "size", "D", "E", "nll")
     assert law.c == pytest.approx(laws[PUBLISHED].c + 0.1, abs=0.02)
     dense = lab_file(tmp_path / "dense.csv", ("millions", "tokens", "no", "eval_loss"))
