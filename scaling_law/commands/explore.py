@@ -9,7 +9,7 @@ from hub.plain.commands import Json, Private
 from hub.plain.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import option
-from scaling_law.explorer import app, space
+from scaling_law.explorer import app, space, uploads
 from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
 from scaling_law.formulas import Law
@@ -41,7 +41,7 @@ def explore(
     """
     own: dict[str, Law] = {name: options.choose_law(name) for name in law}
     if runs is not None:
-        own = {FITTED: fit(load_runs(runs)).law, **own}
+        own = {FITTED: uploads.with_intervals(fit(load_runs(runs)))[0], **own}
     if push_to_hub is not None:
         pushed = space.push_space(push_to_hub, own, wheel=wheel, private=private)
         address = f"https://huggingface.co/spaces/{push_to_hub}"

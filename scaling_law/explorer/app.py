@@ -1,14 +1,21 @@
 """The page: Gradio components around `explorer.answer`; nothing is computed here.
 
+One listener (`_asked`) writes the answer, the link, and the sliders that follow a text. The browser itself writes the
+fields that follow a slider, a preset or a link, at once. Gradio drops or reorders changes while an answer is on its
+way, so each answer comes with the values that it is for (`answered`), and the browser asks again until they are those
+of the fields. `turn` is a text that changes whenever a program has changed a field.
+
 No request leaves the machine: Gradio's analytics are off, its fonts are the system's, Plotly comes with it.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, fields, replace
+from dataclasses import asdict, astuple, fields
 from functools import partial, wraps
 from html import escape
 from importlib.util import find_spec
@@ -23,8 +30,10 @@ from scaling_law.explorer.question import (
     FLOPS,
     GPU_NAMES,
     HOURS,
+    LAW_FILE,
     PRESETS,
     PUBLISHED,
+    UNITS,
     VIEWS,
     YOURS,
     Question,
@@ -32,10 +41,22 @@ from scaling_law.explorer.question import (
     of_log_flops,
     of_log_hours,
 )
-from scaling_law.explorer.uploads import ACTIONS, LAW_FILES, MAX_BYTES, TABLES, USE, read_upload
+from scaling_law.explorer.uploads import (
+    ACTIONS,
+    COLUMNS,
+    JOINT,
+    LAW_FILES,
+    MAX_BYTES,
+    TABLES,
+    USE,
+    columns_of,
+    is_table,
+    read_upload,
+)
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
 from scaling_law.formulas import Law
 from scaling_law.formulas.shelf import SHELF
+from scaling_law.law_files import law_to_json
 from scaling_law.paper.published import published_law
 
 if TYPE_CHECKING:
@@ -49,21 +70,36 @@ A joint scaling law of dense and Mixture-of-Experts models
 Dashed lines lie outside the runs that a law was fitted to, bands are 95 % intervals, bars those of where the next E
 takes over. The address of this page is a link to what it shows."""
 FIELDS = [own.name for own in fields(Question)]  # in the order of their components
+PRESET_FIELDS = [name for name in FIELDS if name not in ("law", "view")]
 SLIDERS: dict[str, tuple[float, float, Callable[[float], str]]] = {  # field → its log10 from and to, and its text
     "flops": (17.0, 26.0, of_log_flops),
     "hours": (0.0, 4.0, of_log_hours),
     "memory": (9.0, 13.0, of_log_bytes),
 }
-STATE, SHOWN = len(FIELDS) + len(SLIDERS), 8  # components of a question; of its answer, with the link
+STEP = 0.05  # of a slider
+SHOWN = 9  # components of an answer: those of `_results`, and the link
 SESSION_SECONDS = 3600  # that an uploaded law stays with its visitor
-OPENED = "() => [location.search.slice(1), document.body.classList.contains('dark')]"
+TURN = "String(performance.now() + Math.random())"
+# What an answer is for, against the fields: while they differ the answer is dimmed, and asked for once more.
+DIFFER = "document.body.classList.toggle('asking', JSON.parse(answered).slice(1).some((v, i) => v !== values[i]))"
+ASK = f"(answered, turn, ...values) => {{ {DIFFER}; return [answered, turn, ...values]; }}"
+ASK_AGAIN = f"(answered, ...values) => {DIFFER} ? {TURN} : undefined"  # undefined writes nothing
 LINK = "(query) => { history.replaceState(null, '', query ? '?' + query : location.pathname); }"
+SAVE = f"""(text) => {{
+    const link = document.createElement('a');
+    link.href = URL.createObjectURL(new Blob([text], {{type: 'application/json'}}));
+    link.download = '{LAW_FILE}';
+    link.click();
+}}"""
 CSS = """
 .gradio-container { max-width: 1400px !important; margin: 0 auto !important; }
 .problem { border-left: 4px solid #D55E00; padding: 0.5em 0.8em; }
 .answer { font-size: 1.15em; }
 .wide { overflow-x: auto; contain: inline-size; }
-#problem:not(:has(p)), #said:has(.empty) { display: none; }
+#problem:not(:has(p)), #refused:not(:has(p)), #said:has(.empty) { display: none; }
+.result { transition: opacity 0.2s; }
+.asking .result { opacity: 0.4; transition-delay: 0.5s; }
+.gradio-container:has(#problem .unanswered) .result { opacity: 0.4; }
 .gradio-container:has(#unit [value="hours"]:checked) .in-flops { display: none; }
 .gradio-container:has(#unit [value="flops"]:checked) .in-hours { display: none; }
 .wide :is(table, thead, tbody, tr) { border: 0 !important; }
@@ -92,40 +128,46 @@ def page(own: Mapping[str, Law] | None = None) -> Blocks:
 
     laws = offered_laws(own)
     first = Question.first(*next(iter(laws.items())))
-    asked_first = _asked(laws, *astuple(first), False, None)  # in the page itself, so that it opens with its answer
-    start = _shown(asked_first)
+    start = _shown(_answered(laws, first, False, None))  # in the page itself, so that it opens with its answer
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(SESSION_SECONDS, SESSION_SECONDS)) as app:
         gr.Markdown(INTRODUCTION)
-        query, dark = gr.Textbox(visible="hidden"), gr.Checkbox(visible="hidden")
+        link, turn, law_text = (gr.Textbox("", visible="hidden") for _ in range(3))
+        answered = gr.Textbox(_echo("", astuple(first)), visible="hidden")
+        dark = gr.Checkbox(visible="hidden")
         uploaded = gr.State(None, time_to_live=SESSION_SECONDS)
         with gr.Row():
             with gr.Column(scale=1, min_width=280):
                 preset, asked, sliders = _inputs(laws, first)
                 upload = _upload()
             with gr.Column(scale=3, min_width=320):
-                asked["view"], results = _results(start)
-        questions, shown = [asked[name] for name in FIELDS], [*results, query]
-        state = [*questions, dark, uploaded]
-        positions = [*sliders.values(), *shown]
+                asked["view"], results, save = _results(start)
+        questions, positions = [asked[name] for name in FIELDS], [*sliders.values()]
 
-        app.load(partial(_opened, laws, first), [query, dark], [*questions, *positions], js=OPENED, **quiet)
-        preset.input(partial(_preset, laws), [preset, *state], [*questions, *positions], **quiet)
-        for name, slider in sliders.items():
-            slid, outputs = partial(_slid, laws, name), [asked[name], *shown]
-            slider.input(slid, [slider, *state], outputs, trigger_mode="always_last", **quiet)
+        state, values = [answered, turn, *questions], [*questions, turn]
         texts = [text for text in questions if isinstance(text, gr.Textbox)]
         typed = [event for text in texts for event in (text.submit, text.blur)]
-        gr.on(typed, partial(_typed, laws), [query, *state], positions, **quiet)
         picked = [asked[name].input for name in ("unit", "gpu", "law", "view")]
-        gr.on(picked, partial(_asked, laws), state, shown, **quiet)
-        query.change(None, query, None, js=LINK, **quiet)
-        file, action, button, said = upload
-        used = button.click(
-            partial(_take, laws), [file, action, asked["law"]], [uploaded, said, file, asked["law"], results[0]],
-            concurrency_limit=1, api_visibility="private",
+        gr.on(
+            [*typed, *picked, turn.change], partial(_asked, laws), [*state, *positions, link, dark, uploaded],
+            [*positions, *results, save, link, answered], js=ASK, trigger_mode="always_last", **quiet,
         )  # fmt: skip
-        used.then(partial(_asked, laws), state, shown, **quiet)
+        answered.change(None, [answered, *questions], turn, js=ASK_AGAIN)
+        link.change(None, link, None, js=LINK)
+        app.load(None, None, [*values, link, dark], js=_opened(laws, first))
+        preset.input(None, preset, [preset, *[asked[name] for name in PRESET_FIELDS], turn], js=_preset())
+        for name, slider in sliders.items():
+            slider.input(None, slider, [asked[name], turn], js=_slid(name))
+
+        file, action, mapping, columns, button, refused, said = upload
+        file.change(_received, [file, action], [refused, mapping, action, *columns], **quiet)
+        button.click(
+            partial(_take, laws), [file, action, asked["law"], *columns],
+            [uploaded, said, file, asked["law"], refused, turn],
+            concurrency_limit=1, api_visibility="private", show_progress_on=said,
+        )  # fmt: skip
+        saved = save.click(partial(_saved, laws), [asked["law"], uploaded], law_text, **quiet)
+        saved.success(None, law_text, None, js=SAVE)
         for tool in tools(laws):
             gr.api(_told(tool), api_name=tool.__name__)
     return app
@@ -137,17 +179,17 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
 
     asked: dict[str, Any] = {}
     sliders: dict[str, Any] = {}
-    at = dict(zip(SLIDERS, _shown(_positions(first)), strict=True))
+    at = _positions(first)
 
     def text(name: str, label: str, info: str, **options: Any) -> None:
         asked[name] = gr.Textbox(getattr(first, name), label=label, info=info, max_lines=1, elem_id=name, **options)
 
     def slider(name: str, label: str, **options: Any) -> None:
         low, high, _ = SLIDERS[name]
-        sliders[name] = gr.Slider(low, high, at[name], step=0.05, label=label, **options)
+        sliders[name] = gr.Slider(low, high, at.get(name), step=STEP, label=label, **options)
 
     preset = gr.Dropdown(
-        list(PRESETS), label="Start from a preset", value=None
+        list(PRESETS), label="Start from a preset", value=None, elem_id="preset"
     )  # what a link opens need not be one of them
     units = [("FLOPs", FLOPS), ("hours on GPUs", HOURS)]
     asked["unit"] = gr.Radio(units, label="Budget in", value=first.unit, elem_id="unit")
@@ -156,28 +198,35 @@ def _inputs(laws: Mapping[str, Law], first: Question) -> tuple[Any, dict[str, An
     text("hours", "Hours", "168 is a week; wall-clock time of training", elem_classes="in-hours")
     slider("hours", "log₁₀ of the hours", elem_classes="in-hours")
     text("gpus", "Number of GPUs", "8, which share the steps evenly", elem_classes="in-hours")
-    asked["gpu"] = gr.Dropdown(list(GPU_NAMES), label="GPU", value=first.gpu, elem_classes="in-hours")
+    asked["gpu"] = gr.Dropdown(list(GPU_NAMES), label="GPU", value=first.gpu, elem_classes="in-hours", elem_id="gpu")
     text("memory", "Memory", "80GB for weights and KV cache; empty: no limit")
     slider("memory", "log₁₀ of the bytes")
     text("kv_tokens", "Tokens in the KV cache", "16k, over all sequences")
     text("inference_tokens", "Tokens served", "100B over the model's life; with FLOPs only")
     text("experts", "Numbers of experts", "1,2,4-8; empty: the law's own")
-    asked["law"] = gr.Dropdown([*laws, YOURS], label="Law", value=first.law)
+    asked["law"] = gr.Dropdown([*laws, YOURS], label="Law", value=first.law, elem_id="law")
     return preset, asked, sliders
 
 
-def _upload() -> tuple[Any, Any, Any, Any]:
-    """The file, what to do with it, the button, and what came of it."""
+def _upload() -> tuple[Any, ...]:
+    """The file, what to do with it, its columns and their row, the button, why not, and what came of it."""
     import gradio as gr
 
     with gr.Accordion("Your own law or runs", open=False):
         gr.Markdown(
-            "A `scaling_law.json`, or a table of runs with columns `n_active`, `tokens`, `experts` and a loss. It is "
-            f"read as data, at most {MAX_BYTES // 10**6} MB, and deleted; the law is forgotten with this session."
+            f"A `{LAW_FILE}`, or a table of runs with columns for N_act, D, E and a loss. It is read as data, at most "
+            f"{MAX_BYTES // 10**6} MB, and deleted when it has been used; the law is forgotten with this session."
         )
         file = gr.File(label="File", file_types=[*LAW_FILES, *TABLES], height=120)
         action = gr.Radio(list(ACTIONS), label="What to do", value=USE)
+        with gr.Column(visible=False) as mapping:
+            gr.Markdown("The columns of your table; or type a number, or an expression such as `1e9 * billions`.")
+            columns = [
+                gr.Dropdown([], label=label, value=None, allow_custom_value=True, elem_id=f"column-{name}")
+                for name, label in COLUMNS.items()
+            ]
         button = gr.Button("Go")
+        refused = gr.HTML(elem_id="refused")
         said = gr.Code(
             label="What came of it",
             interactive=False,
@@ -186,24 +235,26 @@ def _upload() -> tuple[Any, Any, Any, Any]:
             elem_classes="wide",
             lines=3,
         )
-    return file, action, button, said
+    return file, action, mapping, columns, button, refused, said
 
 
-def _results(start: list[Any]) -> tuple[Any, list[Any]]:
-    """The choice of the figure; and what answers: problem, sentence, figure, table, notes, command, YAML."""
+def _results(start: list[Any]) -> tuple[Any, list[Any], Any]:
+    """The choice of the figure; what answers: problem, sentence, figure, table, notes, command, YAML; and a button."""
     import gradio as gr
 
-    fixed: dict[str, Any] = {"interactive": False, "show_line_numbers": False, "elem_classes": "wide"}
+    fixed: dict[str, Any] = {"interactive": False, "show_line_numbers": False, "elem_classes": ["wide", "result"]}
     problem = gr.HTML(start[0], elem_id="problem")
-    sentence = gr.Markdown(start[1], elem_classes="answer")
-    view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory")
-    plot = gr.Plot(start[2], show_label=False)
-    table = gr.HTML(start[3])
-    notes = gr.Markdown(start[4])
-    command = gr.Code(start[5], language="shell", label="The same in the shell", lines=1, wrap_lines=True, **fixed)
+    sentence = gr.Markdown(start[1], elem_classes=["answer", "result"])
+    view = gr.Radio([(label, name) for name, label in VIEWS.items()], label="Figure", value="memory", elem_id="view")
+    plot = gr.Plot(start[2], show_label=False, elem_classes="result")
+    table = gr.HTML(start[3], elem_id="table", elem_classes="result")
+    notes = gr.Markdown(start[4], elem_id="notes", elem_classes="result")
+    shell = {"language": "shell", "label": "The same in the shell", "lines": 1, "wrap_lines": True}
+    command = gr.Code(start[5], elem_id="command", **shell, **fixed)
     with gr.Accordion("YAML of the plan, for train.py", open=False):
-        configuration = gr.Code(start[6], language="yaml", show_label=False, **fixed)
-    return view, [problem, sentence, plot, table, notes, command, configuration]
+        configuration = gr.Code(start[6], language="yaml", show_label=False, elem_id="yaml", **fixed)
+    save = gr.Button(f"Save this law ({LAW_FILE})", visible=bool(start[7] and start[7]["visible"]), size="sm")
+    return view, [problem, sentence, plot, table, notes, command, configuration], save
 
 
 def _shown(values: list[Any]) -> list[Any]:
@@ -216,17 +267,43 @@ def _shown(values: list[Any]) -> list[Any]:
 # ------------------------------------------------------------------ events: values of components in, values out
 
 
-def _asked(laws: Mapping[str, Law], *state: Any) -> list[Any]:
-    """The results for the values of the components."""
+def _asked(laws: Mapping[str, Law], answered: str, turn: str, *state: Any) -> list[Any]:
+    """All that follows from the values of the components: sliders, results, link, and the values they are for.
+
+    Nothing where that is what the page shows.
+    """
     import gradio as gr
 
-    *texts, dark, uploaded = state
+    count = len(FIELDS)
+    texts, positions, (link, dark, uploaded) = state[:count], state[count : count + len(SLIDERS)], state[-3:]
+    if (echo := _echo(turn, texts)) == answered:
+        return [gr.skip()] * (len(SLIDERS) + SHOWN + 1)
     question = Question(*texts)
+    at = _positions(question)
+    moved = [at.get(own, was) for own, was in zip(SLIDERS, positions, strict=True)]
+    problem, *results = _answered(laws, question, dark, uploaded)
+    try:
+        Question.of(dict(parse_qsl(link, keep_blank_values=True, max_num_fields=20)))
+    except ValueError as error:  # what a link asked for and no field could take
+        problem = _message(error, "problem") + problem
+    sliders = [gr.skip() if new == was else new for new, was in zip(moved, positions, strict=True)]
+    return [*sliders, problem, *results, echo]
+
+
+def _echo(turn: str, texts: Sequence[str]) -> str:
+    return json.dumps([turn, *texts])
+
+
+def _answered(laws: Mapping[str, Law], question: Question, dark: bool, uploaded: Law | None) -> list[Any]:
+    """The results, and the link of the question; or what is wrong with it, and the results of the one before stay."""
+    import gradio as gr
+
     try:
         found = answer(question, _law(laws, question.law, uploaded), DARK if dark else LIGHT)
     except ValueError as error:
         return [_message(error), *[gr.skip()] * (SHOWN - 1)]
-    return ["", *(getattr(found, own.name) for own in fields(found)), question.query()]
+    save = gr.update(visible=question.law not in (PUBLISHED, *SHELF))
+    return ["", *(getattr(found, own.name) for own in fields(found)), save, question.query()]
 
 
 def _law(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> Law:
@@ -237,73 +314,82 @@ def _law(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> Law:
     return uploaded
 
 
-def _message(error: Exception) -> str:
-    return f'<p class="problem" role="alert">{escape(str(error))}</p>'
+def _message(error: Exception, kind: str = "problem unanswered") -> str:
+    return f'<p class="{kind}" role="alert">{escape(str(error))}</p>'
 
 
-def _typed(laws: Mapping[str, Law], query: str, *state: Any) -> list[Any]:
-    """As `_asked`, with the positions of the sliders; nothing where nothing has changed."""
-    import gradio as gr
-
-    question = Question(*state[: len(FIELDS)])
-    if question.query() == query:
-        return [*[gr.skip()] * len(SLIDERS), "", *[gr.skip()] * (SHOWN - 1)]
-    return [*_positions(question), *_asked(laws, *state)]
-
-
-def _slid(laws: Mapping[str, Law], name: str, value: float, *state: Any) -> list[Any]:
-    """As `_asked`, with the text of the slider that was moved."""
-    i, (_, _, text_of) = FIELDS.index(name), SLIDERS[name]
-    text = text_of(value)
-    return [text, *_asked(laws, *state[:i], text, *state[i + 1 :])]
-
-
-def _positions(question: Question) -> list[Any]:
-    """log10 of what sliders stand for, within their ends; what cannot be read leaves its slider where it is."""
-    import gradio as gr
-
-    found: list[Any] = [gr.skip()] * len(SLIDERS)
-    for i, (name, (low, high, _)) in enumerate(SLIDERS.items()):
+def _positions(question: Question) -> dict[str, float]:
+    """log10 of what sliders stand for, within their ends; without those whose text cannot be read."""
+    found = {}
+    for name, (low, high, _) in SLIDERS.items():
         read = parse_bytes if name == "memory" else parse_count
         with suppress(ValueError):
-            found[i] = round(min(max(math.log10(read(getattr(question, name), name)), low), high), 2)
+            found[name] = round(min(max(math.log10(read(getattr(question, name), name)), low), high), 2)
     return found
 
 
-def _opened(laws: Mapping[str, Law], first: Question, query: str, dark: bool) -> list[Any]:
-    """Everything, for the question of the address; nothing where the page opens with it."""
+def _slid(name: str) -> str:
+    """JavaScript: the text of a slider's position, and a turn."""
+    low, high, text_of = SLIDERS[name]
+    texts = [text_of(low + STEP * i) for i in range(round((high - low) / STEP) + 1)]
+    return f"(position) => [{json.dumps(texts)}[Math.round((position - {low}) / {STEP})], {TURN}]"
+
+
+def _preset() -> str:
+    """JavaScript: no preset, the fields of the one chosen, and a turn."""
+    values = {name: [getattr(question, own) for own in PRESET_FIELDS] for name, question in PRESETS.items()}
+    return f"(name) => [null, ...{json.dumps(values)}[name], {TURN}]"
+
+
+def _opened(laws: Mapping[str, Law], first: Question) -> str:
+    """JavaScript: the fields, as far as the page's address has values for them, and a turn; the link; dark or not."""
+    offered = {"unit": UNITS, "gpu": GPU_NAMES, "view": [*VIEWS], "law": [*laws, YOURS]}
+    linked = asdict(Question(law=first.law))
+    return f"""() => {{
+        const query = location.search.slice(1), asked = new URLSearchParams(query), offered = {json.dumps(offered)};
+        const dark = document.body.classList.contains('dark');
+        const start = query ? {json.dumps(linked)} : {json.dumps(asdict(first))};
+        const values = Object.entries(start).map(([name, value]) =>
+            asked.has(name) && (offered[name]?.includes(asked.get(name)) ?? true) ? asked.get(name) : value);
+        return [...values, query || dark ? {TURN} : '', query, dark];
+    }}"""
+
+
+def _received(file: str | None, action: str) -> list[Any]:
+    """Of a new file: no message, its columns to choose from and an action that it allows; of none, no columns."""
     import gradio as gr
 
-    if not query and not dark:
-        return [gr.skip()] * (STATE + SHOWN)
+    if file is None or not is_table(Path(file)):
+        action = USE if file else action
+        return ["", gr.Column(visible=False), action, *[gr.Dropdown(choices=[], value=None) for _ in COLUMNS]]
     try:
-        question = Question.of({"law": first.law, **dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))})
-    except ValueError as error:
-        return [*[gr.skip()] * STATE, _message(error), *[gr.skip()] * (SHOWN - 1)]
-    return [*astuple(question), *_positions(question), *_asked(laws, *astuple(question), dark, None)]
+        names, found = columns_of(Path(file))
+    except (ValueError, OSError) as error:
+        return [_message(error), gr.Column(visible=False), gr.skip(), *[gr.skip()] * len(COLUMNS)]
+    chosen_columns = [gr.Dropdown(choices=names, value=found[name] or None) for name in COLUMNS]
+    return ["", gr.Column(visible=True), JOINT if action == USE else action, *chosen_columns]
 
 
-def _preset(laws: Mapping[str, Law], name: str, *state: Any) -> list[Any]:
-    """Everything, for a preset under the same law and view."""
-    *_, law, view = state[: len(FIELDS)]
-    question = replace(PRESETS[name], law=law, view=view)
-    return [*astuple(question), *_positions(question), *_asked(laws, *astuple(question), *state[len(FIELDS) :])]
+def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str, *columns: str | None) -> list[Any]:
+    """The law of an upload: the state, what is said of it, no file, its name, no message and a turn.
 
-
-def _take(laws: Mapping[str, Law], file: str | None, action: str, name: str) -> list[Any]:
-    """The law of an upload, which is deleted: the state, what is said of it, no file, its name, no problem."""
+    The file is deleted. One that is refused stays, with the message, for another try.
+    """
     import gradio as gr
 
     try:
         if file is None:
             raise ValueError("choose a file first")
-        law, said = read_upload(Path(file), action, laws.get(name))
+        law, said = read_upload(Path(file), action, laws.get(name), dict(zip(COLUMNS, columns, strict=True)))
     except (ValueError, OSError) as error:
-        return [gr.skip(), gr.skip(), None, gr.skip(), _message(error)]
-    finally:
-        if file is not None:
-            Path(file).unlink(missing_ok=True)
-    return [law, said, None, YOURS, ""]
+        return [*[gr.skip()] * 4, _message(error), gr.skip()]
+    Path(file).unlink(missing_ok=True)
+    return [law, said, None, YOURS, "", str(time.time_ns())]
+
+
+def _saved(laws: Mapping[str, Law], name: str, uploaded: Law | None) -> str:
+    """The law's file."""
+    return law_to_json(_law(laws, name, uploaded)).decode()
 
 
 def _told(tool: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,6 +438,7 @@ def explore(
     check_packages()
     app = page(own)
     _, address, _ = app.launch(**settings(), server_name=host, server_port=port, inbrowser=browser, quiet=True)
+    _answer_in_json(app.mcp_server_obj)
     if wait:
         print(f"{address}\nMCP: {address.rstrip('/')}/gradio_api/mcp/  (Ctrl-C ends it)")
         app.block_thread()
@@ -379,6 +466,13 @@ def settings() -> dict[str, Any]:
         "ssr_mode": False,
         "prevent_thread_lock": True,
     }
+
+
+def _answer_in_json(server: Any) -> None:
+    """Have an MCP server write what tools return as JSON; Gradio writes Python."""
+    from mcp.types import TextContent
+
+    server.postprocess_output_data = lambda data, _: [TextContent(type="text", text=json.dumps(own)) for own in data]
 
 
 def _preloads() -> str:

@@ -15,7 +15,8 @@ from scaling_law.planning.optimum import positive
 from scaling_law.size.gpus import GPUS
 
 PUBLISHED = "published"
-FITTED, YOURS = "fitted", "your upload"  # laws that no --law names yet
+FITTED, YOURS = "fitted", "your upload"  # laws that no --law names; the page saves them as a file
+LAW_FILE = "scaling_law.json"
 FLOPS, HOURS = "flops", "hours"
 UNITS = (FLOPS, HOURS)
 GPU_NAMES = tuple(name.lower().replace(" ", "-") for name in GPUS)
@@ -108,7 +109,7 @@ class Question:
         budget = (FLOPS,) if self.unit == FLOPS else (HOURS, "gpus", "gpu")
         names = (*budget, "memory", "kv_tokens", "inference_tokens", "experts")
         given = {f"--{name.replace('_', '-')}": "".join(getattr(self, name).split()) for name in names}
-        given["--law"] = "" if self.law == PUBLISHED else "FOLDER" if self.law in (FITTED, YOURS) else self.law
+        given["--law"] = "" if self.law == PUBLISHED else LAW_FILE if self.law in (FITTED, YOURS) else self.law
         words = [word for flag, text in given.items() if text not in ("", "0") for word in (flag, shlex.quote(text))]
         kind = ["plan", *words, "-o", "run.yaml"] if planned else ["optimal", *words, "--integral"]
         return " ".join(["scaling-law", *kind])

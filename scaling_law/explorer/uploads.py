@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from hub.plain.tables import as_text
-from scaling_law.fitting.calibration import calibrate
-from scaling_law.fitting.fitting import fit
+from hub.plain.tables import as_text, enumerated
+from scaling_law.fitting.calibration import Calibration, calibrate
+from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.formulas import Law
 from scaling_law.law_files import load_law
-from scaling_law.runs.table import load_runs
+from scaling_law.runs.columns import Column
+from scaling_law.runs.table import load_runs, recognised
 
 MAX_BYTES = 5_000_000
 LAW_FILES, TABLES = (".json",), (".jsonl", ".csv", ".parquet")
@@ -17,29 +19,60 @@ USE = "Use this law (scaling_law.json)"
 JOINT, CHINCHILLA = "Fit a joint law to these runs", "Fit a Chinchilla law to these runs"
 CALIBRATE = "Move the chosen law to these runs (calibrate)"
 ACTIONS = (USE, JOINT, CHINCHILLA, CALIBRATE)
+COLUMNS = {"n_active": "Active parameters", "tokens": "Training tokens", "experts": "Experts E", "loss": "Loss"}
+RESAMPLES = 200  # of the bootstrap: a visitor waits for it
 _WIDTH = 100
 
 
-def read_upload(path: Path, action: str, law: Law | None) -> tuple[Law, str]:
-    """The law that follows from the file, and what is to be said of it; `law` is the one to calibrate.
+def is_table(path: Path) -> bool:
+    return path.suffix.lower() in TABLES
 
-    ValueError names the file, and what is allowed.
+
+def columns_of(path: Path) -> tuple[list[str], dict[str, str]]:
+    """The columns of an uploaded table, and the one that is read as each of `COLUMNS`, "" where none is found."""
+    _check_size(path)
+    return recognised(path)
+
+
+def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, str | None]) -> tuple[Law, str]:
+    """The law that follows from the file, with intervals, and what is to be said of it; `law` is the one to calibrate.
+
+    `columns`: for each of `COLUMNS` a column, an expression or a number, as `load_runs` takes them; those left empty
+    are looked for. ValueError names the file, and what is allowed.
     """
     if action not in ACTIONS:
         raise ValueError(f"action={action!r} must be one of {', '.join(ACTIONS)}")
     allowed = LAW_FILES if action == USE else TABLES
     if path.suffix.lower() not in allowed:
         raise ValueError(f"{path.name}: {action!r} takes a file that ends in {', '.join(allowed)}")
-    if (size := path.stat().st_size) > MAX_BYTES:
-        raise ValueError(f"{path.name} has {size:,} bytes; at most {MAX_BYTES:,} are read")
     if action == USE:
+        _check_size(path)
         made = load_law(path)
         return made, repr(made)
-    runs = load_runs(path)
-    if action == CALIBRATE:
-        if law is None:
-            raise ValueError("choose a law to calibrate first")
-        moved = calibrate(law, runs)
-        return moved.law, as_text(moved.summary(), _WIDTH)
-    found = fit(runs, law="joint" if action == JOINT else "chinchilla", progress=False)
-    return found.law, as_text(found.summary(), _WIDTH)
+    names, found = columns_of(path)
+    sized = {"d_model", "n_blocks"} <= {*names}
+    if empty := [n for n in COLUMNS if not (columns.get(n) or found[n] or (n == "n_active" and sized))]:
+        labels = enumerated([COLUMNS[name] for name in empty])
+        raise ValueError(f"{path.name}: choose the column of {labels}; there are: {', '.join(names)}")
+    mapping: dict[str, Column] = {n: own for n, own in columns.items() if own and own != found[n]}
+    loss = str(mapping.pop("loss")) if mapping.get("loss") in names else None
+    runs = load_runs(path, loss, columns=mapping)
+    if action != CALIBRATE:
+        return with_intervals(fit(runs, law="joint" if action == JOINT else "chinchilla", progress=False))
+    if law is None:
+        raise ValueError("choose a law to calibrate first")
+    return with_intervals(calibrate(law, runs))
+
+
+def with_intervals(result: FitResult | Calibration) -> tuple[Law, str]:
+    """The law with draws of a bootstrap, and the summary of the fit; without draws where there is one trunk only."""
+    text = as_text(result.summary(), _WIDTH)
+    try:
+        return result.bootstrap(RESAMPLES).law, text
+    except ValueError as error:
+        return result.law, f"{text}\nno intervals: {error}"
+
+
+def _check_size(path: Path) -> None:
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"{path.name} has {size:,} bytes; at most {MAX_BYTES:,} are read")

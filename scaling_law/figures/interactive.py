@@ -89,7 +89,7 @@ def best_by_budget(
 ) -> Figure:
     """The best E over budgets and memory limits, hatched where it ties; the question and released models as points."""
     shown = np.unique(found.experts[np.isfinite(found.experts)]).tolist()
-    traces = [_cells(found, e, page) for e in shown]
+    traces = [trace for e in shown for trace in _cells(found, e, page)]
     x, y = np.meshgrid(found.flops, found.memory)
     hatch = {"symbol": "line-ne-open", "size": 9, "color": page.ink, "opacity": 0.45, "line": {"width": 1}}
     if found.tied.any():
@@ -109,8 +109,8 @@ def best_by_budget(
     return _figure(traces, page, x_axis, _log_axis("memory limit", found.memory, format_bytes, page))
 
 
-def _cells(found: BestExperts, e: float, page: Page) -> dict[str, Any]:
-    """The part of the map where E is best, as one colour with its entry in the legend."""
+def _cells(found: BestExperts, e: float, page: Page) -> list[dict[str, Any]]:
+    """The part of the map where E is best, as one colour, and its entry in the legend: a heatmap's has no colour."""
     own = np.where(found.experts == e, 1.0, np.nan)
     colour, text = page.colour(e, 0.8), np.full(own.shape, "", object)
     for i, j in zip(*np.nonzero(found.experts == e), strict=True):
@@ -118,8 +118,11 @@ def _cells(found: BestExperts, e: float, page: Page) -> dict[str, Any]:
         where = f"{format_flops(found.flops[j])} FLOPs within {format_bytes(found.memory[i])}"
         text[i, j] = f"{label_of(e)}{tie}: {found.loss[i, j]:.4f} nats<br>{where}"
     at = {"x": found.flops, "y": found.memory, "z": own, "text": text, "hovertemplate": "%{text}<extra></extra>"}
-    scale = {"colorscale": [[0, colour], [1, colour]], "showscale": False, "showlegend": True}
-    return {"type": "heatmap", "name": label_of(e), **at, **scale}
+    group = {"name": label_of(e), "legendgroup": label_of(e)}
+    key = {"type": "scatter", **group, "x": [None], "y": [None], "mode": "markers", **_SILENT}
+    marker = {"symbol": "square", "size": 13, "color": colour}
+    scale = {"colorscale": [[0, colour], [1, colour]], "showscale": False}
+    return [{"type": "heatmap", **group, **at, **scale}, {**key, "marker": marker, "showlegend": True}]
 
 
 def _points(models: Sequence[Placed], page: Page) -> dict[str, Any]:

@@ -10,14 +10,26 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hub.plain.tables import literal
+from hub.plain.units import UNKNOWN
 from scaling_law.runs.rows import Row, RunsError, is_missing, label, number
 
 Column = str | float | Callable[[Row], Any]
+# Our name → what the paper, our own tables and cards call it. N is none of them: other labs count it in other ways.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "n_active": ("N_act", "N_active", "Active", "Active parameters"),
+    "n_total": ("N_total", "Total"),
+    "tokens": ("D", "Tokens", "tokens D", "Training tokens"),
+    "experts": ("E", "Experts"),
+    "eval_loss": ("Held-out loss",),
+    "run_id": ("Run",),
+    "status": ("Status",),
+}
+COUNTS = ("n_active", "tokens", "experts", "n_total", "n_active_non_embedding", "n_total_non_embedding")
 _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -67,6 +79,19 @@ class Expression:
                 raise ValueError(f"{column}={literal(row[column])} is not a number")
             values[name] = value
         return float(_value(self.tree, values))
+
+
+def aliases_of(present: Collection[str]) -> dict[str, str]:
+    """Our names that a table with these columns lacks, and the column that has each by another name."""
+    found = {name: next((own for own in others if own in present), None) for name, others in ALIASES.items()}
+    return {name: own for name, own in found.items() if own is not None and name not in present}
+
+
+def with_counts(row: Row) -> Row:
+    """The row with sizes, tokens and experts that are texts, such as "80M", as numbers; "–" is missing."""
+    texts = {name: row[name] for name in COUNTS if isinstance(row.get(name), str)}
+    values = {name: None if text.strip() == UNKNOWN else number(text) or text for name, text in texts.items()}
+    return {**row, **values} if values else row
 
 
 def with_columns(rows: Sequence[Row], columns: Mapping[str, Column], origin: str) -> tuple[list[Row], dict[int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
 from hub.plain.errors import FilesError, RecordError
+from hub.plain.units import parse_count
 
 if TYPE_CHECKING:
     from hub import LoadedRows
@@ -68,12 +70,14 @@ def is_missing(value: Any) -> bool:
 
 
 def number(value: Any) -> float | None:
-    """The value as a float; None for what is none, a boolean included."""
+    """The value as a float, a text such as "80M", too; None for what is none, a boolean included."""
     if isinstance(value, bool) or value is None:
         return None
     try:
         return float(value)
     except (TypeError, ValueError):
+        with suppress(ValueError):
+            return parse_count(value) if isinstance(value, str) else None
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from hub.plain.tables import Summarised, Table, literal
 from hub.plain.units import format_count
 from scaling_law.formulas.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.architectures import in_terms_of_laws, is_of_a_class
-from scaling_law.runs.columns import Column, with_columns
+from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
 from scaling_law.runs.readers import Reader, reader
 from scaling_law.runs.recipes import Recipe, recipe_of
 from scaling_law.runs.rows import (
@@ -54,7 +54,7 @@ class Runs(Summarised):
     `skipped` says what was left out and why; `load_runs(dataset, revision=commit)` reads the same index again.
     `warmup_tokens` is the longest warm-up, `vocab_size` the shared vocabulary (None: unknown or mixed).
     `recipe` has what else the runs were trained with, one value [n] for each column of `runs.recipes` that is known.
-    `read_as` is the format and the mapping of columns that were asked for (None: the source had our columns).
+    `read_as` is the format and the mapping of columns, asked for or by alias (None: the source had our columns).
     """
 
     n_active: FloatArray
@@ -244,6 +244,9 @@ def load_runs(
     Runs of other classes than ours (`model_type`) have as `experts` the E of laws, total over active feed-forward
     width, their routed experts in `routed_experts`, and columns for the other variables of laws, as ours then have.
 
+    Columns that are named as in the paper or in our own tables (N_act, D, E, Held-out loss) are read as ours, and
+    counts that are texts ("80M") as numbers; `.read_as` names these columns.
+
     A row needs `experts`, `tokens`, the loss, and `n_active` or `d_model` and `n_blocks` (`vocab_size` is 50,257
     where not given). RunsError for missing columns, no rows, non-finite or non-positive numbers, duplicates and sizes
     that contradict their shape (unless `columns` or `format` say what n_active is); `hub.HubError` for what the Hub
@@ -266,7 +269,7 @@ def load_runs(
         chosen = _fulfilling(rows, chosen, where, origin)
     if made.apart:
         _check_comparable([rows[i] for i in chosen], made.apart, origin)
-    loss = _loss_column(origin, [rows[i] for i in chosen], made.loss)
+    loss = _loss_column(origin, [rows[i] for i in chosen], made.loss, made.aliases)
     wrong = _problems_of_rows(rows, chosen, loss, made)
     problems += filter(None, wrong)
     good = [i for i, problem in zip(chosen, wrong, strict=True) if not problem]
@@ -275,7 +278,7 @@ def load_runs(
     clusters, trunk_source = trunks_of(rows, made.trunks, origin)
     told = [rows[i] for i in good if not is_missing(rows[i].get("vocab_size"))]
     vocabularies = {(whole(row, "vocab_size") or [0])[0] for row in told}  # 0: one that no model can have
-    n, d, e, losses = (np.array([rows[i][name] for i in good], float) for name in (*_INPUTS, loss))
+    n, d, e, losses = (np.array([number(rows[i][name]) for i in good], float) for name in (*_INPUTS, loss))
     trunk = np.unique([clusters[i] for i in good], return_inverse=True)[1]
     others, recipe = numeric_columns([rows[i] for i in good]), recipe_of([rows[i] for i in good])
     return Runs(
@@ -290,8 +293,8 @@ def load_runs(
         warmup_tokens=max((tokens for i in good if (tokens := _warmup(rows[i])) is not None), default=None),
         vocab_size=(vocabularies.pop() or None) if len(vocabularies) == 1 else None,
         where=where or None,
-        read_as=_read_as(format, columns or {}),
-        columns={name: values for name, values in others.items() if name not in (*_COLUMNS, loss)},
+        read_as=_read_as(format, {**made.aliases, **(columns or {})}),
+        columns={n: values for n, values in others.items() if n not in (*_COLUMNS, loss, *made.aliases.values())},
         recipe=recipe,
     )
 
@@ -313,6 +316,7 @@ class _Prepared(NamedTuple):
     where: str
     trunks: str
     apart: str | None = None
+    aliases: Mapping[str, Column] = {}
 
 
 def _prepared(
@@ -326,9 +330,30 @@ def _prepared(
         where = ", ".join(filter(None, (own, where)))
         trunks = public.trunks if trunks == "auto" else trunks
     rows = in_terms_of_laws(rows)
-    rows, more = with_columns(rows, columns, origin) if columns else (rows, {})
-    says_size = public is not None or "n_active" in columns
-    return _Prepared([_with_size(row) for row in rows], origin, more | failed, says_size, loss, where, trunks, apart)
+    present = {name for row in rows for name in row}
+    aliases = {} if public else {name: own for name, own in aliases_of(present).items() if name not in columns}
+    mapping: dict[str, Column] = {**aliases, **columns}
+    rows, more = with_columns(rows, mapping, origin) if mapping else (rows, {})
+    rows, says_size = [_with_size(with_counts(row)) for row in rows], public is not None or "n_active" in columns
+    return _Prepared(rows, origin, more | failed, says_size, loss, where, trunks, apart, aliases)
+
+
+def recognised(source: Any) -> tuple[list[str], dict[str, str]]:
+    """The columns of a table, and which of them `load_runs` reads as n_active, tokens, experts and the loss.
+
+    RunsError where the table cannot be read.
+    """
+    rows = in_terms_of_laws(read_rows(source).rows)
+    present = list(dict.fromkeys(name for row in rows for name in row))
+    aliases = aliases_of(present)
+    found = {name: name if name in present else aliases.get(name, "") for name in _INPUTS}
+    losses = _losses([*present, *aliases])
+    own = "eval_loss" if "eval_loss" in losses else losses[0] if len(losses) == 1 else ""
+    return present, found | {"loss": aliases.get(own, own)}
+
+
+def _losses(present: Iterable[str]) -> list[str]:
+    return [name for name in present if re.search(r"(^|[\W_])loss$", name.lower())]
 
 
 def _problems_of_rows(rows: Sequence[Row], chosen: Sequence[int], loss: str, made: _Prepared) -> list[str]:
@@ -391,11 +416,11 @@ def _with_size(row: Row) -> Row:
     return {**row, "n_active": float(active_parameters(*shape))} if shape else row
 
 
-def _loss_column(origin: str, rows: list[Row], loss: str | None) -> str:
-    """The name of the loss column; RunsError if any needed column is missing."""
+def _loss_column(origin: str, rows: list[Row], loss: str | None, aliases: Collection[str] = ()) -> str:
+    """The name of the loss column; RunsError if any needed column is missing, listing those that are no `aliases`."""
     present = sorted({name for row in rows for name in row})
     if loss is None:
-        obvious = [name for name in present if re.search(r"(^|[\W_])loss$", name.lower())]
+        obvious = _losses(present)
         if "eval_loss" not in present and len(obvious) > 1:
             others = ", ".join(obvious)
             raise RunsError(f"{origin}: no column eval_loss, and several others ({others}): choose by loss=...")
@@ -403,7 +428,8 @@ def _loss_column(origin: str, rows: list[Row], loss: str | None) -> str:
     if missing := [name for name in (*_INPUTS, loss) if name not in present]:
         names = ", ".join(missing).replace("n_active", "n_active (or d_model and n_blocks)")
         hint = "; name the loss column with loss=..." if loss in missing else ""
-        raise RunsError(f"{origin}: missing column {names}; there are: {', '.join(present) or 'none'}{hint}")
+        there = ", ".join(name for name in present if name not in aliases) or "none"
+        raise RunsError(f"{origin}: missing column {names}; there are: {there}{hint}")
     return loss
 
 

@@ -278,3 +278,13 @@ def test_runs_of_several_recipes_need_the_users_word(shell, table, tmp_path):
     )
     assert "differ in sequence_length" in shell(*plan).stderr
     assert shell(*plan, "--force", "--mix", "sequence_length").exit_code == 0
+
+
+def test_the_papers_letters_and_counts_with_suffixes_are_read(shell, tmp_path):
+    made, path = tiny_runs(), tmp_path / "lab.csv"
+    frame = made.to_pandas().rename(columns={"experts": "E", "tokens": "D"}).drop(columns=["run_id", "n_active"])
+    frame["N_act"] = [f"{n / 1e6:.9f}M" for n in made.n_active]
+    frame.to_csv(path, index=False)
+    found, expected = json.loads(shell("fit", path, "--json").stdout), fit(made)
+    assert found["rmse"] == pytest.approx(expected.rmse, rel=1e-6)
+    assert found["runs"] == len(made)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
 from yaml import safe_load
 
-from scaling_law import Conditions
+from scaling_law import Conditions, Law
 from scaling_law.explorer import answer as answers
 from scaling_law.explorer import app, uploads
 from scaling_law.explorer.answer import best_models, headline
-from scaling_law.explorer.question import PRESETS, PUBLISHED, YOURS, Question
+from scaling_law.explorer.question import PUBLISHED, YOURS, Question
 from scaling_law.formulas.conditions import fitted_ranges
 from tests.scaling_law.synthetic import synthetic_runs
 
@@ -47,14 +49,14 @@ def test_the_page_opens_with_the_first_law_at_the_size_of_its_runs(published):
 
 def test_an_answer_and_its_link(laws, published):
     question = replace(FIRST, memory="24GB", view="map")
-    problem, sentence, figure, table, _, command, yaml, query = app._asked(laws, *astuple(question), False, None)
+    problem, sentence, figure, table, _, command, yaml, _, query = app._answered(laws, question, False, None)
     assert (problem, query) == ("", "memory=24GB&view=map")
     assert sentence == headline(best_models(question, published))
     assert '<tr class="best"><td>best</td><td>4</td>' in table
     assert "--memory 24GB" in command
     assert "d_model: 2368" in yaml
     assert figure.layout.paper_bgcolor == "#ffffff"
-    assert app._asked(laws, *astuple(question), True, None)[2].layout.paper_bgcolor != "#ffffff"
+    assert app._answered(laws, question, True, None)[2].layout.paper_bgcolor != "#ffffff"
 
 
 @pytest.mark.parametrize(
@@ -74,35 +76,50 @@ def test_an_answer_and_its_link(laws, published):
     ],
 )
 def test_wrong_input_is_one_message_and_changes_nothing_else(laws, changes, message):
-    shown, *others = app._asked(laws, *astuple(replace(FIRST, **changes)), False, None)
+    shown, *others = app._answered(laws, replace(FIRST, **changes), False, None)
     assert message.replace("'", "&#x27;").replace("<", "&lt;").replace(">", "&gt;") in shown
     assert shown.count('role="alert"') == 1
     assert others == [SKIP] * (app.SHOWN - 1)
 
 
-def test_sliders_texts_and_links_agree(laws):
-    text, problem, *_, query = app._slid(laws, "memory", 10.0, *astuple(FIRST), False, None)
-    assert (text, problem, query) == ("10GB", "", "memory=10GB")
-    state = [*astuple(replace(FIRST, memory="10GB")), False, None]
-    assert app._typed(laws, "", *state)[:3] == [22.0, 2.23, 10.0]
-    assert app._typed(laws, "memory=10GB", *state) == [*[SKIP] * 3, "", *[SKIP] * 7]
-    opened = app._opened(laws, FIRST, "memory=10GB&unit=hours&hours=100", False)
-    question = replace(FIRST, memory="10GB", unit="hours", hours="100")
-    assert opened[: app.STATE] == [*astuple(question), 22.0, 2.0, 10.0]
-    unlimited = replace(FIRST, memory="", kv_tokens="")
-    assert app._opened(laws, FIRST, unlimited.query(), False)[: len(app.FIELDS)] == [*astuple(unlimited)]
-    assert app._opened(laws, FIRST, "", False) == [SKIP] * (app.STATE + app.SHOWN)
-    wrong = app._opened(laws, FIRST, "budget=1", False)
-    assert "is no part of a question" in wrong[app.STATE]
-    assert wrong[: app.STATE] == [SKIP] * app.STATE
-    name = list(PRESETS)[1]
-    preset = app._preset(laws, name, *astuple(replace(FIRST, view="isoflop")), False, None)
-    assert preset[: len(app.FIELDS)] == [*astuple(replace(PRESETS[name], view="isoflop"))]
+def asked(laws, question, answered="", turn="", positions=(22.0, 2.23, 10.9), link="", uploaded=None):
+    return app._asked(laws, answered, turn, *astuple(question), *positions, link, False, uploaded)
+
+
+def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
+    question = replace(FIRST, memory="10GB")
+    *sliders, problem, _, _, _, _, _, _, _, link, answered = asked(laws, question, turn="3")
+    assert (sliders, problem, link) == ([SKIP, SKIP, 10.0], "", "memory=10GB")
+    assert json.loads(answered) == ["3", *astuple(question)]
+    nothing = [SKIP] * (len(app.SLIDERS) + app.SHOWN + 1)
+    assert asked(laws, question, answered, "3") == nothing
+    assert asked(laws, question, answered, "4")[-1] != answered  # of another upload, perhaps
+    wrong = asked(laws, replace(FIRST, memory="a lot"), answered, "3")
+    assert "memory=&#x27;a lot&#x27;" in wrong[3]
+    assert wrong[4:-1] == nothing[4:-1]
+    assert json.loads(wrong[-1])[1:] == [*astuple(replace(FIRST, memory="a lot"))]
+
+
+def test_what_a_link_cannot_ask_is_said_beside_the_answer(laws):
+    *_, problem, sentence, _, _, _, _, _, _, link, _ = asked(laws, FIRST, "", "1", link="flops=1e22&budget=1")
+    assert "&#x27;budget&#x27; is no part of a question" in problem
+    assert "unanswered" not in problem
+    assert (sentence, link) == (headline(best_models(FIRST, laws[PUBLISHED])), "")
+    assert asked(laws, FIRST, "", "1", link=replace(FIRST, memory="", kv_tokens="").query())[3] == ""
+
+
+@pytest.mark.parametrize("name", app.SLIDERS)
+def test_the_text_of_each_position_of_a_slider_moves_it_nowhere_else(name):
+    texts = json.loads(re.search(r"\[\[?(\[.*?\])", app._slid(name))[1])
+    low, high, _ = app.SLIDERS[name]
+    assert len(texts) == round((high - low) / app.STEP) + 1
+    for i, text in enumerate(texts):
+        assert app._positions(replace(FIRST, **{name: text}))[name] == pytest.approx(low + app.STEP * i, abs=1e-9)
 
 
 def test_a_best_model_that_the_gpus_cannot_train_has_a_plan_of_another(laws):
     question = replace(FIRST, unit="hours", hours="168", gpus="8", view="map")
-    problem, _, figure, _, notes, command, yaml, query = app._asked(laws, *astuple(question), False, None)
+    problem, _, figure, _, notes, command, yaml, _, query = app._answered(laws, question, False, None)
     assert (problem, query) == ("", "unit=hours&view=map")
     assert command == ("scaling-law plan --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k -o run.yaml")
     table = best_models(question, laws[PUBLISHED])
@@ -119,23 +136,44 @@ def test_gpus_that_can_train_no_model_have_an_answer_and_the_reason_for_no_plan(
 
     monkeypatch.setattr(answers, "plan_of", refuse)
     question = replace(FIRST, unit="hours", hours="168", gpus="8")
-    problem, *_, command, yaml, _ = app._asked(laws, *astuple(question), False, None)
+    problem, *_, command, yaml, _, _ = app._answered(laws, question, False, None)
     assert problem == ""
     assert command == ("scaling-law optimal --hours 168 --gpus 8 --gpu h100 --memory 80GB --kv-tokens 16k --integral")
     assert yaml.startswith("# no plan: no model can be trained")
     assert all(line.startswith("# ") for line in yaml.splitlines())
 
 
-def test_a_law_is_uploaded_and_deleted(laws, published, tmp_path):
-    file = published.replace(a=36.0, draws=None).save_pretrained(tmp_path)
-    law, said, cleared, name, problem = app._take(laws, str(file), uploads.USE, PUBLISHED)
-    assert (law.a, cleared, name, problem) == (36.0, None, YOURS, "")
+NO_COLUMNS = (None,) * len(uploads.COLUMNS)
+
+
+def lab_file(path, names=("n_active", "tokens", "experts", "loss"), every=12):
+    """Runs of a law that lies 0.1 nats above the published one."""
+    runs = synthetic_runs()
+    columns = (runs.n_active, runs.tokens, runs.experts, runs.loss + 0.1, runs.trunk)
+    lines = [",".join(map(repr, map(float, row))) for row in zip(*columns, strict=True)][::every]
+    path.write_text("\n".join([",".join([*names, "trunk"]), *lines]))
+    return str(path)
+
+
+def test_a_law_is_uploaded_deleted_and_saved(laws, published, tmp_path):
+    file = published.replace(a=36.0).save_pretrained(tmp_path)
+    law, said, cleared, name, refused, turn = app._take(laws, str(file), uploads.USE, PUBLISHED, *NO_COLUMNS)
+    assert (law.a, cleared, name, refused) == (36.0, None, YOURS, "")
+    assert turn != ""
     assert "a=36" in said
     assert not file.exists()
-    assert headline(best_models(FIRST, law)) == app._asked(laws, *astuple(replace(FIRST, law=YOURS)), False, law)[1]
+    found = app._answered(laws, replace(FIRST, law=YOURS), False, law)
+    assert found[1] == headline(best_models(FIRST, law))
+    assert found[7]["visible"]
+    assert "--law scaling_law.json" in found[5]
+    (tmp_path / "scaling_law.json").write_text(app._saved(laws, YOURS, law))
+    again = Law.from_pretrained(tmp_path / "scaling_law.json")
+    assert again.coefficients == law.coefficients
+    np.testing.assert_array_equal(again.draws, law.draws)
+    assert not app._answered(laws, FIRST, False, law)[7]["visible"]
 
 
-def test_uploads_are_data_of_a_size_and_a_kind(laws, tmp_path):
+def test_uploads_are_data_of_a_size_and_a_kind_and_stay_where_they_are_refused(laws, tmp_path):
     (tmp_path / "law.json").write_text(json.dumps({"format": "scaling_law"}))
     (tmp_path / "runs.pkl").write_bytes(b"\x80")
     (tmp_path / "runs.csv").write_text("a,b\n1,2\n")
@@ -143,24 +181,48 @@ def test_uploads_are_data_of_a_size_and_a_kind(laws, tmp_path):
     for name, action, message in (
         ("law.json", uploads.USE, "law.json"),
         ("runs.pkl", uploads.JOINT, "takes a file that ends in .jsonl, .csv, .parquet"),
-        ("runs.csv", uploads.JOINT, "n_active"),
+        ("runs.csv", uploads.JOINT, "choose the column of Active parameters, Training tokens, Experts E and Loss"),
         ("big.csv", uploads.JOINT, "has 5,000,001 bytes; at most 5,000,000 are read"),
     ):
-        *unchanged, shown = app._take(laws, str(tmp_path / name), action, PUBLISHED)
-        assert unchanged == [SKIP, SKIP, None, SKIP]
+        *unchanged, shown, turn = app._take(laws, str(tmp_path / name), action, PUBLISHED, *NO_COLUMNS)
+        assert [*unchanged, turn] == [SKIP] * 5
         assert message in shown
-    assert [*tmp_path.iterdir()] == []
-    assert "choose a file first" in app._take(laws, None, uploads.USE, PUBLISHED)[-1]
+        assert (tmp_path / name).exists()
+    assert "choose a file first" in app._take(laws, None, uploads.USE, PUBLISHED, *NO_COLUMNS)[4]
 
 
-def test_runs_calibrate_the_chosen_law(laws, tmp_path):
-    runs = synthetic_runs()
-    columns = (runs.n_active, runs.tokens, runs.experts, runs.loss + 0.1, runs.trunk)
-    lines = [",".join(map(repr, map(float, row))) for row in zip(*columns, strict=True)][::12]
-    (tmp_path / "runs.csv").write_text("\n".join(["n_active,tokens,experts,loss,trunk", *lines]))
-    law, said, *_ = app._take(laws, str(tmp_path / "runs.csv"), uploads.CALIBRATE, PUBLISHED)
+def test_columns_that_are_not_found_are_chosen_from_those_of_the_table(laws, tmp_path):
+    file = lab_file(tmp_path / "lab.csv", ("size", "D", "E", "nll"))
+    refused, row, action, *columns = app._received(file, uploads.USE)
+    assert (refused, row.visible, action) == ("", True, uploads.JOINT)
+    assert [c.value for c in columns] == [None, "D", "E", None]
+    assert [name for name, _ in columns[0].choices] == ["size", "D", "E", "nll", "trunk"]
+    message = "lab.csv: choose the column of Active parameters and Loss; there are: size, D, E, nll, trunk"
+    assert message in app._take(laws, file, uploads.CHINCHILLA, PUBLISHED, *NO_COLUMNS)[4]
+    law, *_ = app._take(laws, file, uploads.CALIBRATE, PUBLISHED, "size", "D", "E", "nll")
+    assert law.c == pytest.approx(laws[PUBLISHED].c + 0.1, abs=0.02)
+    dense = lab_file(tmp_path / "dense.csv", ("millions", "tokens", "no", "eval_loss"))
+    law, *_ = app._take(laws, dense, uploads.CHINCHILLA, PUBLISHED, "1e6 * millions", "tokens", "1", "eval_loss")
+    assert law.conditions.overall.n_active[0] > 1e13
+    assert app._received(None, uploads.JOINT)[1].visible is False
+    (tmp_path / "bad.csv").write_bytes(b"\xff\xfe")
+    assert "bad.csv: not a readable CSV file" in app._received(str(tmp_path / "bad.csv"), uploads.USE)[0]
+    assert app._received(str(published_file(laws, tmp_path)), uploads.JOINT)[2] == uploads.USE
+
+
+def published_file(laws, folder):
+    return laws[PUBLISHED].save_pretrained(folder)
+
+
+def test_runs_calibrate_the_chosen_law_and_fits_have_intervals(laws, tmp_path):
+    law, said, *_ = app._take(laws, lab_file(tmp_path / "a.csv"), uploads.CALIBRATE, PUBLISHED, *NO_COLUMNS)
     assert law.c == pytest.approx(laws[PUBLISHED].c + 0.1, abs=0.02)
     assert "runs" in said
+    assert len(law.draws) == uploads.RESAMPLES
+    file = lab_file(tmp_path / "runs.csv", every=4)
+    law, *_ = app._take(laws, file, uploads.CHINCHILLA, PUBLISHED, *NO_COLUMNS)
+    low, high = best_models(FIRST, law).best.loss_interval
+    assert low < high
 
 
 def test_plotly_is_asked_for_with_the_page():

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import random
 import re
+import time
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pytest
 
-from scaling_law import fit, load_runs
-from scaling_law.explorer.answer import POINTS
-from scaling_law.explorer.question import Question
+from scaling_law import Law, fit, load_runs
+from scaling_law.explorer import app
+from scaling_law.explorer.answer import POINTS, answer, best_models
+from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, Question
+from scaling_law.explorer.uploads import RESAMPLES, with_intervals
 from scaling_law.figures.curves import memory_curves
 from tests.scaling_law.synthetic import synthetic_runs
 
 pytestmark = pytest.mark.browser
+NEEDED = ["n_active", "tokens", "experts", "loss"]
 PATIENCE = 120_000  # milliseconds: of a busy machine
 WHEN_ANSWERED = """new MutationObserver((_, observer) => {
     if (document.querySelector('.answer p')) { window.answered = performance.now(); observer.disconnect(); }
@@ -56,6 +63,171 @@ def sentence(law, question):
     from scaling_law.explorer.answer import best_models, headline
 
     return headline(best_models(question, law)).replace("**", "")
+
+
+# What the page shows at one moment: the fields, and all that has to follow from them.
+SHOWN = """() => {
+    const text = name => document.querySelector(`#${name} :is(input, textarea)`).value;
+    const chosen = name => document.querySelector(`#${name} input:checked`).value;
+    const plot = document.querySelector('.js-plotly-plot');
+    const layout = plot && plot._fullLayout;
+    return {
+        fields: {unit: chosen('unit'), view: chosen('view'), ...Object.fromEntries(
+            ['flops', 'hours', 'gpus', 'gpu', 'memory', 'kv_tokens', 'inference_tokens', 'experts', 'law']
+            .map(name => [name, text(name)]))},
+        sliders: [...document.querySelectorAll('input[type=number]')].map(slider => Number(slider.value)),
+        problem: document.querySelector('[role=alert]')?.innerText ?? '',
+        link: location.search.slice(1),
+        answer: document.querySelector('.answer')?.innerText.trim(),
+        command: document.querySelector('#command .cm-content')?.innerText.trim(),
+        table: [...document.querySelectorAll('#table td')].map(cell => cell.innerText.trim()),
+        traces: plot && plot.data.map(trace => trace.name),
+        axes: layout && [layout.xaxis.title.text, layout.yaxis.range],
+        star: plot && plot.data.filter(trace => trace.name === 'question').map(trace => Number(trace.x[0])),
+        asking: document.body.classList.contains('asking'),
+    }
+}"""
+
+
+def expected(shown, laws):
+    """All that the fields of a page have to be shown with; beside what they cannot ask stays the link's answer."""
+    asked, problem = Question(**shown["fields"]), ""
+    at = app._positions(asked)
+    sliders = [at.get(name, was) for name, was in zip(app.SLIDERS, shown["sliders"], strict=True)]
+    try:
+        found = answer(asked, laws[asked.law])
+    except ValueError as error:
+        problem, asked = str(error), Question.of(dict(parse_qsl(shown["link"], keep_blank_values=True)))
+        found = answer(asked, laws[asked.law])
+    layout = found.figure.layout
+    return {
+        "sliders": sliders,
+        "problem": problem,
+        "link": asked.query(),
+        "answer": found.headline.replace("**", ""),
+        "command": found.command,
+        "table": re.findall(r"<td>(.*?)</td>", found.table),
+        "traces": [trace.name for trace in found.figure.data],
+        "axes": [layout.xaxis.title.text, layout.yaxis.range and list(layout.yaxis.range)],
+        "star": [trace.x[0] for trace in found.figure.data if trace.name == "question"],
+        "asking": False,
+    }
+
+
+def differences(shown, wanted):
+    """The names of the parts that differ; a range of the axis that Plotly chose is not compared."""
+    if wanted["axes"][1] is None:
+        wanted = wanted | {"axes": [wanted["axes"][0], shown["axes"] and shown["axes"][1]]}
+    return [name for name, value in wanted.items() if shown[name] != value]
+
+
+def settled(page, laws, patience=120.0):
+    """What the page shows once it agrees with its fields, and a second later still does."""
+    end, agreed = time.monotonic() + patience, 0
+    while True:
+        shown = page.evaluate(SHOWN)
+        wanted = expected(shown, laws)
+        agreed = 0 if (wrong := differences(shown, wanted)) else agreed + 1
+        if agreed == 3:
+            return shown
+        if time.monotonic() > end:
+            pytest.fail("\n".join(f"{name}: {shown[name]}, expected {wanted[name]}" for name in wrong))
+        page.wait_for_timeout(500)
+
+
+@contextmanager
+def load(monkeypatch, chance):
+    """A busy process, and answers that take up to 0.8 s longer than they need."""
+
+    def slow(*arguments):
+        time.sleep(chance.uniform(0.0, 0.8))
+        return answer(*arguments)
+
+    monkeypatch.setattr(app, "answer", slow)
+    busy = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+    busy.start()
+    try:
+        yield
+    finally:
+        busy.terminate()
+
+
+def _spin():
+    while True:
+        pass
+
+
+TEXTS = {
+    "flops": ("1e20", "3e21", "1e22", "1e23", "much"),
+    "hours": ("24", "168", "700"),
+    "gpus": ("1", "8", "64"),
+    "memory": ("10GB", "24GB", "80GB", "640GB", "", "a lot"),
+    "kv_tokens": ("8k", "16k", ""),
+    "inference_tokens": ("", "1T"),
+    "experts": ("", "1,8", "1,2,4-8"),
+}
+
+
+def choose(page, name, value):
+    """From a list that drops down."""
+    page.locator(f"#{name} input").click()
+    page.locator("ul[role=listbox] li", has_text=re.compile(f"^\\W*{re.escape(value)}$")).first.click()
+
+
+def change(page, chance):
+    """One change at random, of what a visitor sees; without waiting for anything."""
+    kind = chance.choice(["text", "text", "text", "slider", "unit", "view", "law", "gpu", "preset"])
+    if kind == "text":
+        name = chance.choice([name for name in TEXTS if field_of(page, name).is_visible()])
+        field = field_of(page, name)
+        field.fill(chance.choice(TEXTS[name]))
+        field.press(chance.choice(["Enter", "Tab"]))
+    elif kind == "slider":
+        slider = chance.choice([s for s in page.locator("input[type=range]").all() if s.is_visible()])
+        slider.focus()
+        for _ in range(chance.randint(1, 4)):
+            page.keyboard.press(chance.choice(["ArrowRight", "ArrowLeft"]))
+    elif kind in ("unit", "view"):
+        chance.choice(page.locator(f"#{kind} label").all()).click()
+    elif kind == "gpu" and page.locator("#gpu").is_visible():
+        choose(page, "gpu", chance.choice(GPU_NAMES))
+    elif kind == "law":
+        choose(page, "law", chance.choice([PUBLISHED, "abnar", "chinchilla"]))
+    elif kind == "preset":
+        choose(page, "preset", chance.choice(list(PRESETS)))
+
+
+def test_changes_typed_while_an_answer_is_on_its_way_are_not_lost(visit, published, monkeypatch):
+    laws, page = app.offered_laws(), visit()
+    with load(monkeypatch, random.Random(0)):
+        for name, text in (("flops", "1e21"), ("memory", "24GB"), ("experts", "1,8")):
+            field_of(page, name).fill(text)
+            field_of(page, name).press("Enter")
+            page.wait_for_timeout(300)
+        shown = settled(page, laws)
+        assert shown["link"] == "flops=1e21&memory=24GB&experts=1%2C8"
+        assert shown["command"].endswith("--flops 1e21 --memory 24GB --kv-tokens 16k --experts 1,8 -o run.yaml")
+        page.get_by_label("Best E over budget × memory").check()
+        page.get_by_label("hours on GPUs").check()
+        (star,) = settled(page, laws)["star"]
+        assert star == best_models(Question("hours", flops="1e21", memory="24GB", experts="1,8"), published).flops
+
+
+@pytest.mark.timeout(1800)
+def test_whatever_is_typed_and_clicked_the_page_agrees_with_its_fields(visit, monkeypatch, capsys):
+    """50 times a few changes at random, at random speed, under load."""
+    seed = int(os.environ.get("SEED", "1"))
+    chance, laws, page = random.Random(seed), app.offered_laws(), visit()
+    changes, begun = 0, time.monotonic()
+    with load(monkeypatch, random.Random(seed)):
+        for _ in range(50):
+            for _ in range(chance.randint(1, 4)):
+                change(page, chance)
+                page.wait_for_timeout(chance.choice([0, 0, 50, 300]))
+                changes += 1
+            settled(page, laws)
+    with capsys.disabled():
+        print(f"\nexplorer: {changes} changes in 50 bursts, {time.monotonic() - begun:.0f} s")
 
 
 def field_of(page, name):
@@ -186,9 +358,46 @@ def test_runs_are_uploaded_fitted_and_deleted(visit, uploads, tmp_path):
     page.get_by_label("Fit a joint law to these runs").check()
     page.get_by_role("button", name="Go", exact=True).click()
     page.wait_for_function("() => document.body.innerText.includes('RMSE 0.0059')")
-    wait_for_sentence(page, sentence(fit(load_runs(tmp_path / "runs.csv")).law, Question()))
+    wait_for_sentence(page, sentence(with_intervals(fit(load_runs(tmp_path / "runs.csv")))[0], Question()))
     kept = [path for path in uploads.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in kept) == 0  # Gradio makes an empty file of its own
+
+
+def test_a_refused_upload_keeps_its_message_and_its_file_until_it_is_taken_and_its_law_is_saved(visit, tmp_path):
+    runs = synthetic_runs()
+    lines = [
+        f"{n / 1e6:.9f}M,{d!r},{e:g},{loss!r}" for n, d, e, loss in runs.to_pandas()[NEEDED].to_numpy()[::4].tolist()
+    ]
+    (tmp_path / "lab.csv").write_text("\n".join(["size,D,E,nll", *lines]))
+    page = visit()
+    page.get_by_text("Your own law or runs").click()
+    page.set_input_files("input[type=file]", tmp_path / "lab.csv")
+    page.wait_for_function("() => document.querySelector('#column-experts input')?.value === 'E'")
+    assert page.get_by_label("Fit a joint law to these runs").is_checked()
+    page.get_by_label("Fit a Chinchilla law to these runs").check()
+    page.get_by_role("button", name="Go", exact=True).click()
+    page.wait_for_selector("#refused [role=alert]")
+    message = "lab.csv: choose the column of Active parameters and Loss; there are: size, D, E, nll"
+    field_of(page, "memory").fill("24GB")
+    field_of(page, "memory").press("Enter")
+    page.wait_for_url(re.compile("memory=24GB"))
+    page.wait_for_timeout(2000)
+    assert page.inner_text("#refused [role=alert]") == message
+    assert page.get_by_text("lab.csv", exact=True).is_visible()
+    choose(page, "column-n_active", "size")
+    choose(page, "column-loss", "nll")
+    page.get_by_role("button", name="Go", exact=True).click()
+    page.wait_for_url(re.compile(r"law=your\+upload"))
+    page.wait_for_function("() => !document.querySelector('#refused [role=alert]')")
+    assert page.inner_text("#command .cm-content").endswith("--law scaling_law.json -o run.yaml")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save this law").click()
+    saved = download.value
+    assert saved.suggested_filename == "scaling_law.json"
+    saved.save_as(tmp_path / "scaling_law.json")
+    law = Law.from_pretrained(tmp_path / "scaling_law.json")
+    assert len(law.draws) == RESAMPLES
+    wait_for_sentence(page, sentence(law, Question(memory="24GB")))
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (800, "dark"), (390, "light")])

@@ -69,7 +69,7 @@ def test_commands_name_the_law():
     asked = Question(experts="1, 2,4-8", law="chinchilla", memory="")
     assert asked.command().endswith("--kv-tokens 16k --experts 1,2,4-8 --law chinchilla -o run.yaml")
     assert asked.command(planned=False).startswith("scaling-law optimal --flops 1e22")
-    assert "--law FOLDER" in replace(asked, law=FITTED).command()
+    assert "--law scaling_law.json" in replace(asked, law=FITTED).command()  # which the page saves
     assert Question(law="; rm -rf /").command().count("'") == 2
 
 

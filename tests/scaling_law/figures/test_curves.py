@@ -106,6 +106,9 @@ def test_plotly_draws_the_same_numbers_and_colours(law):
     cells = [trace for trace in figure.data if trace.type == "heatmap"]
     for trace in cells:
         assert (np.isfinite(trace.z) == np.isin(grid.experts, float(trace.name.split()[-1]))).all()
+        (key,) = (t for t in figure.data if t.type == "scatter" and t.name == trace.name)  # a heatmap's has no colour
+        assert key.marker.color == trace.colorscale[0][1]
+        assert (key.showlegend, trace.showlegend, key.legendgroup) == (True, None, trace.legendgroup)
     assert {"models", "question"} <= {trace.name for trace in figure.data}
 
 

@@ -6,9 +6,14 @@ import numpy as np
 import pandas
 import pytest
 
+from hub import RunRecord
+from hub.record.filter import LETTERS
+from hub.release import cards
 from scaling_law import Architecture, Runs, load_runs
-from scaling_law.runs.columns import Expression
-from scaling_law.runs.table import RunsError
+from scaling_law.runs.columns import ALIASES, Expression
+from scaling_law.runs.table import RunsError, recognised
+from tests.hub.samples import make_record
+from tests.scaling_law.synthetic import tiny_runs
 
 
 def rows(count=4):
@@ -162,3 +167,51 @@ def test_arrays_bring_further_columns():
         Runs.from_columns([1e6, 2e6], 1e7, 1, [3.0, 2.9], columns={"density": [0.5, 0.25, 1]})
     with pytest.raises(RunsError, match="columns: 'loss' has an argument of its own"):
         Runs.from_columns([1e6, 2e6], 1e7, 1, [3.0, 2.9], columns={"loss": 1})
+
+
+def test_the_papers_letters_and_counts_with_suffixes_are_understood(tmp_path):
+    made, path = tiny_runs(), tmp_path / "runs.csv"
+    lines = [
+        f"{n / 1e6:.9f}M,{d / 1e3:.3f}k,{e:g},{loss!r}"
+        for n, d, e, loss in zip(made.n_active, made.tokens, made.experts, made.loss.tolist(), strict=True)
+    ]
+    path.write_text("\n".join(["N_act,D,E,loss", *lines]))
+    runs = load_runs(path)
+    np.testing.assert_allclose(runs.n_active, made.n_active, rtol=1e-6)
+    np.testing.assert_array_equal((runs.tokens, runs.experts, runs.loss), (made.tokens, made.experts, made.loss))
+    assert runs.read_as == "n_active = N_act; tokens = D; experts = E"
+    assert {*runs.columns} == set()  # none twice: what varies beside the law's variables is looked at
+    assert len(load_runs(path, where="E = 4, N_act > 0.5M")) == 6
+    assert load_runs(path, columns={"n_active": "N_act * 2"}).n_active[0] == pytest.approx(2 * made.n_active[0])
+    row = {"N_act": "80M", "D": "1B", "E": 1, "loss": 3.1}
+    with pytest.raises(RunsError, match="missing column tokens; there are: E, N_act, loss"):
+        load_runs([{name: value for name, value in row.items() if name != "D"}])
+    with pytest.raises(RunsError, match="n_active='80 apples' must be positive and finite"):
+        load_runs([row, row | {"N_act": "80 apples"}])
+
+
+def test_tables_that_we_print_are_read_back(published):
+    table, record = published.optimal(1e21, experts=[1, 8, 32]), make_record()
+    for shown, names in (
+        (table.summary(), {"n_active": [row.n_active for row in table], "experts": [1, 8, 32]}),
+        (cards.runs_table([record]), {"experts": [record.experts], "tokens": [record.tokens]}),
+    ):
+        printed = [dict(zip(shown.header, map(str, row), strict=True)) for row in shown.rows]
+        runs = load_runs([{name: text for name, text in row.items() if text} for row in printed])
+        for name, values in names.items():
+            np.testing.assert_allclose(runs[name], values, rtol=5e-3)
+
+
+def test_aliases_do_not_contradict_the_filters_letters():
+    for name, others in ALIASES.items():
+        assert {LETTERS.get(own, name) for own in others} == {name}
+        assert name in RunRecord.model_fields
+
+
+def test_what_a_table_is_read_as_is_known_beforehand():
+    assert recognised([{"D": 1e9, "params": 1e8, "val_loss": 3.0}]) == (
+        ["D", "params", "val_loss"],
+        {"n_active": "", "tokens": "D", "experts": "", "loss": "val_loss"},
+    )
+    assert recognised([{"a_loss": 1.0, "b_loss": 1.0}])[1]["loss"] == ""
+    assert recognised([{"Training loss": 1.0, "Held-out loss": 1.0}])[1]["loss"] == "Held-out loss"
