@@ -25,12 +25,8 @@ GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0, "flo
 SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
 UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
-LABELS = {
-    "n_active": "N_act",
-    "tokens": "D",
-    "tokens_per_parameter": "D/N",
-    "experts": "E",
-}  # those of `fitted_limits`
+# variable → its name in `fitted_limits`
+LABELS = {"n_active": "N_act", "tokens": "D", "tokens_per_parameter": "D/N", "experts": "E"}
 SLACK = 1e-3  # of the ends of a range: a question that is rounded to a digit less is inside
 ROUNDING = 1e-9  # a question at the guard itself is inside
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -206,8 +202,9 @@ class RangeCheck:
     def warnings(self) -> tuple[str, ...]:
         """A sentence for each quantity that is outside its range, or has none; () inside."""
         found = range_warnings(self.conditions, **self._asked)
-        unknown = [] if found == [UNGUARDED] or not self.unknown else [UNKNOWN.format(", ".join(self.unknown))]
-        return (*found, *unknown)
+        if self.unknown and UNGUARDED not in found:
+            found.append(UNKNOWN.format(", ".join(self.unknown)))
+        return tuple(found)
 
     def refuse(self, force: bool = False) -> None:
         """ExtrapolationError if any of the models lies beyond the guard, unless `force`."""

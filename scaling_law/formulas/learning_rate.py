@@ -174,14 +174,14 @@ class LearningRateLaw:
         batch_tokens: float | None = None,
     ) -> list[str]:
         """As `warnings`, for N as counted by this reading."""
-        found = self._check(counted_parameters, experts, tokens, batch_tokens).warnings
+        found = self.check_at(counted_parameters, experts, tokens, batch_tokens).warnings
         return [f"learning rate: {text}" for text in found]
 
     def check(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> RangeCheck:
         """What the rate of a run is worth: it is trusted where N, E, and the D and B that it hangs on are in range."""
-        return self._check(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
+        return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
     def beyond_guard(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
@@ -189,9 +189,10 @@ class LearningRateLaw:
         """Whether N, E, D or B lie too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
         return bool(self.check(architecture, tokens, batch_tokens).beyond)
 
-    def _check(
+    def check_at(
         self, counted_parameters: float, experts: float, tokens: float | None, batch_tokens: float | None
     ) -> RangeCheck:
+        """As `check`, for N as counted by this reading."""
         ranges = {"N": self.n_range, "E": self.experts_range, "D": self.tokens_range, "batch": self.batch_range}
         known = Conditions(self.source, variables={name: ends for name, ends in ranges.items() if ends})
         needs = ("N", "experts", *("tokens",) * (self.slope_d != 0), *("batch",) * (self.slope_batch != 0))
