@@ -36,6 +36,7 @@ from .formulas.answers import Allocation as Allocation
 from .formulas.answers import EfficiencyLeverage as EfficiencyLeverage
 from .formulas.answers import PowerLaw as PowerLaw
 from .formulas.answers import TrainingRates as TrainingRates
+from .formulas.conditions import RangeCheck as RangeCheck
 from .formulas.learning_rate import LearningRateLaw as LearningRateLaw
 from .formulas.publication import PublishedLaw as PublishedLaw
 from .formulas.repeated import effective_parameters as effective_parameters

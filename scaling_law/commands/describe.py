@@ -46,4 +46,4 @@ def describe(
         force=force,
     )
     show(found.to_dict() if as_json else None, as_json, found)
-    exit_untrusted(found.trusted)
+    exit_untrusted(found.trusted, force)

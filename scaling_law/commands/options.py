@@ -145,7 +145,7 @@ def step_times(gpu: str | None, file: Path | None, mfu: float | None) -> Through
     return measured
 
 
-def exit_untrusted(trusted: bool) -> None:
-    """End with the status of an answer that is not to be trusted, unless it is."""
-    if not trusted:
+def exit_untrusted(trusted: bool, force: bool = False) -> None:
+    """End with the status of an answer that is not to be trusted, unless it is, or was wanted all the same."""
+    if not (trusted or force):
         raise typer.Exit(NOT_TRUSTED)

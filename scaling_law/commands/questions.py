@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +35,7 @@ SHARED = "Part of the active width that is shared experts."
 def loss(
     n_active: Annotated[Any, quantity(COUNTS, "Active parameters with embeddings: 1.1B or 1e8,1e9.")] = None,
     tokens: Annotated[Any, quantity(COUNTS, "Training tokens: 20B or 2e9,2e10.")] = None,
-    experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or 1-8. [default: 1; a Chinchilla law's own]")] = None,
+    experts: Annotated[Any, quantity(EXPERTS, "8, or 1,2,4, or 1-8. [default: 1, or the law's own]")] = None,
     variable: options.Variable = [],  # noqa: B006
     law: options.LawName = "published",
     as_json: Json = False,
@@ -53,7 +54,7 @@ def loss(
         scaling-law loss --tokens 2e10 --variable n_total=5e9 --variable density=0.1 --law my-law
     """
     chosen: Law = options.choose_law(law)
-    own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else 1
+    own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else chosen.check().at["experts"]
     grid = product(n_active or [None], tokens or [None], experts or [own])
     rows = [_loss_row(chosen, {"n_active": n, "tokens": d, "experts": e} | dict(variable)) for n, d, e in grid]
     warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))
@@ -73,7 +74,7 @@ def _loss_row(law: Law, at: dict[str, Any]) -> dict[str, Any]:
     row = at | {"loss": float(law.loss(**at))}
     if law.draws is not None:
         row["loss_interval"] = percentile_interval(law.loss_draws(**at))
-    return row | {"trusted": not law.beyond_guard(**at), "warnings": law.warnings(**at)}
+    return row | {"trusted": bool(law.check(**at).trusted), "warnings": law.warnings(**at)}
 
 
 def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -131,6 +132,7 @@ def optimal(
     chosen: Law = options.choose_law(law)
     table = chosen.optimal(**question)
     show(table.to_dict() if as_json else None, as_json, table)
+    exit_untrusted(table.best.trusted, force)
 
 
 def plan(
@@ -191,6 +193,7 @@ def plan(
     if not as_json:
         launch = f"accelerate launch train.py --config {output}"
         typer.echo(launch if output else "-o FILE writes the YAML for train.py")
+    exit_untrusted(made.trusted, force)
 
 
 def reach(
@@ -237,7 +240,10 @@ def reach(
         found = smallest_memory(chosen, flops, loss, experts, hours=hours, money=money, **limits)
     else:
         found = cheapest_budget(chosen, loss, experts, max_memory_bytes=max_memory_bytes, **limits)
-    show({"loss": loss, "rows": found.to_rows(), "warnings": list(found.warnings)}, as_json, found)
+    rows = found.to_rows()
+    show({"loss": loss, "rows": rows, "warnings": list(found.warnings)}, as_json, found)
+    reached = [row["trusted"] for row in rows if math.isfinite(row["n_active"])]
+    exit_untrusted(any(reached) or not reached, force)
 
 
 def speedup(
@@ -272,7 +278,7 @@ def speedup(
     chosen: Law = options.choose_law(law)
     found = effective_speedup(chosen, experts, baseline, flops=flops, vocab_size=vocab_size, **design, force=force)
     show(found.to_dict() if as_json else None, as_json, found)
-    exit_untrusted(found.rows[0].trusted)
+    exit_untrusted(found.trusted, force)
 
 
 def break_even(
@@ -295,6 +301,7 @@ def break_even(
     chosen: Law = options.choose_law(law)
     found = tokens_from_which_experts_pay(chosen, n_active, experts, force=force)
     show({"law": repr(chosen), "rows": found.to_rows(), "warnings": list(found.warnings)}, as_json, found)
+    exit_untrusted(bool(found.check.trusted.all()), force)
 
 
 def learning_rate(
@@ -323,7 +330,7 @@ def learning_rate(
     chosen = LearningRateLaw.named(law)
     a = Architecture(d_model, experts, n_blocks, n_heads, chosen.vocab_size if vocab_size is None else vocab_size)
     run = (a, tokens, batch_tokens)
-    rate, trusted, warnings = chosen.learning_rate(*run), not chosen.beyond_guard(*run), chosen.warnings(*run)
+    rate, trusted, warnings = chosen.learning_rate(*run), bool(chosen.check(*run).trusted), chosen.warnings(*run)
     value: dict[str, Any] = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}
     value |= {"formula": chosen.formula, "tokens": tokens, "batch_tokens": batch_tokens, "regret": chosen.regret}
     value |= {"d_model": d_model, "experts": experts, "n_active": a.n_active, "n_total": a.n_total}
@@ -342,6 +349,8 @@ def figures(
 ) -> None:
     """Draw every figure of the paper that follows from a law; with --flops only the memory-optimal one.
 
+    Lines are dashed outside the runs of the law. The exit status is 1 where --flops is too far outside to be trusted.
+
     Examples:
 
         scaling-law figures docs/figures
@@ -350,9 +359,9 @@ def figures(
     """
     chosen = options.choose_law(law, JointLaw)
     if flops is None:
-        show_written(draw_all(chosen, output, suffix), as_json)
-    else:
-        show_written([save(memory_optimal(chosen, flops), output / f"memory_optimal_{flops:.3g}.{suffix}")], as_json)
+        return show_written(draw_all(chosen, output, suffix), as_json)
+    show_written([save(memory_optimal(chosen, flops), output / f"memory_optimal_{flops:.3g}.{suffix}")], as_json)
+    exit_untrusted(chosen.optimal(flops, force=True).best.trusted)
 
 
 def show_written(paths: list[Path], as_json: bool) -> None:
@@ -403,6 +412,7 @@ def next_runs(
     max_memory_bytes: options.Memory = None,
     max_parameters: options.MaxParameters = None,
     kv_cache_tokens: options.KvTokens = 0.0,
+    force: options.Force = False,
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
@@ -424,8 +434,10 @@ def next_runs(
     widths = widths and [int(width) for width in widths]
     largest = flops / 4 if max_run_flops is None else max_run_flops
     candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
-    made = design.next_runs(chosen, _answer(ask, limits, vocab_size), flops, candidates, noise, max_runs, warmup)
+    answer = _answer(ask, limits, vocab_size)
+    made = design.next_runs(chosen, answer, flops, candidates, noise, max_runs, warmup, force=force)
     show({"ask": ask} | made.to_dict() if as_json else None, as_json, made)
+    exit_untrusted(made.trusted, force)
 
 
 def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:

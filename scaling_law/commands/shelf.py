@@ -42,7 +42,8 @@ def compare(
 ) -> None:
     """What the published laws say of one training budget, side by side, and what they cannot say.
 
-    Losses of different corpora do not compare: they are shown, never ranked.
+    Losses of different corpora do not compare: they are shown, never ranked. The exit status is 1 where no answer is
+    to be trusted, and 2 where each is refused as too far outside the runs of its law, unless --force is given.
 
     Examples:
 
@@ -53,3 +54,4 @@ def compare(
     names = [name.strip() for name in laws.split(",")] if laws else None
     found = comparing.compare(flops, memory=memory, laws=names, vocab_size=vocab_size, force=force)
     show(found.to_dict() if as_json else None, as_json, found)
+    options.exit_untrusted(found.trusted, force)

@@ -91,7 +91,11 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
         """
         own = chosen(laws, law)
         at = {"n_active": n_active, "tokens": tokens, "experts": experts}
-        found = {"loss": float(own.loss(**at)), "trusted": not own.beyond_guard(**at), "warnings": own.warnings(**at)}
+        found = {
+            "loss": float(own.loss(**at)),
+            "trusted": bool(own.check(**at).trusted),
+            "warnings": own.warnings(**at),
+        }
         return plain(at | found)
 
     return [optimal, plan, loss]

@@ -40,7 +40,7 @@ LEVEL = (0.025, 0.975)  # the ends of 95 %
 class Curve:
     """Predicted losses of models with `experts` experts along the `x` of a figure; arrays [points], nats per token.
 
-    `inside`: within the law's fitted range. `interval`: 95 % of the draws, None for a law without. `mark` is the
+    `inside`: within the fitted range, nowhere if unknown. `interval`: 95 % of the draws, None without. `mark` is the
     number of the point that the figure marks, such as the optimum.
     """
 
@@ -96,22 +96,6 @@ class BestExperts:
     inside: NDArray[np.bool_]
 
 
-def in_fitted_range(law: Law, n_active: ArrayLike, tokens: ArrayLike, experts: float) -> NDArray[np.bool_]:
-    """Where N_act and D lie among the runs of this E (of all runs, if there were none of it) and D/N among all runs.
-
-    True everywhere if the law does not know its range; False for an E beyond those fitted.
-    """
-    n, d = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(tokens, float))
-    if law.conditions is None or (overall := law.conditions.overall) is None:
-        return np.ones(n.shape, bool)
-    fitted = law.conditions.experts
-    if fitted and not fitted[0] <= experts <= fitted[-1]:
-        return np.zeros(n.shape, bool)
-    own = next((r for r in law.conditions.ranges if r.experts == experts), overall)
-    limits = ((n, own.n_active), (d, own.tokens), (d / n, overall.tokens_per_parameter))
-    return np.all([(low * 0.999 <= v) & (v <= high * 1.001) for v, (low, high) in limits], axis=0)
-
-
 def interval_of(draws: FloatArray) -> Interval | None:
     """95 % of `draws` [draws, points]; draws with a NaN are left out, None for less than two others."""
     finite = draws[np.isfinite(draws).all(axis=1)]
@@ -144,7 +128,7 @@ def loss_curve(
     width = np.asarray(width_of_active(n, law.vocab_size))
     total = np.asarray(total_parameters(width, experts, vocab_size=law.vocab_size))
     interval = interval_of(law.loss_draws(**values)) if band and law.draws is not None else None
-    inside = in_fitted_range(law, n, d, experts)
+    inside = law.check(**values).inside
     return Curve(experts, along, np.asarray(law.loss(**values)), inside, interval, width, n, total, d, mark)
 
 
@@ -345,7 +329,7 @@ def best_experts(
     at = {name: np.stack([own[name] for own in near]) for name in near[0]}  # [rows, columns, E]
     loss = np.stack([own.loss for own in found])
     with np.errstate(invalid="ignore"):
-        compared = np.isfinite(loss) & ~law.beyond_guard(**at)
+        compared = np.isfinite(loss) & ~(check := law.check(**at)).beyond
     loss = np.where(compared, loss, np.inf)
     best = np.argmin(loss, axis=-1)[..., None]
 
@@ -353,17 +337,13 @@ def best_experts(
         return np.take_along_axis(values, best, -1)[..., 0]
 
     answered = np.isfinite(of_best(loss))
-    inside = np.zeros(answered.shape, bool)
-    for i, own in enumerate(e.tolist()):
-        chosen = best[..., 0] == i
-        inside |= chosen & in_fitted_range(law, at["n_active"][..., i], at["tokens"][..., i], own)
     return BestExperts(
         budgets,
         bytes_,
         np.where(answered, of_best(np.broadcast_to(e, loss.shape)), np.nan),
         np.where(answered, of_best(loss), np.nan),
         answered & _tied(law, at, loss, compared, best),
-        answered & inside,
+        answered & of_best(check.inside),
     )
 
 

@@ -3,6 +3,9 @@
 Allocation.optimum            the compute-optimal size and tokens of a budget, as powers of it
 TrainingRates.rates           peak learning rate and batch size
 EfficiencyLeverage.leverage   how many times more compute a dense model needs for the same loss
+
+Their answers are bare arrays, which cannot carry a warning: they are refused beyond the range guard, and `warnings`
+says how far inside of it a question extrapolates.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaling_law.formulas.conditions import Conditions, range_warnings
+from scaling_law.formulas.conditions import Conditions, RangeCheck
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,15 @@ class Answer:
         return ("flops",)
 
     def warnings(self, **variables: Any) -> list[str]:
-        """How far a question lies outside the runs of the law, a sentence per quantity; [] inside."""
-        own = {name: values for name, values in variables.items() if name != "tokens"}
-        return range_warnings(self.conditions, None, variables.get("tokens"), None, **own)
+        """How far a question lies outside the runs of the law, or what ranges are unknown, a sentence each."""
+        return [*self.check(**variables).warnings]
 
-    def _checked(self, **given: ArrayLike) -> dict[str, Any]:
-        """The variables as arrays. ValueError unless they are those of the law, positive and finite."""
+    def check(self, **variables: Any) -> RangeCheck:
+        """What the answer to a question is worth."""
+        return RangeCheck(self.conditions, self.variables, variables)
+
+    def _checked(self, force: bool, **given: ArrayLike) -> dict[str, Any]:
+        """The variables as arrays. ValueError unless they are those of the law, positive, finite, near (`force`)."""
         if {*given} != {*self.variables}:
             asked = ", ".join(given) or "nothing"
             raise ValueError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {asked}")
@@ -68,6 +74,7 @@ class Answer:
         for name, values in arrays.items():
             if (wrong := values[~((values > 0) & (values < np.inf))]).size:
                 raise ValueError(f"{name}={wrong.flat[0]:g} must be positive and finite")
+        self.check(**arrays).refuse(force)
         return arrays
 
 
@@ -83,12 +90,12 @@ class Allocation(Answer):
     tokens: PowerLaw
     loss: PowerLaw | None = None
 
-    def optimum(self, flops: ArrayLike) -> dict[str, Any]:
+    def optimum(self, flops: ArrayLike, *, force: bool = False) -> dict[str, Any]:
         """The size (under `size_name`), `tokens`, and `loss` where the paper gives it; broadcasts.
 
-        ValueError for FLOPs that are not positive and finite.
+        ValueError for FLOPs that are not positive and finite; ExtrapolationError beyond the guard, unless `force`.
         """
-        budget = self._checked(flops=flops)
+        budget = self._checked(force, flops=flops)
         laws = {self.size_name: self.size, "tokens": self.tokens, **({"loss": self.loss} if self.loss else {})}
         return {name: law(**budget) for name, law in laws.items()}
 
@@ -107,12 +114,13 @@ class TrainingRates(Answer):
     def variables(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.learning_rate.exponents, *self.batch_tokens.exponents]))
 
-    def rates(self, **variables: ArrayLike) -> dict[str, Any]:
+    def rates(self, *, force: bool = False, **variables: ArrayLike) -> dict[str, Any]:
         """`learning_rate` and `batch_tokens` for the law's `variables`; broadcasts.
 
-        ValueError for missing and unknown variables and values that are not positive and finite.
+        ValueError for missing and unknown variables and values that are not positive and finite; ExtrapolationError
+        beyond the range guard, unless `force`.
         """
-        given = self._checked(**variables)
+        given = self._checked(force, **variables)
         return {"learning_rate": self.learning_rate(**given), "batch_tokens": self.batch_tokens(**given)}
 
 
@@ -138,7 +146,9 @@ class EfficiencyLeverage(Answer):
     def variables(self) -> tuple[str, ...]:
         return ("activation_ratio", "granularity", "flops")
 
-    def leverage(self, activation_ratio: ArrayLike, granularity: ArrayLike, flops: ArrayLike) -> Any:
+    def leverage(
+        self, activation_ratio: ArrayLike, granularity: ArrayLike, flops: ArrayLike, *, force: bool = False
+    ) -> Any:
         """Compute of a dense model over that of the MoE of equal loss; broadcasts.
 
         Args:
@@ -146,9 +156,9 @@ class EfficiencyLeverage(Answer):
             granularity: G = 2 d_model / d_expert, half of Krajewski et al.'s where d_ff = 4 d_model.
             flops: C, non-embedding FLOPs of training.
 
-        ValueError for values out of range.
+        ValueError for values out of range; ExtrapolationError beyond the range guard, unless `force`.
         """
-        given = self._checked(activation_ratio=activation_ratio, granularity=granularity, flops=flops)
+        given = self._checked(force, activation_ratio=activation_ratio, granularity=granularity, flops=flops)
         ratio, g, c = given.values()
         if (wrong := ratio[ratio > 1]).size:
             raise ValueError(f"activation_ratio={wrong.flat[0]:g} must be at most 1")

@@ -1,7 +1,8 @@
 """The conditions a law was fitted under, which tell extrapolation from interpolation.
 
-`range_warnings` reports how far a question extrapolates; beyond the range guard, searches refuse to answer unless
-forced. Far below its fitted sizes, the paper's own law prefers sparse models with thousands of tokens per parameter.
+A `RangeCheck` says what an answer is worth: how far the question extrapolates, and what of it no range is known of.
+Beyond the range guard, searches refuse to answer unless forced: far below its fitted sizes, the paper's own law
+prefers sparse models with thousands of tokens per parameter. A law without ranges is never refused, nor trusted.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ FloatArray = NDArray[np.float64]
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0, "flops": 1e6}
 SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law
 UNGUARDED = "this law carries no fitted ranges: nothing checks how far an answer extrapolates"
+UNKNOWN = "range of {} unknown: nothing checks how far an answer extrapolates there"
+# variable → its name in `fitted_limits`
+LABELS = {"n_active": "N_act", "tokens": "D", "tokens_per_parameter": "D/N", "experts": "E"}
+SLACK = 1e-3  # of the ends of a range: a question that is rounded to a digit less is inside
 ROUNDING = 1e-9  # a question at the guard itself is inside
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -153,20 +159,82 @@ class Conditions:
             raise ValueError(f"conditions: {error}") from None
 
 
-def range_warnings(
-    conditions: Conditions | None, n_active: Any, tokens: Any, experts: Any, **variables: ArrayLike
-) -> list[str]:
-    """A sentence on the worst value of each quantity outside the fitted range (of the same E for N and D, if any)."""
-    if conditions is None or not conditions.fitted_limits():
-        return [UNGUARDED]
+@dataclass(frozen=True, eq=False)
+class RangeCheck:
+    """What an answer about models is worth. Whoever answers from a law makes one (`law.check`) and keeps it.
+
+    `at` are the models' variables, which broadcast; `needs` those that decide the answer: it is not trusted where the
+    range of one of them is unknown.
+    """
+
+    conditions: Conditions | None
+    needs: tuple[str, ...]
+    at: Mapping[str, Any]
+
+    @property
+    def unknown(self) -> list[str]:
+        """What decides the answer, and the law does not know its range of."""
+        limits = self.conditions.fitted_limits() if self.conditions else {}
+        return [label for name in self.needs if (label := LABELS.get(name, name)) not in limits]
+
+    @cached_property
+    def beyond(self) -> NDArray[np.bool_]:
+        """True where a model is known to lie beyond the guard."""
+        return np.asarray((self.conditions or Conditions("unknown")).beyond_guard(**self._asked))
+
+    @property
+    def trusted(self) -> NDArray[np.bool_]:
+        """False where a model lies beyond the guard, and everywhere if a range is unknown."""
+        return ~self.beyond if not self.unknown else np.zeros(self.beyond.shape, bool)
+
+    @property
+    def inside(self) -> NDArray[np.bool_]:
+        """Where a model lies within the fitted ranges, those of its E if there are such."""
+        found = self.trusted
+        if not self.unknown and self.conditions is not None:
+            quantities = _quantities(**self._asked)
+            for name, (low, high) in limits_of_each(self.conditions, self._asked["experts"]).items():
+                values = quantities.get(name, np.asarray(low))
+                found = found & (values >= low * (1 - SLACK)) & (values <= high * (1 + SLACK))
+        return found
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each quantity that is outside its range, or has none; () inside."""
+        found = range_warnings(self.conditions, **self._asked)
+        if self.unknown and UNGUARDED not in found:
+            found.append(UNKNOWN.format(", ".join(self.unknown)))
+        return tuple(found)
+
+    def refuse(self, force: bool = False) -> None:
+        """ExtrapolationError if any of the models lies beyond the guard, unless `force`."""
+        refuse_extrapolation(self.conditions, **self._asked, force=force)
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        return {"n_active": None, "tokens": None, "experts": None, **self.at}
+
+
+def limits_of_each(conditions: Conditions, experts: ArrayLike | None) -> dict[str, tuple[Any, Any]]:
+    """As `fitted_limits`, with those of N_act and D as arrays: where there were runs of the same E, of these."""
     limits: dict[str, tuple[Any, Any]] = dict(conditions.fitted_limits())
     e = np.asarray(experts, float)
     for r in conditions.ranges:
         for name, own in (("N_act", r.n_active), ("D", r.tokens)):
             low, high = limits.get(name, own)
             limits[name] = np.where(e == r.experts, own[0], low), np.where(e == r.experts, own[1], high)
+    return limits
+
+
+def range_warnings(
+    conditions: Conditions | None, n_active: Any, tokens: Any, experts: Any, **variables: ArrayLike
+) -> list[str]:
+    """A sentence on the worst value of each quantity outside the fitted range (of the same E for N and D, if any)."""
+    if conditions is None or not conditions.fitted_limits():
+        return [UNGUARDED]
+    limits = limits_of_each(conditions, experts)
     found = []
-    for excess in excesses(_quantities(n_active, tokens, experts, **variables), limits, experts, slack=1e-3):
+    for excess in excesses(_quantities(n_active, tokens, experts, **variables), limits, experts, slack=SLACK):
         own_range = excess.name in ("N_act", "D") and excess.experts in conditions.experts
         found.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")
     return found + advice(conditions.excesses(n_active, tokens, experts, **variables))
@@ -183,7 +251,7 @@ def refuse_extrapolation(
     """ExtrapolationError if any of these models lies beyond the guard."""
     what = []
     for excess in [] if force or conditions is None else conditions.excesses(n_active, tokens, experts, **variables):
-        where = "" if excess.name == "E" else f" at E = {excess.experts:g}"
+        where = "" if excess.name == "E" or np.isnan(excess.experts) else f" at E = {excess.experts:g}"
         what.append(f"{excess}{where}, beyond the guard of {guard_of(excess.name):g} times")
     if what:
         answer = "too far from the runs of this law to answer"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import Summarised, Table
-from scaling_law.formulas.conditions import GUARD, Conditions, range_warnings
+from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
 from scaling_law.size.recipe import PAPER
@@ -171,19 +171,30 @@ class Law(Summarised):
     def warnings(
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
     ) -> list[str]:
-        """How far these models lie outside the runs, a sentence per quantity; [] inside."""
-        return range_warnings(self.conditions, n_active, tokens, self._asked(experts), **variables)
+        """How far these models lie outside the runs, or what ranges are unknown, a sentence each; [] inside."""
+        return [*self.check(n_active, tokens, experts, **variables).warnings]
 
     def beyond_guard(
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
     ) -> NDArray[np.bool_]:
         """True where a model lies too far from the runs to act on the answer (`conditions.GUARD`)."""
-        known = self.conditions or Conditions("unknown")
-        return np.asarray(known.beyond_guard(n_active, tokens, self._asked(experts), **variables))
+        return self.check(n_active, tokens, experts, **variables).beyond
 
-    def _asked(self, experts: Any) -> Any:
-        """E where it was left out: that of dense models, or the law's own where it does not depend on E."""
-        return 1.0 if experts is None and "experts" in self.form.variables else experts
+    def check(
+        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+    ) -> RangeCheck:
+        """What an answer about these models is worth. E left out means dense models, or the law's own.
+
+        An E other than its own decides the answer of a law that knows none: it is not trusted.
+        """
+        needs = self.variables
+        if experts is None:
+            experts = 1.0 if "experts" in self.form.variables else None
+        elif not {*needs} & EXPERT_VARIABLES and np.any(experts != np.ravel(self.default_experts())[0]):
+            needs = (*needs, "experts")
+        return RangeCheck(
+            self.conditions, needs, {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
+        )
 
     def replace(self: LawT, **changes: Any) -> LawT:
         """A copy with some fields changed; new coefficients drop the draws unless `draws` are given."""
@@ -290,12 +301,15 @@ class ChinchillaLaw(ChinchillaForm):
     def warnings(
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
     ) -> list[str]:
-        own = self.default_experts()
-        asked = own if experts is None else experts
-        found = super().warnings(n_active, tokens, asked, **variables)
-        if others := ", ".join(f"{e:g}" for e in np.unique(asked).tolist() if e != own):
+        own, found = self.default_experts(), super().warnings(n_active, tokens, experts, **variables)
+        if others := ", ".join(f"{e:g}" for e in np.unique(own if experts is None else experts).tolist() if e != own):
             found.append(f"this Chinchilla law holds for E = {own:g}: its loss for E = {others} is the same")
         return found
+
+    def check(
+        self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
+    ) -> RangeCheck:
+        return super().check(n_active, tokens, self.default_experts() if experts is None else experts, **variables)
 
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         e, own = checked_experts(experts), self.default_experts()

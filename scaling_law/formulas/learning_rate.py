@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.plain import strict_json
-from scaling_law.formulas.conditions import Excess, advice, excesses
+from scaling_law.formulas.conditions import Conditions, RangeCheck
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
 
@@ -29,7 +29,6 @@ READINGS = ("code", "paper")
 FORMAT, VERSION = "learning_rate_law", 4
 SINCE = {"n_range": 2, "experts_range": 2, "vocab_size": 3}  # the version of a file from which on it has a field
 SINCE |= dict.fromkeys(("slope_d", "slope_batch", "tokens_range", "batch_range", "regret"), 4)
-UNGUARDED = "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
 PHANTOM_POSITIONS = 512  # rows of the positional table that the code counted
 
 
@@ -175,26 +174,30 @@ class LearningRateLaw:
         batch_tokens: float | None = None,
     ) -> list[str]:
         """As `warnings`, for N as counted by this reading."""
-        if self.n_range is None and self.experts_range is None:
-            return [UNGUARDED]
-        found = self._excesses(counted_parameters, experts, tokens, batch_tokens)
-        return [f"learning rate: {text}" for text in (*map(str, found), *advice(found))]
+        found = self.check_at(counted_parameters, experts, tokens, batch_tokens).warnings
+        return [f"learning rate: {text}" for text in found]
+
+    def check(
+        self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
+    ) -> RangeCheck:
+        """What the rate of a run is worth: it is trusted where N, E, and the D and B that it hangs on are in range."""
+        return self.check_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
 
     def beyond_guard(
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> bool:
         """Whether N, E, D or B lie too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
-        found = self._excesses(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
-        return any(excess.beyond for excess in found)
+        return bool(self.check(architecture, tokens, batch_tokens).beyond)
 
-    def _excesses(
+    def check_at(
         self, counted_parameters: float, experts: float, tokens: float | None, batch_tokens: float | None
-    ) -> list[Excess]:
+    ) -> RangeCheck:
+        """As `check`, for N as counted by this reading."""
         ranges = {"N": self.n_range, "E": self.experts_range, "D": self.tokens_range, "batch": self.batch_range}
-        limits = {name: ends for name, ends in ranges.items() if ends}
-        asked = {"N": counted_parameters, "E": experts, "D": tokens, "batch": batch_tokens}
-        given = {name: value for name, value in asked.items() if value is not None}
-        return list(excesses(given, limits, experts, slack=1e-3))
+        known = Conditions(self.source, variables={name: ends for name, ends in ranges.items() if ends})
+        needs = ("N", "experts", *("tokens",) * (self.slope_d != 0), *("batch",) * (self.slope_batch != 0))
+        at = {"N": counted_parameters, "experts": experts, "tokens": tokens, "batch": batch_tokens}
+        return RangeCheck(known, needs, at)
 
     def _optional(
         self, tokens: ArrayLike | None, batch_tokens: ArrayLike | None

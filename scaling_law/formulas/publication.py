@@ -8,10 +8,8 @@ from typing import Any, Literal, cast
 
 from hub.plain.tables import Summarised, Table
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.conditions import Conditions
+from scaling_law.formulas.conditions import LABELS, Conditions
 from scaling_law.formulas.law import Law
-
-_LABELS = {"n_active": "N_act", "tokens": "D", "tokens_per_parameter": "D/N", "experts": "E"}  # those of Conditions
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class PublishedLaw(Summarised):
         found = self.make()
         if found.conditions is not None:
             return found
-        ranges = {_LABELS.get(name, name): ends for name, ends in self.ranges.items()}
+        ranges = {LABELS.get(name, name): ends for name, ends in self.ranges.items()}
         known = Conditions(self.citation, n_runs=self.n_runs, vocab_size=self.vocab_size, variables=ranges or None)
         return found.replace(conditions=known) if isinstance(found, Law) else replace(found, conditions=known)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hub.plain.units import format_count
 from scaling_law.figures import drawing
-from scaling_law.figures.curves import Region, in_fitted_range, interval_of, near_the_runs, parts_of
+from scaling_law.figures.curves import Region, interval_of, near_the_runs, parts_of
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, shade
 from scaling_law.formulas import JointLaw
@@ -49,10 +49,10 @@ def savings(law: JointLaw, experts: Sequence[int] = EXPERTS[1:], ax: Axes | None
     flops = np.geomspace(1e18, 1e24, 60)
     saved = 100 * flop_savings(law, flops, list(experts), force=True)
     dense = law.compute_optimal(flops, 1.0, force=True)
-    known = in_fitted_range(law, dense.n_active, dense.tokens, 1)
+    known = law.check(dense.n_active, dense.tokens, 1).inside
     for i, e in enumerate(experts):
         own = law.compute_optimal(flops * (1 - saved[:, i] / 100), e, force=True)
-        inside = known & in_fitted_range(law, own.n_active, own.tokens, e)
+        inside = known & law.check(own.n_active, own.tokens, e).inside
         interval = None if law.draws is None else interval_of(100 * _saved_by_draws(law, flops, e))
         drawing.draw_curve(ax, flops, saved[:, i], inside, e, interval)
     ax.set(xscale="log", xlabel="training FLOPs of the dense model", ylabel="FLOPs saved (%)", ylim=(0, 100))
@@ -137,11 +137,11 @@ def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) 
     x, losses, n, tokens = (v[shown] for v in (flops, losses, found.n_active, found.tokens))
     regions = [Region(EXPERTS[i], part) for part, i in parts_of(np.nanargmin(losses, axis=1))]
     shade(ax, x, regions, alpha=0.14)
-    known = in_fitted_range(law, n[:, 0], tokens[:, 0], 1)
+    known = law.check(n[:, 0], tokens[:, 0], 1).inside
     of_dense = None if law.draws is None else law.loss_draws(n[:, 0], tokens[:, 0], 1)
     for i, e in enumerate(EXPERTS):
         own = ~np.isnan(losses[:, i])
-        inside = known & in_fitted_range(law, n[:, i], tokens[:, i], e)
+        inside = known & law.check(n[:, i], tokens[:, i], e).inside
         drawing.draw_curve(ax, x, losses[:, i] - losses[:, 0], inside, e)
         if of_dense is not None and e > 1 and own.any():
             draws = law.loss_draws(n[own, i], tokens[own, i], e) - of_dense[:, own]
@@ -155,14 +155,14 @@ def matched(law: JointLaw, experts: Sequence[int] = (2, 4, 8), axes: Any = None)
     flops = np.geomspace(1e19, 1e25, 80)
     dense = law.compute_optimal(flops, 1.0, force=True)
     found = matched_memory(law, flops, list(experts), force=True)
-    known = in_fitted_range(law, dense.n_active, dense.tokens, 1)
+    known = law.check(dense.n_active, dense.tokens, 1).inside
     of_dense = None if law.draws is None else law.loss_draws(dense.n_active, dense.tokens, 1)
     drawing.draw_curve(left, flops, dense.loss, known, 1, label="dense, compute-optimal")
     right.axhline(0.0, color=colour_of(1), linewidth=1)
     for i, e in enumerate(experts):
         n = np.minimum(found.n_active[:, i], law.compute_optimal(flops, e, force=True).n_active)
         tokens = affordable_tokens(flops, n)
-        inside = known & in_fitted_range(law, n, tokens, e)
+        inside = known & law.check(n, tokens, e).inside
         drawing.draw_curve(left, flops, found.loss[:, i], inside, e, label=f"E = {e}, same FLOPs and memory")
         interval = None if of_dense is None else interval_of(law.loss_draws(n, tokens, e) - of_dense)
         drawing.draw_curve(right, flops, found.loss[:, i] - dense.loss, inside, e, interval)

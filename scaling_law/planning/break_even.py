@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
 from scaling_law.formulas import Law
-from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.planning.optimum import asked_experts, positive
 
 FloatArray = NDArray[np.float64]
@@ -37,17 +37,14 @@ class BreakEven(ResultTable):
     tokens: FloatArray
     tokens_low: FloatArray
     tokens_high: FloatArray
-    conditions: Conditions | None = field(default=None, repr=False, compare=False)
+    check: RangeCheck = field(repr=False, compare=False)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        known = np.isfinite(self.tokens) & (self.tokens > 0)
-        return tuple(
-            range_warnings(self.conditions, self.n_active, np.where(known, self.tokens, np.nan), self.experts)
-        )
+        return self.check.warnings
 
     def _columns(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "check"}
 
 
 def break_even(
@@ -79,8 +76,8 @@ def break_even(
         drawn = drawn_break_even(law, n, e, between)
         low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")  # some may be infinite
     known = np.isfinite(tokens) & (tokens > 0)
-    refuse_extrapolation(law.conditions, n[known], tokens[known], e[known], force)
-    return BreakEven(n, e, tokens, low, high, law.conditions)
+    (check := law.check(n, np.where(known, tokens, np.nan), e)).refuse(force)
+    return BreakEven(n, e, tokens, low, high, check)
 
 
 def drawn_break_even(law: Law, n_active: ArrayLike, experts: ArrayLike, between: tuple[float, float]) -> FloatArray:

@@ -17,7 +17,7 @@ from hub.plain.tables import ResultTable, Table
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Law
 from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage, TrainingRates
-from scaling_law.formulas.conditions import UNGUARDED
+from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.publication import PublishedLaw
 from scaling_law.formulas.shelf import SHELF, entry
 from scaling_law.planning.optimal_table import OptimalRow
@@ -33,7 +33,8 @@ SHARED = (0.1, 0.2, 0.3, 0.4)
 class Opinion:
     """What one law says of the budget; None for what it cannot say, `silent` says why.
 
-    `experts` is E, total over active feed-forward width. `loss` is in nats per token of `corpus`.
+    `experts` is E, total over active feed-forward width. `loss` is in nats per token of `corpus`. `trusted` and
+    `beyond_guard` are those of a row of `law.optimal`; a refused answer is silent, and beyond the guard.
     """
 
     law: str
@@ -50,11 +51,19 @@ class Opinion:
     says: str = ""
     silent: str = ""
     warnings: tuple[str, ...] = ()
+    trusted: bool = True
+    beyond_guard: bool = False
+
+    @property
+    def answers(self) -> bool:
+        return bool(self.says) or self.n_active is not None
 
     @property
     def trust(self) -> str:
         """ "" for an answer within the runs of the law."""
-        return "" if not self.warnings else "ranges unknown" if UNGUARDED in self.warnings[0] else "outside its runs"
+        if self.trusted or not self.answers:
+            return "outside its runs" if self.warnings else ""
+        return f"not trusted: {'far outside its runs' if self.beyond_guard else 'ranges unknown'}"
 
     @property
     def tokens_per_parameter(self) -> float | None:
@@ -68,6 +77,15 @@ class LawComparison(ResultTable):
     opinions: tuple[Opinion, ...]
     flops: float
     constraints: Constraints
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the answer of one of the laws is."""
+        return any(o.trusted and o.answers for o in self.opinions)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(f"{o.law}: {warning}" for o in self.opinions for warning in o.warnings)
 
     def __getitem__(self, law: str) -> Opinion:
         """What this law says; KeyError if it was not asked."""
@@ -125,7 +143,8 @@ def compare(
         laws: names on the shelf; None asks all that have coefficients.
         force: also show answers beyond the range guard of their law.
 
-    ValueError for unknown names, and for a budget or a limit that is not positive.
+    ValueError for unknown names, and for a budget or a limit that is not positive; ExtrapolationError where no law
+    answers, and one because the answer is beyond its range guard.
     """
     budget = float(positive("flops", flops))
     constraints = Constraints(max_memory_bytes=memory, vocab_size=vocab_size)
@@ -134,28 +153,37 @@ def compare(
     assert isinstance(reference, Law)
     best = reference.optimal(budget, max_memory_bytes=memory, vocab_size=vocab_size, force=True).best
     opinions = tuple(_opinion(own, budget, constraints, best, force) for own in asked)
+    if not any(o.answers for o in opinions) and (refused := [o for o in opinions if o.beyond_guard]):
+        raise ExtrapolationError("; ".join(f"{o.law}: {o.silent}" for o in refused))
     return LawComparison(opinions, budget, constraints)
 
 
 def _opinion(own: PublishedLaw, flops: float, constraints: Constraints, best: OptimalRow, force: bool) -> Opinion:
-    found: dict[str, Any] = {"law": own.name, "citation": own.citation}
+    names: dict[str, Any] = {"law": own.name, "citation": own.citation}
     law = own.law()
-    if isinstance(law, Allocation):
-        return Opinion(**found, **_allocated(own, law, flops, constraints))
-    if not isinstance(law, Law):
-        return Opinion(**found, **_about(law, flops, constraints, best))
-    if "tokens" not in law.variables:
-        return Opinion(**found, silent="says nothing of tokens")
     try:
-        row, granularity = _best_design(law, flops, constraints, force)
+        if isinstance(law, Allocation):
+            return Opinion(**names, **_allocated(own, law, flops, constraints, force))
+        if not isinstance(law, Law):
+            return Opinion(**names, **_about(law, flops, constraints, best, force))
+        if "tokens" not in law.variables:
+            return Opinion(**names, silent="says nothing of tokens")
+        return Opinion(**names, **_chosen(own, law, flops, constraints, force))
+    except ExtrapolationError as error:
+        return Opinion(**names, silent=str(error), trusted=False, beyond_guard=True)
     except ValueError as error:
-        return Opinion(**found, silent=str(error))
-    names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval")
-    found |= {name: getattr(row, name) for name in names} | {"granularity": granularity}
+        return Opinion(**names, silent=str(error))
+
+
+def _chosen(own: PublishedLaw, law: Law, flops: float, constraints: Constraints, force: bool) -> dict[str, Any]:
+    """The model that a law of the loss would train."""
+    row, granularity = _best_design(law, flops, constraints, force)
+    names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "beyond_guard")
+    found = {name: getattr(row, name) for name in names} | {"granularity": granularity}
     found |= {"corpus": own.corpus, "tokenizer": own.tokenizer}
     warnings = tuple(warning for warning in row.warnings if not warning.startswith("learning rate"))
     silent = "" if EXPERT_VARIABLES & {*law.variables} else "knows dense models only"
-    return Opinion(**found, silent=silent, warnings=warnings)
+    return found | {"silent": silent, "warnings": warnings}
 
 
 def _best_design(law: Law, flops: float, constraints: Constraints, force: bool) -> tuple[OptimalRow, float | None]:
@@ -175,13 +203,19 @@ def _best_design(law: Law, flops: float, constraints: Constraints, force: bool) 
     return row, granularity if fine else None
 
 
-def _allocated(own: PublishedLaw, law: Allocation, flops: float, constraints: Constraints) -> dict[str, Any]:
+def _worth(check: RangeCheck) -> dict[str, Any]:
+    return {"warnings": check.warnings, "trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
+
+
+def _allocated(
+    own: PublishedLaw, law: Allocation, flops: float, constraints: Constraints, force: bool
+) -> dict[str, Any]:
     """The size that an allocation law names, as a model of the family; its tokens are those that the budget leaves."""
-    found = law.optimum(flops)
+    found, worth = law.optimum(flops, force=force), _worth(law.check(flops=flops))
     if law.size_name not in variables_of_width(64.0, 1.0):
         size = format_count(float(found[law.size_name]))
         says = f"{law.size_name} {size}, {format_count(float(found['tokens']))} tokens by its own count of FLOPs"
-        return {"says": says, "silent": "names no parameters"}
+        return {"says": says, "silent": "names no parameters", **worth}
 
     def excess(x: Any, size: Any) -> Any:
         return variables_of_width(np.exp(x), 1.0, vocab_size=constraints.vocab_size)[law.size_name] / size - 1.0
@@ -190,22 +224,24 @@ def _allocated(own: PublishedLaw, law: Allocation, flops: float, constraints: Co
     n_active = float(variables_of_width(width, 1.0, vocab_size=constraints.vocab_size)["n_active"])
     tokens, loss = float(affordable_tokens(flops, n_active)), found.get("loss")
     says = f"its own tokens: {format_count(float(found['tokens']))}"
-    result = {"n_active": n_active, "tokens": tokens, "says": says, "silent": "does not ask about experts"}
+    result = {"n_active": n_active, "tokens": tokens, "says": says, "silent": "does not ask about experts", **worth}
     return result | {"loss": None if loss is None else float(loss), "corpus": own.corpus, "tokenizer": own.tokenizer}
 
 
-def _about(law: Answer, flops: float, constraints: Constraints, best: OptimalRow) -> dict[str, Any]:
+def _about(law: Answer, flops: float, constraints: Constraints, best: OptimalRow, force: bool) -> dict[str, Any]:
     """What a law of rates or of leverage says of the model that the joint law chooses."""
     model = f"for the model of {REFERENCE} (E = {best.experts:g})"
+    if best.beyond_guard and not force:
+        raise ExtrapolationError(f"nothing to ask about: {REFERENCE} is too far from its runs to choose a model")
     known = variables_of_width(best.d_model, best.experts, vocab_size=constraints.vocab_size)
     known |= {"tokens": best.tokens, "flops": flops}
     known |= {"granularity": 2.0 / 3.0}  # of Tian et al., 2 d_model / d_expert
     asked = {name: float(known[name]) for name in law.variables}
-    warnings = tuple(law.warnings(**asked))
-    found: dict[str, Any] = {"silent": "gives no size, tokens or loss", "warnings": warnings}
+    found: dict[str, Any] = {"silent": "gives no size, tokens or loss", **_worth(law.check(**asked))}
     if isinstance(law, TrainingRates):
-        rates = law.rates(**asked)
+        rates = law.rates(**asked, force=force)
         batch = format_count(float(rates["batch_tokens"]))
         return found | {"says": f"peak LR {float(rates['learning_rate']):.2e}, batch of {batch} tokens {model}"}
     assert isinstance(law, EfficiencyLeverage)
-    return found | {"says": f"dense needs {float(law.leverage(**asked)):.2f} times the compute, {model}"}
+    factor = float(law.leverage(**asked, force=force))
+    return found | {"says": f"dense needs {factor:.2f} times the compute, {model}"}

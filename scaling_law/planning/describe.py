@@ -26,7 +26,7 @@ class Prediction:
     """What a law says of a model trained on so many tokens; losses in nats per token.
 
     `optimum` is the law's own choice for the same training FLOPs (6 N_act D) with no more bytes of weights, and None
-    where there is none: `refusal` then says why. `trusted`: within the range guard of the law.
+    where there is none: `refusal` then says why. `trusted`: within the range guard of a law whose ranges are known.
     """
 
     tokens: float
@@ -180,7 +180,7 @@ def _predict(
     except ValueError as error:  # also where every answer is beyond the range guard
         refusal = str(error)
     interval = None if law.draws is None else percentile_interval(law.loss_draws(**at))
-    trusted = not law.beyond_guard(**at)
+    trusted = bool(law.check(**at).trusted)
     return Prediction(tokens, flops, float(law.loss(**at)), interval, trusted, optimum, refusal)
 
 

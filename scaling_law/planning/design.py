@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from hub.plain.tables import ResultTable, Table, literal
 from hub.plain.units import format_count, format_flops
 from scaling_law.formulas import Law
-from scaling_law.formulas.conditions import Conditions
-from scaling_law.planning.optimum import Constraints, compute_optimal, optimal_widths, positive
+from scaling_law.formulas.conditions import Conditions, ExtrapolationError, RangeCheck
+from scaling_law.planning.optimum import Constraints, compute_optimal, model_variables, optimal_widths, positive
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER
 
@@ -32,14 +32,19 @@ Answer = Callable[[Law], float]
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
     """The answer ln N_opt at a budget."""
-    return lambda law: float(np.log(compute_optimal(law, flops, experts).n_active))
+    return lambda law: float(np.log(compute_optimal(law, flops, experts).n_active))  # refused beyond the guard
 
 
 def predicted_loss(
     n_active: float | None = None, tokens: float | None = None, experts: float | None = None, **variables: float
 ) -> Answer:
     """The answer "loss of this model", nats per token; `variables` are the law's others."""
-    return lambda law: float(law.loss(n_active, tokens, experts, **variables))
+
+    def ask(law: Law) -> float:
+        law.check(n_active, tokens, experts, **variables).refuse()
+        return float(law.loss(n_active, tokens, experts, **variables))
+
+    return ask
 
 
 def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
@@ -47,8 +52,10 @@ def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
     Constraints(**{name: value for name, value in limits.items() if value is not None})  # bad input ends here
 
     def ask(law: Law) -> float:
-        loss = optimal_widths(law, flops, np.array([one, other], float), Constraints.of(law, **limits)).loss
-        return float(loss[1] - loss[0])
+        constraints, e = Constraints.of(law, **limits), np.array([one, other], float)
+        found = optimal_widths(law, flops, e, constraints)
+        law.check(**model_variables(law, found.d_model, e, flops, constraints)).refuse()
+        return float(found.loss[1] - found.loss[0])
 
     return ask
 
@@ -120,7 +127,8 @@ class Design(ResultTable):
     """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 
     `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
-    runs, each trained separately; `warmup_tokens` None if the warm-up is unknown.
+    runs, each trained separately; `warmup_tokens` None if the warm-up is unknown. `warnings`: how far the chosen runs
+    lie outside those of the law, which has to know their losses.
     """
 
     candidates: Candidates
@@ -128,7 +136,18 @@ class Design(ResultTable):
     deviation_before: float
     deviation_after: float
     flops: float
+    check: RangeCheck = field(repr=False, compare=False)
     warmup_tokens: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the law knows the answer and the losses of the chosen runs within its range guard."""
+        return not self.notes and bool(self.check.trusted.all())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self.notes, *self.check.warnings)
 
     def runs(self) -> list[tuple[Architecture, float]]:
         """(architecture, tokens) of each chosen run."""
@@ -145,7 +164,7 @@ class Design(ResultTable):
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         names = ("deviation_before", "deviation_after", "flops", "warmup_tokens")
-        return {name: getattr(self, name) for name in names} | {"runs": self.to_rows()}
+        return {name: getattr(self, name) for name in names} | {"runs": self.to_rows(), "warnings": self.warnings}
 
     def summary(self) -> Table:
         note = "the warm-up is not known: runs may be shorter than it"
@@ -155,7 +174,7 @@ class Design(ResultTable):
         title += f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
         names = ("d_model", "experts", "n_active", "tokens")
         rows = [{name: row[name] for name in names} | {"flops": row["training_flops"]} for row in self.to_rows()]
-        return Table.of(rows, title=title, notes=[note])
+        return Table.of(rows, title=title, notes=[note], warnings=self.warnings)
 
 
 def next_runs(
@@ -166,6 +185,8 @@ def next_runs(
     noise: float | None = None,
     max_runs: int = 24,
     warmup_tokens: float | None = None,
+    *,
+    force: bool = False,
 ) -> Design:
     """The runs to train with a budget of `flops` so that `answer` becomes most certain.
 
@@ -177,7 +198,8 @@ def next_runs(
         warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
             (its last fifth) would begin before the warm-up ends; 0 allows all.
 
-    ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have.
+    ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have;
+    ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
     """
     flops = float(positive("flops", flops))
     if max_runs < 1:
@@ -192,12 +214,22 @@ def next_runs(
         if law.conditions is None or not law.conditions.rmse:
             raise ValueError("noise: the law does not know its RMSE; give the standard deviation of ln L")
         noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
+    notes: tuple[str, ...] = ()
+    try:
+        answer(law)
+    except ExtrapolationError as error:
+        if not force:
+            raise
+        notes = (f"the answer is {error}",)
+    except ValueError:  # as of a law without an optimum, whose draws may have one
+        pass
     values, losses = _ensemble(law, answer, columns)
     everything = np.column_stack([losses, values])
     covariance = everything.T @ everything / len(everything)
     chosen, after = _choose(covariance, candidates.flops, flops, noise, max_runs)
     before, after = np.sqrt([covariance[-1, -1], after]).tolist()
-    return Design(candidates, tuple(chosen), before, after, float(candidates.flops[chosen].sum()), warmup_tokens)
+    check, spent = law.check(**{name: values[chosen] for name, values in columns.items()}), candidates.flops[chosen]
+    return Design(candidates, tuple(chosen), before, after, float(spent.sum()), check, warmup_tokens, notes)
 
 
 def _ensemble(law: Law, answer: Answer, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:

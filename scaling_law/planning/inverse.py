@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
 from scaling_law.formulas import ChinchillaForm, Law
-from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.planning.hours import MIDDLE, SEARCHED, Cluster, TimeBudget, widths_in_time, work_of
 from scaling_law.planning.optimum import (
     Constraints,
@@ -58,18 +58,17 @@ class Reached(ResultTable):
     tokens: FloatArray
     tokens_per_parameter: FloatArray
     trusted: NDArray[np.bool_]
+    check: RangeCheck = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
-    conditions: Conditions | None = field(default=None, repr=False, compare=False)
     hours: FloatArray | None = None
     money: FloatArray | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        experts = np.where(np.isfinite(self.n_active), self.experts, np.nan)
-        return (*self.notes, *range_warnings(self.conditions, self.n_active, self.tokens, experts))
+        return (*self.notes, *self.check.warnings)
 
     def _columns(self) -> dict[str, Any]:
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("notes", "conditions")}
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("notes", "check")}
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -149,7 +148,7 @@ def flop_savings(law: Law, flops: ArrayLike, experts: ArrayLike | None = None, *
     budget, e = positive("flops", flops), asked_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
     found = cheapest_budget(law, dense, e, force=True)
-    refuse_extrapolation(law.conditions, found.n_active, found.tokens, e, force)
+    found.check.refuse(force)
     return np.asarray(1.0 - found.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
@@ -218,15 +217,15 @@ def _reached(
     at = model_variables(law, width, experts, np.where(np.isnan(width), np.nan, flops), constraints)
     n_active, tokens = at["n_active"], at["tokens"]
     memory = constraints.weight_bytes(width, experts) + constraints.kv_bytes(width)
-    trusted = ~law.beyond_guard(**at)
     axes = tuple(range(width.ndim - experts.ndim, width.ndim))
     found = np.isfinite(width)
-    lost = found & ~(found & trusted).any(axis=axes, keepdims=True)  # no E is left for this loss
+    check = law.check(**at | {"experts": np.where(found, at["experts"], np.nan)})  # E for which there is a model
+    lost = found & ~(found & ~check.beyond).any(axis=axes, keepdims=True)  # no E is left for this loss
     if lost.any():
-        refuse_extrapolation(law.conditions, **{name: values[lost] for name, values in at.items()}, force=force)
+        law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
     exists = has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
     notes = [f"E = {e:g} is left out: {why_no_optimum(law, e)}" for e in np.unique(experts[~exists]).tolist()]
-    if np.any(found & ~trusted):
+    if np.any(found & check.beyond):
         notes.append("rows marked not trusted are too far outside the fitted range to act on")
     n_total = total_parameters(width, experts, vocab_size=constraints.vocab_size)
     spent, memory = (np.where(found, values, np.inf) for values in (flops, memory))
@@ -236,4 +235,4 @@ def _reached(
         notes += cluster.throughput.warnings(work_of(width[found], at["experts"][found], constraints), cluster.gpus)
         seconds = np.where(found, cluster.seconds(work_of(width, experts, constraints), tokens), np.inf)
         timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
-    return Reached(target, experts, spent, memory, *sizes, trusted, tuple(notes), law.conditions, **timed)
+    return Reached(target, experts, spent, memory, *sizes, check.trusted, check, tuple(notes), **timed)

@@ -20,7 +20,7 @@ from hub.plain.tables import ResultTable, Table
 from hub.plain.units import format_flops
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.formulas import ChinchillaForm, JointLaw
-from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.planning.optimum import compute_optimal, drawn_optimum, positive
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import HEAD_DIM, Architecture, active_parameters, affordable_tokens, width_of_total
@@ -50,17 +50,17 @@ class MatchedMemory(ResultTable):
     dense_n: FloatArray
     dense_tokens: FloatArray
     dense_loss: FloatArray
-    conditions: Conditions | None = field(default=None, repr=False, compare=False)
+    check: RangeCheck = field(repr=False, compare=False)
+    dense_check: RangeCheck = field(repr=False, compare=False)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        found = range_warnings(self.conditions, self.n_active, self.experts * self.dense_tokens, self.experts)
-        dense = range_warnings(self.conditions, self.dense_n, self.dense_tokens, 1.0)
-        return tuple(dict.fromkeys([*found, *(f"dense model: {warning}" for warning in dense)]))
+        return (*self.check.warnings, *(f"dense model: {warning}" for warning in self.dense_check.warnings))
 
     def _columns(self) -> dict[str, Any]:
         flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"} | {"flops": flops}
+        names = (f.name for f in fields(self) if not f.name.endswith("check"))
+        return {name: getattr(self, name) for name in names} | {"flops": flops}
 
 
 def matched_memory(
@@ -80,11 +80,11 @@ def matched_memory(
     expand = budget.shape + (1,) * e.ndim
     spent, n, d, loss = (np.reshape(v, expand) for v in (budget, dense.n_active, dense.tokens, dense.loss))
     n_active = n_of_memory(law, n, e, vocab_size)
-    refuse_extrapolation(law.conditions, n_active, e * d, e, force)
+    (check := law.check(n_active, e * d, e)).refuse(force)
     ratio, gain = tokens_to_reach(law, loss, n_active, e) / d, loss - law.loss(n_active, e * d, e)
     best = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
     same_flops = law.loss(best, affordable_tokens(spent, best), e)
-    return MatchedMemory(budget, e, n_active, ratio, gain, same_flops, n, d, loss, law.conditions)
+    return MatchedMemory(budget, e, n_active, ratio, gain, same_flops, n, d, loss, check, dense.check)
 
 
 def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, vocab_size: int | None = None) -> Any:
@@ -214,10 +214,10 @@ def plan_matched(
         models += [same_flops(fitting[-1]), predicted(fitting[-1], e * dense.tokens, "E times the tokens")]
     columns = ((m.architecture.n_active, m.tokens, m.architecture.experts) for m in models)
     n_active, spent, numbers = zip(*columns, strict=True)
-    refuse_extrapolation(law.conditions, n_active, spent, numbers, force)
+    (check := law.check(n_active, spent, numbers)).refuse(force)
     values = ", ".join(f"{name} {value:.6g}" for name, value in law.coefficients.items())
     source = f"{law.conditions.provenance if law.conditions else law.name}: {values}"
-    return MatchedPlan(flops, source, tuple(models), tuple(law.warnings(n_active, spent, numbers)))
+    return MatchedPlan(flops, source, tuple(models), check.warnings)
 
 
 def measured(plan: MatchedPlan, runs: Runs) -> list[list[float]]:

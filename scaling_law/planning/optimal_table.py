@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable, Table, as_text, enumerated
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Law
-from scaling_law.formulas.conditions import refuse_extrapolation
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.hours import Budget, Cluster, TimeBudget, best_widths, drawn_losses, models_of, work_of
@@ -52,9 +51,10 @@ class OptimalRow:
     """The best model with `experts` experts. Parameters, tokens, bytes, FLOPs, nats per token.
 
     Unless the table is integral, `d_model` is fractional and `architecture` None. `loss_interval` holds 95 % of the
-    draws. `limited_by`: "compute" or "time", "memory", or "smallest" for an optimum below d_model 64. `trusted`: see
-    `warnings`. `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one
-    generated token, where a batch was given.
+    draws. `limited_by`: "compute" or "time", "memory", or "smallest" for an optimum below d_model 64. `trusted`:
+    within the range guard (not `beyond_guard`) of a law whose ranges are known; `warnings` say how far outside.
+    `epochs`: tokens over the unique ones, where these are limited. `decode_seconds`: GPU-seconds of one generated
+    token, where a batch was given.
     """
 
     experts: float
@@ -76,6 +76,7 @@ class OptimalRow:
     architecture: Architecture | None
     epochs: float | None = None
     decode_seconds: float | None = None
+    beyond_guard: bool = False
 
     @property
     def memory_bytes(self) -> float:
@@ -156,7 +157,7 @@ class OptimalTable(ResultTable):
     @cached_property
     def compared(self) -> tuple[OptimalRow, ...]:
         """The rows among which the best is chosen: those within the range guard, or all of a forced answer."""
-        return self.rows if self.forced else tuple(row for row in self.rows if row.trusted)
+        return self.rows if self.forced else tuple(row for row in self.rows if not row.beyond_guard)
 
     @cached_property
     def best(self) -> OptimalRow:
@@ -206,9 +207,9 @@ class OptimalTable(ResultTable):
         found += [f"best row: {warning}" for warning in self.best.warnings]
         if self.comparison is not None and len(self.comparison.tied) > 1:
             found.append(str(self.comparison))
-        if untrusted := _listed(row.experts for row in self.rows if not row.trusted):
+        if beyond := _listed(row.experts for row in self.rows if row.beyond_guard):
             what = "compared anyway, do not act on it" if self.forced else "not compared"
-            found.append(f"E = {untrusted} {what}: too far outside the fitted range")
+            found.append(f"E = {beyond} {what}: too far outside the fitted range")
         found += [f"E = {e:g} is left out: {reason}" for e, reason in self.experts_without_optimum.items()]
         if self.experts_that_do_not_fit:
             found.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
@@ -354,8 +355,8 @@ def optimal(
     if not shown.any():
         raise ValueError(_nothing_fits(budget, e[found.exists], constraints))
     at = models_of(law, found.d_model[shown], e[shown], budget, constraints)
-    if law.beyond_guard(**at).all():
-        refuse_extrapolation(law.conditions, **at, force=force)
+    if (check := law.check(**at)).beyond.all():
+        check.refuse(force)
     draws = drawn_losses(law, budget, at, found.d_model[shown], constraints)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = batch_ramp or BatchRamp(PAPER.batch_ramp, PAPER.sequence_length)
@@ -418,7 +419,7 @@ def _rows(
     columns = (asked, found.d_model, found.n_active, found.tokens, found.loss, limits)
     rows: list[OptimalRow] = []
     for e, d, n, tokens, loss, limit in zip(*(column[found.fits].tolist() for column in columns), strict=True):
-        own = {name: values[len(rows)] for name, values in at.items()}
+        check = law.check(**{name: values[len(rows)] for name, values in at.items()})
         counted = float(rates.counted_parameters(d, vocab_size=constraints.vocab_size))
         tuned = (counted, e, tokens, ramp.last_batch_tokens(tokens))
         row = OptimalRow(
@@ -436,8 +437,9 @@ def _rows(
             loss_interval=None if draws is None else percentile_interval(draws[:, len(rows)]),
             learning_rate=float(rates.at(*tuned)),
             limited_by=limit,
-            warnings=tuple(dict.fromkeys([*law.warnings(**own), *rates.warnings_at(*tuned)])),
-            trusted=not law.beyond_guard(**own),
+            warnings=tuple(dict.fromkeys([*check.warnings, *rates.warnings_at(*tuned)])),
+            trusted=bool(check.trusted),
+            beyond_guard=bool(check.beyond),
             architecture=constraints.architecture(d, e) if integral else None,
             epochs=tokens / constraints.unique_tokens if constraints.unique_tokens else None,
         )

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable, literal
 from hub.plain.units import parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.formulas import ChinchillaForm, JointLaw, Law
-from scaling_law.formulas.conditions import Conditions, range_warnings, refuse_extrapolation
+from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import joint_to_chinchilla
 from scaling_law.formulas.repeated import effective_tokens, effective_tokens_slope
 from scaling_law.size.architecture import (
@@ -186,11 +186,11 @@ class ComputeOptimum(ResultTable):
     n_active: FloatArray
     tokens: FloatArray
     loss: FloatArray
-    conditions: Conditions | None = field(default=None, repr=False, compare=False)
+    check: RangeCheck = field(repr=False, compare=False)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(range_warnings(self.conditions, self.n_active, self.tokens, self.experts))
+        return self.check.warnings
 
     def _columns(self) -> dict[str, Any]:
         flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
@@ -220,8 +220,8 @@ def compute_optimal(
         if not exists.all():
             raise ValueError(f"this {law.name} law has no compute optimum for some of these experts and budgets")
         at = model_variables(law, width, e, expanded, constraints)
-    refuse_extrapolation(law.conditions, **at, force=force)
-    return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), law.conditions)
+    (check := law.check(**at)).refuse(force)
+    return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), check)
 
 
 def model_variables(law: Law, d_model: Any, experts: Any, flops: Any, constraints: Constraints) -> dict[str, Any]:
@@ -395,14 +395,24 @@ def settled(
     return WidthOptimum(width, n_active, tokens, loss, truncated, np.isfinite(loss), exists, free)
 
 
-def optimum_draws(law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = None, **limits: Any) -> WidthOptimum:
-    """As `law.optimal` under every draw: arrays [n_draws, E], NaN where a draw has none. ValueError without draws."""
+def optimum_draws(
+    law: JointLaw, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False, **limits: Any
+) -> WidthOptimum:
+    """As `law.optimal` under every draw: arrays [n_draws, E], NaN where a draw has none.
+
+    ValueError without draws; ExtrapolationError where the law's own optimum for one of these E lies beyond the range
+    guard, unless `force`.
+    """
     columns, e = _draws(law), np.atleast_1d(asked_experts(law, experts))
     constraints = Constraints.of(law, **limits)
     if constraints.unique_tokens is not None:
         raise ValueError(f"unique_tokens={constraints.unique_tokens:g}: optima of draws know no repeated tokens")
+    budget, coefficients = positive("flops", flops), law.chinchilla_coefficients(e)
     with np.errstate(all="ignore"):  # in draws without an optimum
-        found = widths_of(joint_to_chinchilla(columns, e), columns[-1], positive("flops", flops), e, constraints)
+        found = widths_of(joint_to_chinchilla(columns, e), columns[-1], budget, e, constraints)
+        own = widths_of(coefficients, law.irreducible_loss, budget, e, constraints)
+    n_active, tokens = (np.where(own.fits, values, np.nan) for values in (own.n_active, own.tokens))
+    law.check(n_active, tokens, e).refuse(force)
     names = ("d_model", "n_active", "tokens", "loss")
     return replace(found, **{name: np.where(found.fits, getattr(found, name), np.nan) for name in names})
 

@@ -41,7 +41,7 @@ class Plan(Summarised):
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of step times, if they were given, and `placement` how the run fits into the memory of those GPUs;
-    without them GPU-hours follow from `gpu_flops` and `mfu`.
+    without them GPU-hours follow from `gpu_flops` and `mfu`. `trusted` as of a row of `law.optimal`.
     """
 
     architecture: Architecture
@@ -71,6 +71,7 @@ class Plan(Summarised):
     warnings: tuple[str, ...]
     time: TimeBudget | None = None
     placement: Placement | None = None
+    trusted: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the sizes of the architecture."""
@@ -248,6 +249,7 @@ def plan(
         warnings=warnings,
         time=time,
         placement=None if cluster is None else place(architecture, cluster),
+        trusted=bool(law.check(**at).trusted),
     )
 
 

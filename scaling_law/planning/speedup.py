@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from hub.plain.tables import ResultTable, Table, as_text
 from hub.plain.units import format_count, format_flops
 from scaling_law.formulas import Law
-from scaling_law.formulas.conditions import refuse_extrapolation
 from scaling_law.formulas.law import checked_experts
 from scaling_law.planning.hours import Cluster, work_of
-from scaling_law.planning.optimum import Constraints, optimal_widths, positive
+from scaling_law.planning.optimum import Constraints, model_variables, optimal_widths, positive
 from scaling_law.planning.search import ENDLESS, cheapest_width, coefficients_of, floor, flops_of, tokens_needed
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.throughput import ModelWork
@@ -44,7 +43,7 @@ class SpeedupRow:
     `compute`, `data` and `time` are b's FLOPs, tokens and hours over a's, each with 95 % of its values under the
     draws; infinite where b's loss ends at `floor` nats per token, however many tokens it gets, as in the part
     `unreached` of the draws. `n_active`, `tokens`, `flops`, `hours` are b's; without step times `hours` and `time` are
-    None. `trusted`: within the range guard.
+    None. `trusted`: within the range guard of a law whose ranges are known; `warnings` say how far outside b lies.
     """
 
     size: str
@@ -61,6 +60,7 @@ class SpeedupRow:
     hours: float | None = None
     time: float | None = None
     time_interval: tuple[float, float] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class EffectiveSpeedup(ResultTable):
 
     `n_active` … `loss` are a's. `asymptote` is b's loss at endless size and tokens with 95 % of its values under the
     draws, `exponent` the α of L∞ + A C^−α along b's best models, `baseline_loss` that of b's best at a's FLOPs; both
-    are None where b is one architecture.
+    are None where b is one architecture. `trusted`: a and the b of the headline are.
     """
 
     rows: tuple[SpeedupRow, ...]
@@ -85,6 +85,7 @@ class EffectiveSpeedup(ResultTable):
     exponent: float | None = None
     baseline_loss: float | None = None
     notes: tuple[str, ...] = ()
+    trusted: bool = False
 
     @property
     def factor(self) -> float:
@@ -113,8 +114,7 @@ class EffectiveSpeedup(ResultTable):
                 )
             elif row.unreached:
                 found.append(f"{row.size}: out of reach in {row.unreached:.0%} of the draws")
-        if any(not row.trusted for row in self.rows):
-            found.append("rows marked not trusted are too far outside the fitted range to act on")
+            found += [f"{row.size}: {warning}" for warning in row.warnings]
         return tuple(found)
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -192,7 +192,7 @@ def effective_speedup(
     constraints = Constraints.of(law, granularity=granularity, shared_ratio=shared_ratio, vocab_size=vocab_size)
     cluster = None if gpus is None and throughput is None else Cluster.of(gpus, throughput)
     own, width = _spent(law, a, flops, tokens, constraints)
-    refuse_extrapolation(law.conditions, **own, force=force)
+    (check := law.check(**own)).refuse(force)
     work = ModelWork.of(a) if isinstance(a, Architecture) else work_of(width, own["experts"], constraints)
     question = _Question.of(law, own, work, cluster)
     if isinstance(b, Architecture):
@@ -206,6 +206,7 @@ def effective_speedup(
             question.row_of_width("best size", best, e, constraints, known["asymptote"]),
             question.row_of_width("same N_act", same, e, constraints),
         )
+    timed = () if cluster is None else cluster.throughput.warnings(work, cluster.gpus)
     return EffectiveSpeedup(
         rows=rows,
         a=_named(a),
@@ -215,7 +216,8 @@ def effective_speedup(
         flops=question.flops,
         loss=float(question.loss[0, 0]),
         law=law.conditions.provenance if law.conditions else "fitted law",
-        notes=() if cluster is None else cluster.throughput.warnings(work, cluster.gpus),
+        trusted=bool(check.trusted) and rows[0].trusted,
+        notes=(*timed, *(f"{_named(a)}: {warning}" for warning in check.warnings)),
         **known,
     )
 
@@ -279,6 +281,7 @@ class _Question:
             }
         asked = {**variables, "tokens": tokens}
         own = {name: float(np.ravel(asked[name])[0]) for name in ("n_active", "experts", *self.law.variables)}
+        check = self.law.check(**own)
         return SpeedupRow(
             size=size,
             n_active=own["n_active"],
@@ -290,7 +293,8 @@ class _Question:
             data_interval=_interval(tokens[1:] / self.tokens),
             floor=float(self.floor(variables)[0, 0]) if floor is None else floor,
             unreached=float(np.mean(np.isinf(tokens[1:]))) if len(tokens) > 1 else 0.0,
-            trusted=not self.law.beyond_guard(**own),
+            trusted=bool(check.trusted),
+            warnings=check.warnings,
             **timed,
         )
 
@@ -316,7 +320,7 @@ def _spent(law: Law, a: Model, flops: Any, tokens: Any, constraints: Constraints
         raise ValueError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
         e, budget = _experts("a", a), positive("flops", flops)
-        width = float(optimal_widths(law, budget, e, constraints).d_model)
+        width = float(optimal_widths(law, budget, e, constraints).free)  # as free as b: below d_model 64, too
         variables = constraints.variables(width, e, budget)
     if missing := [name for name in law.variables if name not in variables]:
         raise ValueError(f"{missing[0]}, a variable of the {law.name} law, is none of an architecture")
@@ -329,7 +333,8 @@ def _frontier(law: Law, question: _Question, experts: float, constraints: Constr
     """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
     found = _asymptote(question, constraints.variables(64.0, experts, 1.0))
     budgets = question.flops * np.array([1.0, 2.0])
-    loss, further = optimal_widths(law, budgets, experts, constraints).loss
+    widths = optimal_widths(law, budgets, experts, constraints).free
+    loss, further = law.loss(**model_variables(law, widths, experts, budgets, constraints))
     above = (loss - found["asymptote"]) / (further - found["asymptote"])
     return found | {"exponent": float(np.log2(above)), "baseline_loss": float(loss)}
 

@@ -13,7 +13,7 @@ from hub.plain.tables import Table
 from hub.plain.units import format_count, format_decimal, format_flops
 from scaling_law import JointLaw, OptimalTable, break_even
 from scaling_law.figures import drawing
-from scaling_law.figures.curves import in_fitted_range, interval_of
+from scaling_law.figures.curves import interval_of
 from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
 
 
@@ -136,7 +136,7 @@ def gap_curves(law: JointLaw, records: Sequence[RunRecord]) -> Any:
         interval = None
         if law.draws is not None:
             interval = interval_of(law.loss_draws(gaps.n_active, span, e) - law.loss_draws(gaps.n_active, span, 1))
-        drawing.draw_curve(ax, span, curve, in_fitted_range(law, gaps.n_active, span, e), e, interval)
+        drawing.draw_curve(ax, span, curve, law.check(gaps.n_active, span, e).inside, e, interval)
         ax.plot(tokens, [*gaps.gaps.values()], "o", color=drawing.colour_of(e))
     for size, ax in panels.items():
         ax.axhline(0.0, color=drawing.DARK, linewidth=0.9)

@@ -91,7 +91,7 @@ def _leverage(law: EfficiencyLeverage, a: Architecture, tokens: float) -> float:
     if a.experts == 1:
         return 1.0
     flops, granularity = 6.0 * a.n_active_non_embedding * tokens, 2.0 * a.d_model / a.d_expert
-    return float(law.leverage(1.0 / a.experts_equivalent, granularity, flops))
+    return float(law.leverage(1.0 / a.experts_equivalent, granularity, flops, force=True))
 
 
 def save(predictions: tuple[Prediction, ...], path: Path) -> Path:

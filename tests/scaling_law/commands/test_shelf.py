@@ -31,3 +31,12 @@ def test_a_published_law_answers_the_other_commands(shell):
     failed = shell(*words, "ling")
     assert failed.exit_code == 2
     assert "--law ling: it answers leverage only, from activation_ratio, granularity, flops" in failed.stderr
+
+
+def test_an_expert_count_that_nobody_gave_is_not_held_against_the_answer(shell):
+    words = ("loss", "--law", "krajewski", "--variable", "n_total_non_embedding=1e9", "--variable", "granularity=8")
+    found = shell(*words, "--tokens", "1e11", "--json")
+    assert found.exit_code == 0
+    (row,) = json.loads(found.output)["rows"]
+    assert (row["experts"], row["trusted"], row["warnings"]) == (None, True, [])
+    assert shell(*words, "--tokens", "1e11", "--experts", 1).exit_code == 1  # it is a law for 64

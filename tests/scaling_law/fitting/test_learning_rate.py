@@ -99,7 +99,7 @@ def test_older_files_without_ranges_and_vocabulary_are_read(tmp_path):
     unranged = load(1, "n_range", "experts_range", "vocab_size", *since_4)
     assert (unranged.n_range, unranged.intercept) == (None, law.intercept)
     assert unranged.warnings(Architecture(512)) == [
-        "this learning-rate law carries no ranges: nothing checks how far it extrapolates"
+        "learning rate: this law carries no fitted ranges: nothing checks how far an answer extrapolates"
     ]
     assert not unranged.beyond_guard(Architecture(512))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from scaling_law import JointLaw, Law, published
+from scaling_law import ExtrapolationError, JointLaw, Law, published
 from scaling_law.formulas import LAWS
 from scaling_law.formulas.shelf import SHELF, entry, laws
 from scaling_law.law_files import law_card
@@ -98,6 +98,43 @@ def test_a_published_law_knows_the_ranges_of_its_runs():
     assert published("step_law").warnings(n_total_non_embedding=1e10, tokens=1e11) == [
         "n_total_non_embedding 10B is outside the fitted 60M…1B (×10)"
     ]
+
+
+def test_what_no_range_is_known_of_is_not_trusted():
+    unknown = "range of {} unknown: nothing checks how far an answer extrapolates there"
+    abnar = published("abnar")  # whose paper states that of density alone
+    at = {"n_total": 6e17, "tokens": 1e12, "density": 0.1}
+    assert abnar.warnings(**at) == [unknown.format("n_total, D")]
+    assert not abnar.check(**at).trusted
+    assert not abnar.beyond_guard(**at)  # it is not refused
+    assert abnar.optimal(1e21).best.loss == min(row.loss for row in abnar.optimal(1e21))
+    kaplan, dense = published("kaplan"), {"n_active_non_embedding": 1e8, "tokens": 1e10}
+    assert kaplan.check(**dense).trusted
+    assert kaplan.check(**dense, experts=1).trusted
+    assert kaplan.warnings(**dense, experts=8) == [unknown.format("E")]  # that of dense models, whatever E
+    assert not kaplan.compute_optimal(1e30, force=True).check.trusted  # in N without embeddings, its own variable
+    assert not published("ludziejewski").to_chinchilla(1000).check(1e9, 2e10).trusted
+    assert published("hunyuan").warnings(
+        n_total=1e10, n_active=1e9, tokens=1e11, active_experts=8, shared_ratio=0.3
+    ) == ["this law carries no fitted ranges: nothing checks how far an answer extrapolates"]
+
+
+def test_answers_of_bare_arrays_are_refused_beyond_the_guard_unless_forced():
+    for name, question, message in (
+        ("marin", lambda law, **force: law.optimum([1e20, 1e30], **force)["n_active_non_embedding"], "flops 1e30"),
+        (
+            "step_law",
+            lambda law, **force: law.rates(n_total_non_embedding=1e9, tokens=1e16, **force)["learning_rate"],
+            "D 1",
+        ),
+        ("ling", lambda law, **force: law.leverage(0.03, 12, 1e30, **force), "flops 1e30"),
+    ):
+        with pytest.raises(
+            ExtrapolationError, match=rf"too far from the runs of this law to answer: {message}.*--force"
+        ):
+            question(published(name))
+        assert np.all(question(published(name), force=True) > 0)
+    assert published("hunyuan_large").optimum(1e30)["tokens"] > 0  # its paper states no ranges
     assert published("marin").warnings(flops=[1e19, 3e21]) == ["flops 3e21 is outside the fitted 1e18…3e20 (×10)"]
 
 
@@ -180,7 +217,7 @@ def test_chinchilla_from_curves_and_isoflops(approach, exponent):
     slope, intercept = np.polyfit(np.log(HOFFMANN[:, approach]), np.log(HOFFMANN[:, 0]), 1)
     assert (law.size.exponents["flops"], law.size.scale) == pytest.approx((slope, np.exp(intercept)), rel=1e-9)
     assert slope == pytest.approx(exponent, abs=0.005)  # Table 2
-    found = law.optimum(HOFFMANN[:, approach])
+    found = law.optimum(HOFFMANN[:, approach], force=True)  # their table goes beyond the range guard
     np.testing.assert_allclose(found["n_active"], HOFFMANN[:, 0], rtol=0.035)
     np.testing.assert_allclose(6 * found["n_active"] * found["tokens"], HOFFMANN[:, approach], rtol=1e-12)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hub.plain.tables import as_text
-from scaling_law import JointLaw
+from scaling_law import ExtrapolationError, JointLaw
 from scaling_law.commands.cli import app
 from scaling_law.formulas.shelf import SHELF, published
 from scaling_law.planning.compare import compare
@@ -62,10 +62,26 @@ def test_what_a_law_cannot_say_is_said(found):
     assert found["besiroglu"].silent == "knows dense models only"
     assert found["step_law"].silent == "gives no size, tokens or loss"
     assert "peak LR" in found["step_law"].says
-    refused = compare(1e29, laws=["krajewski_e16"])["krajewski_e16"]
+    refused = compare(1e29, laws=["krajewski_e16", "hunyuan"])["krajewski_e16"]
     assert refused.n_active is None
     assert "beyond the guard" in refused.silent
     assert compare(1e29, laws=["krajewski_e16"], force=True)["krajewski_e16"].n_active > 0
+
+
+def test_what_an_answer_is_worth_stands_beside_it():
+    far = compare(1e30, laws=["marin", "chinchilla_approach2", "ling_optimum", "step_law", "chinchilla_approach1"])
+    assert [o.law for o in far.opinions if not o.beyond_guard] == ["chinchilla_approach1"]
+    assert not any(o.answers or o.trusted for o in far.opinions if o.beyond_guard)
+    assert far["chinchilla_approach1"].trust == "not trusted: ranges unknown"
+    forced = compare(1e30, laws=["marin"], force=True)
+    assert (forced["marin"].trust, forced.trusted) == ("not trusted: far outside its runs", False)
+    assert "do not act" in forced.warnings[1]
+    with pytest.raises(ExtrapolationError, match="marin: too far from the runs"):
+        compare(1e30, laws=["marin", "clark_rl"])
+    tiny = compare(1e13, laws=["abnar"])
+    assert (tiny["abnar"].trusted, tiny.trusted) == (False, False)
+    assert any("range of n_total, D unknown" in warning for warning in tiny["abnar"].warnings)
+    assert compare(1e22, laws=["marin"])["marin"].trust == "outside its runs"
 
 
 def test_memory_limits_every_model_and_no_loss_is_ranked(found):

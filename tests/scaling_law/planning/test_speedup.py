@@ -123,6 +123,21 @@ def test_any_law_of_a_size_and_tokens(name, design):
     assert best.compute_interval is None
 
 
+def test_both_models_may_lie_below_the_smallest_that_is_counted(law):
+    """At 1e13 FLOPs the optimum is narrower than d_model 64: a model must not need more, or less, than itself."""
+    best, _ = effective_speedup(law, 1, 1, flops=1e13, force=True).rows
+    assert best.compute == pytest.approx(1.0, rel=1e-6)
+    assert best.n_active == pytest.approx(law.compute_optimal(1e13, 1, force=True).n_active, rel=1e-3)
+
+
+def test_how_far_both_models_extrapolate_is_said(law):
+    assert not any("outside the fitted" in warning for warning in effective_speedup(law, 2, 1, flops=1e20).warnings)
+    found = effective_speedup(law, 8, 1, flops=1e23)
+    assert found.trusted
+    for model in ("E = 8", "best size", "same N_act"):
+        assert any(warning.startswith(f"{model}: N_act") for warning in found.warnings)
+
+
 def test_bad_questions(law):
     for given in ({}, {"flops": 1e21, "tokens": 1e9}):
         with pytest.raises(ValueError, match="give one of them"):

@@ -1,0 +1,335 @@
+"""Every public question, asked near the runs of a law, far from them, and of a law that tells no ranges.
+
+What lies beyond the range guard is refused or flagged, with the same exit status everywhere; a law without ranges
+answers, and is not trusted. A question that is added fails `test_every_question_stands_here` until it stands below.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import scaling_law
+from scaling_law import (
+    Architecture,
+    ExtrapolationError,
+    JointLaw,
+    Law,
+    LearningRateLaw,
+    RangeCheck,
+    published,
+)
+from scaling_law.commands.cli import app
+from scaling_law.explorer.programs import tools
+from scaling_law.figures import drawing
+from scaling_law.formulas.answers import Answer
+from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, predicted_loss
+from tests.scaling_law.configs import SWITCH
+from tests.scaling_law.synthetic import tiny_runs
+
+NEAR, FAR = 1e21, 1e32  # FLOPs
+JOINT = JointLaw.published()
+JOINT = JOINT.replace(draws=JOINT.draws[:60])
+
+
+def model(flops: float, **others: float) -> dict[str, float]:
+    """20 tokens per parameter."""
+    n = math.sqrt(flops / 120)
+    return {"n_active": n, "tokens": 20 * n, **others}
+
+
+def reachable(law: Law, flops: float) -> float:
+    return float(law.compute_optimal(flops, 1.0, force=True).loss)
+
+
+def beside(answer: Any, check: RangeCheck) -> RangeCheck:
+    """For a formula that returns bare arrays: what its companion says of the same question."""
+    assert answer is not None
+    return check
+
+
+def next_runs(law: Law, flops: float) -> Any:
+    candidates = candidate_grid(1e19, experts=(1, 8), widths=(256, 512))
+    asks = (log_optimal_parameters(flops), predicted_loss(**model(flops), experts=8), advantage(flops, 8, 1))
+    found = [scaling_law.next_runs(law, ask, 1e20, candidates, noise=1e-3, max_runs=2) for ask in asks]
+    return found[0]
+
+
+def memory_optimal(law: Law, flops: float) -> bool:
+    """Whether one of its lines is solid."""
+    _, labels = (ax := scaling_law.memory_optimal(law, flops)).get_legend_handles_labels()
+    solid = [line for line in ax.lines if line.get_linestyle() == "-" and np.size(line.get_xdata()) > 9]
+    assert solid or drawing.OUTSIDE in [text.get_text() for text in ax.get_legend().get_texts()] + labels
+    return bool(solid)
+
+
+def rates(law: LearningRateLaw, flops: float) -> Architecture:
+    """The architecture of which a law of learning rates is asked."""
+    return Architecture(1024, 8 if flops == NEAR else 1000)
+
+
+Question = tuple[Any, Callable[[Any, float], Any]]  # the law that is asked, and how with a budget of FLOPs
+QUESTIONS: dict[str, Question] = {
+    "Law.loss": (JOINT, lambda law, c: beside(law.loss(**model(c)), law.check(**model(c)))),
+    "Law.loss_draws": (JOINT, lambda law, c: beside(law.loss_draws(**model(c)), law.check(**model(c)))),
+    "Law.compute_optimal": (JOINT, lambda law, c: law.compute_optimal([1e20, c])),
+    "Law.optimal": (JOINT, lambda law, c: law.optimal(c)),
+    "JointLaw.optimum_draws": (
+        JOINT,
+        lambda law, c: beside(law.optimum_draws(c, 8), law.check(**model(c, experts=8))),
+    ),
+    "JointLaw.to_chinchilla": (JOINT, lambda law, c: law.to_chinchilla(c / NEAR).check(1e9, 2e10)),
+    "Bootstrap.prediction_interval": (
+        JOINT,
+        lambda law, c: beside(
+            scaling_law.Bootstrap(law, np.ones(60, bool), 9, np.zeros(9), 0, 11).prediction_interval(
+                **model(c, experts=8)
+            ),
+            law.check(**model(c, experts=8)),
+        ),
+    ),
+    "Allocation.optimum": (published("marin"), lambda law, c: beside(law.optimum(c), law.check(flops=c))),
+    "TrainingRates.rates": (
+        published("step_law"),
+        lambda law, c: beside(
+            law.rates(n_total_non_embedding=math.sqrt(c / 120), tokens=math.sqrt(c)),
+            law.check(n_total_non_embedding=math.sqrt(c / 120), tokens=math.sqrt(c)),
+        ),
+    ),
+    "EfficiencyLeverage.leverage": (
+        published("ling"),
+        lambda law, c: beside(law.leverage(0.03, 12, c), law.check(activation_ratio=0.03, granularity=12, flops=c)),
+    ),
+    "LearningRateLaw.at": (
+        LearningRateLaw.published(),
+        lambda law, c: beside(law.at(law.counted(rates(law, c)), 8), law.check(rates(law, c))),
+    ),
+    "LearningRateLaw.learning_rate": (
+        LearningRateLaw.published(),
+        lambda law, c: beside(law.learning_rate(rates(law, c)), law.check(rates(law, c))),
+    ),
+    "break_even": (JOINT, lambda law, c: scaling_law.break_even(law, model(c)["n_active"], 8)),
+    "cheapest_budget": (JOINT, lambda law, c: scaling_law.cheapest_budget(law, reachable(law, c), 8)),
+    "smallest_memory": (JOINT, lambda law, c: scaling_law.smallest_memory(law, c, reachable(law, c) * 1.01, 8)),
+    "flop_savings": (JOINT, lambda law, c: beside(scaling_law.flop_savings(law, c, 8), law.check(**model(c)))),
+    "matched_memory": (JOINT, lambda law, c: scaling_law.matched_memory(law, c)),
+    "effective_speedup": (JOINT, lambda law, c: scaling_law.effective_speedup(law, 8, 1, flops=c)),
+    "describe": (JOINT, lambda law, c: scaling_law.describe(SWITCH, c / 1e11, law=law)),
+    "next_runs": (JOINT, next_runs),
+    "memory_optimal": (JOINT, memory_optimal),
+    "compare": (["marin", "chinchilla"], lambda names, c: scaling_law.compare(c, laws=names)),
+}
+NOT_QUESTIONS = {  # why → what
+    "is the check itself": """Law.warnings Law.beyond_guard Law.check ChinchillaLaw.warnings ChinchillaLaw.check
+        Answer.warnings Answer.check LearningRateLaw.warnings LearningRateLaw.warnings_at LearningRateLaw.beyond_guard
+        LearningRateLaw.check LearningRateLaw.check_at""",
+    "shows the law": """Law.coefficient_names Law.default_experts Law.summary ChinchillaLaw.default_experts
+        GranularityLaw.default_experts ChinchillaForm.chinchilla_coefficients ChinchillaLaw.chinchilla_coefficients
+        JointLaw.chinchilla_coefficients Bootstrap.interval Bootstrap.to_rows Bootstrap.summary""",
+    "makes a law, finds or stores one": """Law.replace Law.save_pretrained Law.push_to_hub Law.from_pretrained
+        JointLaw.published KaplanLaw.of ClarkLaw.of LearningRateLaw.published LearningRateLaw.named
+        LearningRateLaw.load LearningRateLaw.save laws published register""",
+    "is the bare formula, of coefficients that are given": "Law.evaluate FiveFactorLaw.evaluate expert_transform",
+    "is the formula of repeated data": "effective_parameters effective_tokens unique_parameters",
+    "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
+        LearningRateLaw.counted_parameters decode_seconds training_memory scale_out""",
+    "reads, shows or fits measured runs": """load_runs fit calibrate split profile_interval best_of fit_throughput
+        fit_learning_rate fit_learning_rate_grid predicted_against_observed published_design step_law_steps""",
+    "makes a question, which next_runs asks": "log_optimal_parameters",
+    "serves; what its page and tools answer is asked below": "explore",
+}
+NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measured
+    *(
+        "Architecture",
+        "LatentAttention",
+        "Conditions",
+        "RangeCheck",
+        "ExtrapolationError",
+        "Form",
+        "Parameter",
+        "Term",
+        "Transform",
+    ),
+    *("Calibration", "FitResult", "LearningRateFit", "SettingsGrid", "Runs", "PublishedLaw", "PowerLaw"),
+    *("Description", "EffectiveSpeedup", "OptimalRow", "OptimalTable", "ScaleOut"),
+    *("Throughput", "TrainingMemory"),  # bytes, and hours, whose extrapolation Throughput.warnings tells
+}
+UNRANGED = {  # as the laws of some papers are
+    JointLaw: lambda law: law.replace(conditions=None),
+    LearningRateLaw: lambda law: replace(law, n_range=None, experts_range=None),
+    Answer: lambda law: replace(law, conditions=None),
+    list: lambda names: ["abnar", "hunyuan"],
+}
+
+
+def public_callables() -> set[str]:
+    """Functions of the package, and methods of its laws and of whatever else is not `NOT_ASKED`, by their class."""
+    found = set()
+    for name in scaling_law.__all__:
+        value = getattr(scaling_law, name)
+        if not inspect.isclass(value):
+            found.add(name)
+        elif name not in NOT_ASKED:
+            owners = [kind for kind in value.__mro__ if kind.__module__.startswith("scaling_law")]
+            members = ((kind.__name__, own, method) for kind in owners for own, method in vars(kind).items())
+            found |= {
+                f"{kind}.{own}"
+                for kind, own, method in members
+                if not own.startswith("_") and (callable(method) or isinstance(method, (classmethod, staticmethod)))
+            }
+    return found
+
+
+def test_every_question_stands_here():
+    assert not any(issubclass(getattr(scaling_law, name), (Law, Answer, LearningRateLaw)) for name in NOT_ASKED)
+    stand = [*QUESTIONS, *" ".join(NOT_QUESTIONS.values()).split()]
+    assert len(stand) == len({*stand})
+    assert public_callables() == {*stand}
+
+
+def worth(ask: Callable[[], Any]) -> str:
+    """ "refused", or what the answer says of itself; one that is flagged says why."""
+    try:
+        answer = ask()
+    except ExtrapolationError:
+        return "refused"
+    if isinstance(answer, bool):  # of a figure
+        return "trusted" if answer else "flagged"
+    if isinstance(answer, dict):
+        found, warnings = answer.get("best", answer)["trusted"], answer["warnings"]
+    else:
+        best, warnings = getattr(answer, "best", answer), answer.warnings
+        found = np.all(best.trusted if hasattr(best, "trusted") else best.check.trusted)
+    assert found or warnings
+    return "trusted" if found else "flagged"
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_far_questions_are_refused_or_flagged(name):
+    law, ask = QUESTIONS[name]
+    assert worth(lambda: ask(law, NEAR)) == "trusted"
+    assert worth(lambda: ask(law, FAR)) in ("refused", "flagged")
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_law_without_ranges_answers_and_is_not_trusted(name):
+    law, ask = QUESTIONS[name]
+    unranged = next(strip for kind, strip in UNRANGED.items() if isinstance(law, kind))(law)
+    assert worth(lambda: ask(unranged, NEAR)) == "flagged"
+
+
+TINY = ("--experts", 2, "--n-blocks", 2, "--vocab-size", 2048)  # as the runs of `match`, a thousand times smaller
+SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each command that asks a law
+    "loss": lambda c: ("--n-active", model(c)["n_active"], "--tokens", model(c)["tokens"]),
+    "optimal": lambda c: ("--flops", c),
+    "plan": lambda c: ("--flops", c),
+    "reach": lambda c: ("--loss", reachable(JOINT, c), "--experts", 8),
+    "speedup": lambda c: ("--flops", c),
+    "break-even": lambda c: ("--n-active", model(c)["n_active"], "--experts", 8),
+    "learning-rate": lambda c: ("--d-model", 1024, "--experts", rates(LearningRateLaw.published(), c).experts),
+    "figures": lambda c: ("figures", "--flops", c),
+    "next-runs": lambda c: ("--flops", 1e20, "--ask", f"optimum:{c:g},8", "--max-runs", 2, "--widths", "256,512"),
+    "describe": lambda c: ("config.json", "--tokens", c / 1e11),
+    "compare": lambda c: ("--flops", c),
+    "match": lambda c: ("runs.csv", "--flops", c / 1e8, *TINY, "--bootstrap", 2, "-o", "plan.json"),
+}
+NOT_IN_THE_SHELL = {
+    "scale-out": "counts bytes and seconds; no law of the loss",
+    "tables": "the paper's own questions, beside its answers",
+    "laws": "lists",
+    **dict.fromkeys(("fit", "calibrate", "profile", "split", "fit-learning-rate"), "fits measured runs"),
+    "report": "asks the law of the runs about themselves",
+    "release": "publishes",
+    "explore": "serves; what its page and tools answer is asked below",
+}
+FORCED = ("optimal", "plan", "reach", "speedup", "break-even", "next-runs", "describe", "compare", "match")
+PROGRAMS: dict[str, Callable[[float], dict[str, Any]]] = {  # the tools of the API and of the MCP server
+    "optimal": lambda c: {"flops": f"{c:g}"},
+    "plan": lambda c: {"flops": f"{c:g}"},
+    "loss": lambda c: model(c),
+}
+
+
+def shell(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
+
+
+def test_every_command_stands_here():
+    commands = {command.name for command in app.registered_commands}
+    assert commands == {*SHELL, *NOT_IN_THE_SHELL}
+    assert not {*SHELL} & {*NOT_IN_THE_SHELL}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What commands read: a configuration, a table of runs, a law, and laws of both kinds without ranges."""
+    made = tmp_path_factory.mktemp("asked")
+    (made / "config.json").write_text(json.dumps(SWITCH))
+    tiny_runs().to_pandas().rename(columns={"loss": "eval_loss"}).to_csv(made / "runs.csv", index=False)
+    JOINT.save_pretrained(made / "law")
+    UNRANGED[JointLaw](JOINT).save_pretrained(made / "unranged")
+    UNRANGED[LearningRateLaw](LearningRateLaw.published()).save(made / "rates.json")
+    return made
+
+
+@pytest.mark.parametrize("command", SHELL)
+def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, monkeypatch):
+    """0: within the guard, or forced; 1: answered, and not to be trusted; 2: refused."""
+    monkeypatch.chdir(folder)
+    own = {"match": (), "learning-rate": (), "compare": ("--laws", "marin,chinchilla_approach2,ling_optimum")}
+    law = own.get(command, ("--law", "law"))
+    near, far = (shell(command, *SHELL[command](c), *law) for c in (NEAR, FAR))
+    assert near.exit_code == 0, near.output
+    assert far.exit_code in (1, 2), far.output
+    if far.exit_code == 2:
+        assert far.stdout == ""
+        assert "beyond the guard" in far.stderr
+    if command in FORCED:
+        forced = shell(command, *SHELL[command](FAR), *law, "--force")
+        assert forced.exit_code == 0, forced.output
+        assert any(words in forced.output for words in ("do not act", "not trusted", "the answer is too far"))
+
+
+@pytest.mark.parametrize("command", [command for command in SHELL if command != "match"])  # which fits its own law
+def test_the_shell_does_not_trust_a_law_without_ranges(command, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    law = {"learning-rate": ("--law", "rates.json"), "compare": ("--laws", "abnar,hunyuan")}
+    noise = ("--noise", 1e-3) if command == "next-runs" else ()
+    found = shell(command, *SHELL[command](NEAR), *law.get(command, ("--law", "unranged")), *noise)
+    assert found.exit_code == 1, found.output
+    assert found.stdout
+
+
+def test_programs_are_answered_as_the_shell_is():
+    own = {tool.__name__: tool for tool in tools({"published": JOINT, "unranged": UNRANGED[JointLaw](JOINT)})}
+    assert {*own} == {*PROGRAMS}
+    for name, tool in own.items():
+        near, far = (partial(tool, **PROGRAMS[name](c)) for c in (NEAR, FAR))
+        assert worth(near) == "trusted"
+        assert worth(far) in ("refused", "flagged")
+        assert worth(partial(near, law="unranged")) == "flagged"
+
+
+@pytest.mark.parametrize("unit", ["flops", "hours"])
+def test_the_page_refuses_and_flags_under_every_view(unit):
+    pytest.importorskip("plotly")
+    from scaling_law.explorer.answer import answer
+    from scaling_law.explorer.question import UNITS, VIEWS, Question
+
+    assert unit in UNITS
+    budgets = ("1e21", "1e32") if unit == "flops" else ("168", "1e13")
+    for view in VIEWS:
+        near, far = (Question(unit=unit, **{unit: budget}, memory="", view=view) for budget in budgets)
+        assert "do not act" not in answer(near, JOINT).notes
+        assert "carries no fitted ranges" in answer(near, UNRANGED[JointLaw](JOINT)).notes
+        with pytest.raises(ExtrapolationError):
+            answer(far, JOINT)
