@@ -200,7 +200,8 @@ class Law(Summarised):
             ends = zip(*percentile_interval(self.draws), strict=True)
             rows = [[*row, f"{low:.5g}", f"{high:.5g}"] for row, (low, high) in zip(rows, ends, strict=True)]
         known = self.conditions
-        return Table(header, rows, title=self.formula, notes=[known.provenance] if known else [])
+        notes, omitted = ([known.provenance], known.omitted) if known else ([], ())
+        return Table(header, rows, title=self.formula, notes=notes, warnings=omitted)
 
     def __repr__(self) -> str:
         body = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())
