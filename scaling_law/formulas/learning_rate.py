@@ -184,7 +184,17 @@ class LearningRateLaw:
         self, architecture: Architecture, tokens: float | None = None, batch_tokens: float | None = None
     ) -> bool:
         """Whether N, E, D or B lie too far outside to train at this rate (`conditions.GUARD`); False if unknown."""
-        found = self._excesses(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
+        return self.beyond_guard_at(self.counted(architecture), architecture.experts_equivalent, tokens, batch_tokens)
+
+    def beyond_guard_at(
+        self,
+        counted_parameters: float,
+        experts: float,
+        tokens: float | None = None,
+        batch_tokens: float | None = None,
+    ) -> bool:
+        """As `beyond_guard`, for N as counted by this reading."""
+        found = self._excesses(counted_parameters, experts, tokens, batch_tokens)
         return any(excess.beyond for excess in found)
 
     def _excesses(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table, as_text, enumerated
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.plain.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import refuse_extrapolation
 from scaling_law.formulas.law import percentile_interval
@@ -25,6 +25,7 @@ from scaling_law.planning.optimum import (
     Constraints,
     WidthOptimum,
     asked_experts,
+    left_out,
     name_limits,
     positive,
     why_no_optimum,
@@ -44,6 +45,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.serving import decode_seconds_by_width
 
 FloatArray = NDArray[np.float64]
+SHOWN_SHARES = 6  # E of which a comparison says how often each wins
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
 
@@ -121,10 +123,11 @@ class Comparison:
         if len(self.tied) == 1:
             return f"E = {self.best:g} is {self.difference:.4f} nats better than E = {self.runner_up:g}"
         tied = sorted(self.tied)
-        text = f"E = {enumerated([f'{e:g}' for e in tied])} cannot be told apart"
+        text = f"E = {enumerated(listed_experts(tied))} cannot be told apart"
         between = f"{self.difference:.4f} nats between the best two"
         if self.win_shares:
-            shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in tied)
+            often = sorted(tied, key=lambda e: -self.win_shares[e])[:SHOWN_SHARES]
+            shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in sorted(often))
             return f"{text}: {between}; lowest loss: E = {shares} of the draws"
         return f"{text} ({between}; the law's error is {self.error:.2g})"
 
@@ -197,7 +200,8 @@ class OptimalTable(ResultTable):
         if (by_flops := sorted(hours, key=lambda e: flops[e])) == hours:
             return None
         budget = f"{format_flops(self.flops)} FLOPs each"
-        return f"best E first: {_listed(hours)} in {self.time.hours:.3g} hours, but {_listed(by_flops)} for {budget}"
+        hours, by_flops = (", ".join(f"{e:g}" for e in order[:SHOWN_SHARES]) for order in (hours, by_flops))
+        return f"best E first: {hours} in {self.time.hours:.3g} hours, but {by_flops} for {budget}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -209,7 +213,7 @@ class OptimalTable(ResultTable):
         if untrusted := _listed(row.experts for row in self.rows if not row.trusted):
             what = "compared anyway, do not act on it" if self.forced else "not compared"
             found.append(f"E = {untrusted} {what}: too far outside the fitted range")
-        found += [f"E = {e:g} is left out: {reason}" for e, reason in self.experts_without_optimum.items()]
+        found += left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
             found.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
         return tuple(found)
@@ -346,6 +350,7 @@ def optimal(
     constraints, e = Constraints.of(law, **limits), np.atleast_1d(asked_experts(law, experts))
     if e.ndim != 1 or not e.size:
         raise ValueError(f"experts={e.tolist()!r} must be one number or a list of them")
+    e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
         raise ValueError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
     budget: Budget = time or float(positive("flops", flops))
@@ -376,12 +381,23 @@ def optimal(
         notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], constraints),
         time=time,
     )
+    table = replace(table, notes=(*table.notes, *_largest_wins(table, e, law, experts is None)))
     if time is None:
         return table
     spent = table.best.training_flops
     same = optimal(law, spent, e, integral=integral, learning_rate_law=rates, batch_ramp=ramp, force=True, **limits)
     notes = (*table.notes, *_notes_on_time(table, time.cluster))
     return replace(table, flops=spent, equal_flops=same, notes=notes)
+
+
+def _largest_wins(table: OptimalTable, asked: FloatArray, law: Law, by_default: bool) -> Iterator[str]:
+    """A note where the best E is the largest of several: a larger one may be better."""
+    best = table.best.experts
+    if asked.size > 1 and best == asked.max():
+        ends = "the default list" if by_default else "the list asked for"
+        if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
+            ends = "the fitted range"
+        yield f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not asked"
 
 
 def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
@@ -484,4 +500,4 @@ def _nothing_fits(budget: Budget, experts: FloatArray, constraints: Constraints)
 
 
 def _listed(experts: Any) -> str:
-    return ", ".join(f"{e:g}" for e in experts)
+    return ", ".join(listed_experts(experts))

@@ -1,4 +1,4 @@
-"""A variable that varies in the runs and is not in the law: named by the fit, kept in the law, said in every answer."""
+"""A variable that varies in the runs but not in the law: the fit names it, the law keeps it, every answer says it."""
 
 from __future__ import annotations
 
