@@ -328,7 +328,7 @@ def learning_rate(
     """
     chosen = LearningRateLaw.named(law)
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
-    width = int(d_model) if d_model.is_integer() else d_model  # `optimal` prints any
+    width: Any = int(d_model) if d_model.is_integer() else d_model  # `optimal` prints any
     if n_blocks is not None or n_heads is not None:
         Architecture(width, experts, n_blocks, n_heads, vocabulary)  # which refuses one that cannot be
     positive("d_model", width)

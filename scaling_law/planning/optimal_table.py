@@ -45,7 +45,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.serving import decode_seconds_by_width
 
 FloatArray = NDArray[np.float64]
-SHOWN_SHARES = 6  # E of which a comparison says how often each wins
+MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
 
@@ -126,7 +126,7 @@ class Comparison:
         text = f"E = {enumerated(listed_experts(tied))} cannot be told apart"
         between = f"{self.difference:.4f} nats between the best two"
         if self.win_shares:
-            often = sorted(tied, key=lambda e: -self.win_shares[e])[:SHOWN_SHARES]
+            often = sorted(tied, key=lambda e: -self.win_shares[e])[:MOST_SHOWN]
             shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in sorted(often))
             return f"{text}: {between}; lowest loss: E = {shares} of the draws"
         return f"{text} ({between}; the law's error is {self.error:.2g})"
@@ -139,7 +139,7 @@ class OptimalTable(ResultTable):
     `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     With a budget of `time`, draws are those of law and step times together, `flops` those of the best row, and
-    `equal_flops` the answer for so many FLOPs.
+    `equal_flops` the answer for so many FLOPs. `largest` says that no larger E than the best was considered.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -153,6 +153,7 @@ class OptimalTable(ResultTable):
     law_error: float | None = None
     draw_losses: FloatArray | None = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()
+    largest: str | None = None
     time: TimeBudget | None = None
     equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
 
@@ -200,14 +201,15 @@ class OptimalTable(ResultTable):
         if (by_flops := sorted(hours, key=lambda e: flops[e])) == hours:
             return None
         budget = f"{format_flops(self.flops)} FLOPs each"
-        hours, by_flops = (", ".join(f"{e:g}" for e in order[:SHOWN_SHARES]) for order in (hours, by_flops))
-        return f"best E first: {hours} in {self.time.hours:.3g} hours, but {by_flops} for {budget}"
+        first, other = (", ".join(f"{e:g}" for e in order[:MOST_SHOWN]) for order in (hours, by_flops))
+        return f"best E first: {first} in {self.time.hours:.3g} hours, but {other} for {budget}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings about the best row, and about the comparison itself."""
         found = [*self.notes, *([self.reordered] if self.reordered else [])]
         found += [f"best row: {warning}" for warning in self.best.warnings]
+        found += [self.largest] if self.largest else []
         if self.comparison is not None and len(self.comparison.tied) > 1:
             found.append(str(self.comparison))
         if untrusted := _listed(row.experts for row in self.rows if not row.trusted):
@@ -381,7 +383,7 @@ def optimal(
         notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], constraints),
         time=time,
     )
-    table = replace(table, notes=(*table.notes, *_largest_wins(table, e, law, experts is None)))
+    table = replace(table, largest=_largest_wins(table, e, law, experts is None))
     if time is None:
         return table
     spent = table.best.training_flops
@@ -390,14 +392,15 @@ def optimal(
     return replace(table, flops=spent, equal_flops=same, notes=notes)
 
 
-def _largest_wins(table: OptimalTable, asked: FloatArray, law: Law, by_default: bool) -> Iterator[str]:
-    """A note where the best E is the largest of several: a larger one may be better."""
+def _largest_wins(table: OptimalTable, asked: FloatArray, law: Law, by_default: bool) -> str | None:
+    """A sentence where the best E is the largest of several: a larger one may be better."""
     best = table.best.experts
-    if asked.size > 1 and best == asked.max():
-        ends = "the default list" if by_default else "the list asked for"
-        if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
-            ends = "the fitted range"
-        yield f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not asked"
+    if asked.size == 1 or best < asked.max():
+        return None
+    ends = "the default list" if by_default else "the list asked for"
+    if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
+        ends = "the fitted range"
+    return f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not asked"
 
 
 def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:

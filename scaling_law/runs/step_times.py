@@ -53,5 +53,5 @@ def _architecture(runs: Runs, row: int) -> Architecture:
         shared_experts=1,
         d_shared=count("sed"),
         dense_blocks=count("numld"),
-        **({"d_ff": count("d_ff")} if count("numld") else {}),
+        d_ff=count("d_ff"),
     )

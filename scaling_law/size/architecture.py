@@ -104,8 +104,8 @@ def variables_of_width(
 # Of those, what E decides
 EXPERT_VARIABLES = {"experts", "density", "activation_ratio", "n_total", "n_total_non_embedding"}
 # What may vary between runs of one size: the first that tells is named, the later ones often follow from it
-DESIGN_VARIABLES = ("experts", "granularity", "shared_ratio", "vocab_size", "density", "activation_ratio")
-DESIGN_VARIABLES += ("active_experts", "experts_per_token")
+DESIGN_VARIABLES: tuple[str, ...] = ("experts", "granularity", "shared_ratio", "vocab_size", "density")
+DESIGN_VARIABLES += ("activation_ratio", "active_experts", "experts_per_token")
 PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}  # of a whole
 
 
