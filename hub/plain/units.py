@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 _NUMBER = r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
 _QUANTITY = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-z]*)\s*$")
@@ -56,6 +57,22 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
             raise ValueError(f"{field}={text!r}: {part.strip()!r} must be within 1 and 65536, smaller end first")
         found.extend(range(first, last + 1))
     return list(dict.fromkeys(found))
+
+
+def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
+    """Expert counts for a sentence: three or more in a row as "129-199", and "…" for the middle of a long list."""
+    rows: list[list[float]] = []
+    for e in experts:
+        if rows and e == rows[-1][-1] + 1:
+            rows[-1].append(e)
+        else:
+            rows.append([e])
+    found = [text for row in rows for text in _row_of_experts(row)]
+    return found if len(found) <= most else [*found[: most - 2], "…", found[-1]]
+
+
+def _row_of_experts(row: list[float]) -> list[str]:
+    return [f"{row[0]:g}-{row[-1]:g}"] if len(row) > 2 else [f"{e:g}" for e in row]
 
 
 def _parsed(text: str | float, field: str, suffixes: dict[str, float]) -> float:

@@ -14,7 +14,9 @@ from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import LawT
 from scaling_law.formulas.shelf import SHELF, published
 from scaling_law.law_files import load_law
+from scaling_law.planning.optimum import positive
 from scaling_law.runs.readers import READERS
+from scaling_law.size.architecture import HEAD_DIM
 from scaling_law.size.gpus import find_gpu, named_gpu
 from scaling_law.size.throughput import Throughput
 
@@ -23,9 +25,21 @@ def option(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help)
 
 
-def quantity(parser: Any, help: str, *names: str, metavar: str | None = None) -> Any:
-    """An option whose text `parser` reads (COUNT, BYTES, …); a usage error names the option."""
-    return typer.Option(*names, parser=parser, metavar=metavar or parser.__name__.upper(), help=help)
+def quantity(parser: Any, help: str, *names: str, metavar: str | None = None, default: bool | str = True) -> Any:
+    """An option whose text `parser` reads (COUNT, BYTES, …); a usage error names the option.
+
+    `default` says in words what the default value means.
+    """
+    metavar = metavar or parser.__name__.upper()
+    return typer.Option(*names, parser=parser, metavar=metavar, help=help, show_default=default)
+
+
+def nearest_width(d_model: float) -> int:
+    """The multiple of 64 next to a d_model that `optimal` prints; where it is another, stderr says so."""
+    width = HEAD_DIM * max(1, round(float(positive("d_model", d_model)) / HEAD_DIM))
+    if width != d_model:
+        typer.secho(f"d_model {d_model:g} is no multiple of {HEAD_DIM}: {width} is taken", err=True, fg="yellow")
+    return width
 
 
 def names(words: str) -> tuple[str, ...]:
@@ -52,8 +66,9 @@ Mfu = Annotated[float | None, option("MFU to assume in the place of others' (0.4
 Price = Annotated[float | None, option("Price of a GPU-hour: 2.5.")]
 Memory = Annotated[Any, quantity(BYTES, "Memory for weights and KV cache: 80GB (decimal) or 80GiB.", "--memory")]
 MaxParameters = Annotated[Any, quantity(COUNT, "Limit on total parameters: 7B.")]
-KvTokens = Annotated[float, quantity(CONTEXT, "Tokens in the KV cache: 16k is 16,384.", "--kv-tokens")]
-InferenceTokens = Annotated[float, quantity(COUNT, "Tokens served over the model's life: 100B.")]
+CACHED, SERVED = "Tokens in the KV cache: 16k is 16,384.", "Tokens served over the model's life: 100B."
+KvTokens = Annotated[float, quantity(CONTEXT, CACHED, "--kv-tokens", default="no cache")]
+InferenceTokens = Annotated[float, quantity(COUNT, SERVED, default="none, all FLOPs are of training")]
 
 # of fits
 Source = Annotated[str, typer.Argument(help="Folder, .jsonl, .parquet, .csv, release, or org/sweep-runs on the Hub.")]

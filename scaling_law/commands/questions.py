@@ -14,7 +14,7 @@ from hub.plain.tables import Table, show
 from hub.plain.units import format_count, parse_count, parse_counts
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
-from scaling_law.figures.drawing import save
+from scaling_law.figures.drawing import SUFFIXES, save
 from scaling_law.figures.law_figures import memory_optimal
 from scaling_law.formulas import ChinchillaLaw, JointLaw, Law
 from scaling_law.formulas.law import percentile_interval
@@ -25,8 +25,9 @@ from scaling_law.planning import design
 from scaling_law.planning import plan as planning
 from scaling_law.planning.break_even import break_even as tokens_from_which_experts_pay
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
+from scaling_law.planning.optimum import positive
 from scaling_law.planning.speedup import effective_speedup
-from scaling_law.size.architecture import Architecture
+from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 
 GRANULARITY = "Experts of 1/G of the width, G times as many active."
 SHARED = "Part of the active width that is shared experts."
@@ -156,6 +157,7 @@ def plan(
     vocab_size: options.VocabSize = None,
     sweep: Annotated[str, option("Name of the sweep the run belongs to.")] = "run",
     output: Annotated[Path | None, option("Write the YAML for train.py to this file.", "--output", "-o")] = None,
+    overwrite: Annotated[bool, option("Replace the file of -o if there is one.", "--overwrite")] = False,
     force: options.Force = False,
     law: options.LawName = "published",
     learning_rate_law: Annotated[str, option(options.RATES)] = "code",
@@ -177,21 +179,25 @@ def plan(
 
         scaling-law plan --law krajewski --flops 1e20 --experts 8 --granularity 8 --force -o run.yaml
     """
-    question = _without(locals(), "gpu_tflops", "sweep", "output", "law", "learning_rate_law", "as_json", "gpu")
+    question = _without(
+        locals(), "gpu_tflops", "sweep", "output", "overwrite", "law", "learning_rate_law", "as_json", "gpu"
+    )
     if gpu is not None or throughput is not None:
         question |= {"throughput": step_times(gpu, throughput, mfu)}
         del question["mfu"]
     elif mfu is None:
         del question["mfu"]  # the default of `plan`
+    if output is not None and output.exists() and not overwrite:
+        raise ValueError(f"-o {output}: there is such a file already; --overwrite replaces it")
     rates = LearningRateLaw.named(learning_rate_law)
     chosen: Law = options.choose_law(law)
     made = planning.plan(chosen, **question, gpu_flops=gpu_tflops * 1e12, learning_rate_law=rates)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(made.to_yaml(sweep), encoding="utf-8")
-    show(made.to_dict() if as_json else None, as_json, made)
+    show(made.to_dict() | {"written": [str(output)] * bool(output)} if as_json else None, as_json, made)
     if not as_json:
-        launch = f"accelerate launch train.py --config {output}"
+        launch = f"wrote {output}\naccelerate launch train.py --config {output}"
         typer.echo(launch if output else "-o FILE writes the YAML for train.py")
     exit_untrusted(made.trusted, force)
 
@@ -305,7 +311,7 @@ def break_even(
 
 
 def learning_rate(
-    d_model: Annotated[int, option("Width; blocks and heads follow as d_model / 64 unless given.")],
+    d_model: Annotated[float, option("Width; blocks and heads follow as d_model / 64 unless given.")],
     experts: Annotated[int, option("Number of experts.")] = 1,
     n_blocks: Annotated[int | None, option("Number of blocks.")] = None,
     n_heads: Annotated[int | None, option("Number of heads.")] = None,
@@ -328,22 +334,31 @@ def learning_rate(
         scaling-law learning-rate --d-model 192 --n-blocks 3 --law my-learning-rates.json --tokens 20B
     """
     chosen = LearningRateLaw.named(law)
-    a = Architecture(d_model, experts, n_blocks, n_heads, chosen.vocab_size if vocab_size is None else vocab_size)
-    run = (a, tokens, batch_tokens)
-    rate, trusted, warnings = chosen.learning_rate(*run), bool(chosen.check(*run).trusted), chosen.warnings(*run)
+    vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
+    width: Any = int(d_model) if d_model.is_integer() else d_model  # `optimal` prints any
+    if n_blocks is not None or n_heads is not None:
+        Architecture(width, experts, n_blocks, n_heads, vocabulary)  # which refuses one that cannot be
+    positive("d_model", width)
+    positive("experts", experts)
+    counted = float(chosen.counted_parameters(width, n_blocks, vocabulary))
+    sizes = {"n_active": active_parameters(width, n_blocks, vocabulary)}
+    sizes |= {"n_total": total_parameters(width, experts, n_blocks, vocabulary)}
+    run = (counted, experts, tokens, batch_tokens)
+    rate, warnings = float(chosen.at(*run)), chosen.warnings_at(*run)
+    trusted = bool(chosen.check_at(*run).trusted)
     value: dict[str, Any] = {"learning_rate": rate, "reading": chosen.reading, "source": chosen.source}
     value |= {"formula": chosen.formula, "tokens": tokens, "batch_tokens": batch_tokens, "regret": chosen.regret}
-    value |= {"d_model": d_model, "experts": experts, "n_active": a.n_active, "n_total": a.n_total}
-    text = f"{rate:.4g}  (reading {chosen.reading!r}: {chosen.source}; N_act {format_count(a.n_active)})"
+    value |= {"d_model": width, "experts": experts} | {name: round(float(size)) for name, size in sizes.items()}
+    text = f"{rate:.4g}  (reading {chosen.reading!r}: {chosen.source}; N_act {format_count(value['n_active'])})"
     text = "\n".join([text, *(f"⚠ {warning}" for warning in warnings)])
     show(value | {"trusted": trusted, "warnings": warnings}, as_json, text)
     exit_untrusted(trusted)
 
 
 def figures(
-    output: Annotated[Path, typer.Argument(help="Folder to write to.")] = Path("figures"),
+    output: Annotated[Path, typer.Argument(help="Folder to write to; with --flops also a file.")] = Path("figures"),
     flops: Annotated[Any, quantity(COUNT, "Only the memory-optimal figure, for this budget.")] = None,
-    suffix: Annotated[str, option("png, svg or pdf.")] = "png",
+    suffix: Annotated[str | None, option("png, svg or pdf. [default: that of a file, else png]")] = None,
     law: options.LawName = "published",
     as_json: Json = False,
 ) -> None:
@@ -356,11 +371,17 @@ def figures(
         scaling-law figures docs/figures
 
         scaling-law figures out --law my-law --suffix svg --flops 1e21
+
+        scaling-law figures memory.pdf --flops 1e22
     """
-    chosen = options.choose_law(law, JointLaw)
+    chosen, names_file = options.choose_law(law, JointLaw), output.suffix.lower() in SUFFIXES
+    if names_file and (flops is None or suffix not in (None, output.suffix.lower().removeprefix("."))):
+        instead = f"for --suffix {suffix}" if flops else "for all figures, or --flops for the one that fits a file"
+        raise ValueError(f"output={str(output)!r} names a file: give a folder {instead}")
     if flops is None:
-        return show_written(draw_all(chosen, output, suffix), as_json)
-    show_written([save(memory_optimal(chosen, flops), output / f"memory_optimal_{flops:.3g}.{suffix}")], as_json)
+        return show_written(draw_all(chosen, output, suffix or "png"), as_json)
+    path = output if names_file else output / f"memory_optimal_{flops:.3g}.{suffix or 'png'}"
+    show_written([save(memory_optimal(chosen, flops), path)], as_json)
     exit_untrusted(chosen.optimal(flops, force=True).best.trusted)
 
 
@@ -431,7 +452,7 @@ def next_runs(
     limits = {"max_memory_bytes": max_memory_bytes, "max_parameters": max_parameters}
     limits["kv_cache_tokens"] = kv_cache_tokens
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
-    widths = widths and [int(width) for width in widths]
+    widths = widths and [options.nearest_width(width) for width in widths]
     largest = flops / 4 if max_run_flops is None else max_run_flops
     candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
     answer = _answer(ask, limits, vocab_size)

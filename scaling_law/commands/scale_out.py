@@ -16,7 +16,7 @@ from scaling_law.size.recipe import PAPER
 
 
 def scale_out(
-    d_model: Annotated[int, typer.Argument(help="Width; blocks and heads follow as d / 64.")],
+    d_model: Annotated[float, typer.Argument(help="Width; blocks and heads follow as d / 64.")],
     experts: Annotated[int, option("Experts, of which one is active.")] = 8,
     gpus: Annotated[Any, quantity(COUNTS, "How many, to compare. [default: 8,64]")] = None,
     gpu: Annotated[str, option("Their kind.")] = "h100",
@@ -33,7 +33,7 @@ def scale_out(
 
         scaling-law scale-out 2304 --gpus 64 --batch 4096 --mfu 0.35 --json
     """
-    model = Architecture(d_model, experts)
+    model = Architecture(options.nearest_width(d_model), experts)
     sizes = {"batch_sequences": batch, "sequence_length": sequence_length}
     counts: list[Any] = [int(n) if n.is_integer() else n for n in gpus or (8.0, 64.0)]
     found = scaling.scale_out(model, counts, gpu, mfu=mfu, **sizes)

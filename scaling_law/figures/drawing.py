@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,7 +61,7 @@ def label_of(experts: float) -> str:
 def new_figure(
     width: float = 6.4, height: float = 4.4, columns: int = 1, rows: int = 1, dpi: float = 150, **options: Any
 ) -> tuple[Figure, Any]:
-    """A figure and its axes without any global state of pyplot."""
+    """A figure and its axes without any global state of pyplot; a notebook shows the figure for either."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -68,9 +69,18 @@ def new_figure(
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, **options)
     for ax in np.atleast_1d(axes).flat:
+        ax._repr_png_ = partial(png, figure)
         ax.grid(True, alpha=0.25, linewidth=0.6)
         ax.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure._repr_png_ = partial(png, figure)  # type: ignore[attr-defined]
+    return figure, axes.view(Panels) if isinstance(axes, np.ndarray) else axes
+
+
+class Panels(np.ndarray):
+    """The axes of one new figure, which a notebook shows."""
+
+    def _repr_png_(self) -> bytes:
+        return png(self)
 
 
 def axes_or_new(ax: Any, width: float = 6.4, height: float = 4.4, **options: Any) -> Axes:
@@ -80,7 +90,7 @@ def axes_or_new(ax: Any, width: float = 6.4, height: float = 4.4, **options: Any
 def panels_or_new(axes: Any, count: int, width: float, height: float, **options: Any) -> NDArray[Any]:
     """`count` axes in a row, [count]: those given, or those of a new figure. ValueError for another number of them."""
     if axes is None:
-        return np.asarray(new_figure(width, height, columns=count, squeeze=False, **options)[1][0])
+        return cast("NDArray[Any]", new_figure(width, height, columns=count, squeeze=False, **options)[1][0])
     given = np.atleast_1d(np.asarray(axes, object)).ravel()
     if len(given) != count:
         raise ValueError(f"axes: {len(given)} given, {count} are needed")

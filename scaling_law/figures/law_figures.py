@@ -47,7 +47,7 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
     bottom.set(xlabel=f"observed {LOSS}", ylabel="error (nats)", ylim=(-limit, limit), xlim=ends)
     top.set(ylabel=f"predicted {LOSS}", title=f"{len(observed)} runs, RMSE {result.rmse:.4f} nats")
     drawing.legend(top)
-    return np.array([top, bottom])
+    return axes if isinstance(axes, drawing.Panels) else np.array([top, bottom])
 
 
 def isoflop(

@@ -287,6 +287,7 @@ def _described(law: Law, result: FitResult, chosen: Candidate, rule: str) -> Fit
         what, limits = "all coefficients refitted", {}
     else:
         what, limits = f"{', '.join(names)} refitted", joined_limits(known, own)
+        limits["omitted"] = tuple(dict.fromkeys((*known.omitted, *own.omitted)))
         if law.draws is not None:
             draws = "bootstrap of the calibration, with the other coefficients from draws of the law before it"
     conditions = replace(

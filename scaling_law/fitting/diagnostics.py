@@ -1,4 +1,4 @@
-"""Which coefficients the runs determine, and which runs do not follow the law.
+"""Which coefficients the runs determine, which variables the law lacks, and which runs do not follow it.
 
 The Huber loss bounds the pull of one bad run, but a tenth of the runs moves the law. Outliers are therefore judged
 against a trimmed fit (Rousseeuw and Van Driessen 2006, "Computing LTS regression for large data sets"), each from the
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hub.plain.tables import enumerated
 from scaling_law.fitting.objective import Objective
 from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
-from scaling_law.size.architecture import is_size
+from scaling_law.runs.table import Runs
+from scaling_law.size.architecture import DESIGN_VARIABLES, is_size
 
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -27,6 +29,8 @@ CORE = 0.7  # the part of the runs that the trimmed fit rests on
 HALVES = 16  # random halves of the runs that the trimmed fit also starts from
 MOST = 0.3  # if a larger part of the runs is suspicious, the law or the table is wrong
 TAIL = 1e-6  # two-sided probability, in Student's t, beyond which a run is suspicious
+CHANCE = 1e-3  # probability that errors depend so much on a variable that makes no difference
+CONFOUNDED = 0.05  # part of a variable's variance that the law's own must leave, to be told apart
 SMALLEST = 0.01  # deviations of ln L below this are never suspicious
 
 
@@ -108,6 +112,55 @@ def _variables(form: Form, coefficient: str) -> set[str]:
         names = term.factors if coefficient == term.scale else [name for _, factors in features for name in factors]
         found = found.union(*(own.get(name, {name}) for name in names))
     return found
+
+
+def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: FloatArray) -> tuple[str, ...]:
+    """A sentence on each variable that varies in the runs, not in the law, and on which its `errors` [n] depend, nats.
+
+    That is an F test at `CHANCE` for its logarithm and the square of it, beside the Jacobian at θ [p]. A variable
+    whose effect the runs cannot tell from that of the law's own is named, too; one that follows from others is not.
+    """
+    from scipy.special import fdtrc
+
+    used, found = problem.measured, []
+    residual, jacobian = (part[0][used] for part in problem.objective.linearised(theta[None]))
+    own, columns = problem.objective.form.variables, jacobian[:, problem.free(theta)]
+    tested = [np.ones(len(columns)), *(runs[name][used] for name in own if not is_size(name))]
+    for name in [name for name in DESIGN_VARIABLES if name in runs and name not in own]:
+        values = runs[name][used]
+        if not np.isfinite(values).all() or _distinct(*tested) == _distinct(*tested, values):
+            continue
+        tested.append(values)
+        means = {value: float(errors[used][values == value].mean()) for value in np.unique(values).tolist()}
+        x = np.log(values) if min(means) > 0 else values
+        x = (x - x.mean()) / x.std()
+        more = np.column_stack([columns, x[:, None] ** np.arange(1, min(len(means), 3))])
+        (before, rank), (after, larger) = _unexplained(residual, columns), _unexplained(residual, more)
+        added, spare = larger - rank, len(x) - larger
+        label = "E" if name == "experts" else name
+        if not spare or _unexplained(x, columns)[0] < CONFOUNDED * len(x):
+            said = f", and the runs cannot tell its effect from that of {enumerated(own)}"
+        elif fdtrc(added, spare, (before - after) / added / max(after / spare, 1e-300)) < CHANCE:
+            low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+            ends = f"{means[low]:+.3f} nats at {label} = {low:g} and {means[high]:+.3f} at {label} = {high:g}"
+            said = f", whose mean error is {ends}"
+        else:
+            continue
+        columns = more
+        found.append(f"{label} varies in the runs but is no variable of this law{said}")
+    return tuple(found)
+
+
+def _distinct(*columns: FloatArray) -> int:
+    """How many different rows these columns [n] have."""
+    return len(np.unique(np.column_stack(columns), axis=0))
+
+
+def _unexplained(residual: FloatArray, columns: FloatArray) -> tuple[float, int]:
+    """The sum of squares that no combination of the columns [n, k] explains, and their rank."""
+    scaled = columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
+    solution, _, rank, _ = np.linalg.lstsq(scaled, residual, rcond=RANK_TOLERANCE)
+    return float(np.sum((residual - scaled @ solution) ** 2)), int(rank)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.progress import progress_line
 from hub.plain.tables import ResultTable, Table
-from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers
+from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
@@ -43,7 +43,7 @@ class FitStatus:
     `distances` for parameters of transforms ("e_max − e_start"), absolute for the rest.
 
     `suspicious` runs lie far from the law of the others, the farthest
-    first; `deviations` is their loss minus that of the fit without them, nats per token.
+    first; `deviations` is their loss minus that of the fit without them, nats per token. `omitted`: as of Conditions.
     """
 
     converged: bool
@@ -62,6 +62,7 @@ class FitStatus:
     n_trunks: int | None = None
     trunk_source: str | None = None
     warnings: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -75,7 +76,7 @@ class FitStatus:
     def messages(self) -> tuple[str, ...]:
         """The status as sentences, most important first."""
         found = [] if self.converged else ["The best start did not converge: the optimum is not reached."]
-        found += [f"{warning[0].upper()}{warning[1:]}." for warning in self.warnings]
+        found += [f"{warning[0].upper()}{warning[1:]}." for warning in (*self.omitted, *self.warnings)]
         if self.n_agree < max(2, self.n_released // 10) and self.n_released > 1:
             found.append(f"Only {self.n_agree} of {self.n_released} starts reached the best objective.")
         if self.suspicious:
@@ -388,7 +389,8 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
     condition_number, standard_errors, undetermined = examine(objective, theta, free)
     used = runs.subset(problem.used)
     law = objective.make_law(theta)
-    rmse = rms(errors_of(law, runs.subset(problem.measured)))
+    errors = errors_of(law, runs)
+    rmse = rms(errors[problem.measured])
     status = FitStatus(
         converged=bool(final.converged[chosen]),
         n_released=len(final.cost),
@@ -401,6 +403,7 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
         undetermined=undetermined,
         n_trunks=used.n_trunks,
         trunk_source=used.trunk_source,
+        omitted=omitted_variables(problem, theta, runs, errors),
         **search,
     )
     aside = f"; {len(status.set_aside)} of {len(runs)} runs set aside as outliers" if status.set_aside else ""
@@ -426,5 +429,6 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
         vocab_size=used.vocab_size,
         where=runs.where,
         variables={name: (float(v.min()), float(v.max())) for name, v in _other_variables(law, used).items()} or None,
+        omitted=status.omitted,
     )
     return FitResult(law.replace(conditions=conditions), best, rmse, status, runs, problem, theta, final)

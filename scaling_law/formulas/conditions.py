@@ -32,7 +32,8 @@ ROUNDING = 1e-9  # a question at the guard itself is inside
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SPANS = ("n_active", "tokens", "tokens_per_parameter", "training_flops")
-OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables")  # left out of a file: older versions read it
+# left out of a file where they are empty: older versions read it
+OPTIONAL = ("dataset", "commit", "vocab_size", "where", "variables", "omitted")
 
 
 class ExtrapolationError(ValueError):
@@ -85,7 +86,8 @@ class Conditions:
 
     `draws` says how the draws were made, if not by the bootstrap of the fit. `set_aside` are outliers left out,
     `warmup_tokens` is the longest warm-up, `vocab_size` is None if unknown or mixed, and `variables` has the ranges of
-    a law's variables besides N_act, D and E.
+    a law's variables besides N_act, D and E. `omitted` has a sentence on each variable of the runs that the law lacks
+    but its errors depend on; every answer repeats it.
     """
 
     provenance: str
@@ -104,6 +106,7 @@ class Conditions:
     vocab_size: int | None = None
     where: str | None = None
     variables: Mapping[str, tuple[float, float]] | None = None
+    omitted: tuple[str, ...] = ()
 
     @property
     def overall(self) -> FittedRange | None:
@@ -139,7 +142,7 @@ class Conditions:
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self) | {"objective": dict(self.objective), "ranges": [asdict(r) for r in self.ranges]}
-        return {name: value for name, value in data.items() if value is not None or name not in OPTIONAL}
+        return {name: value for name, value in data.items() if value or name not in OPTIONAL}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Conditions:
@@ -229,11 +232,13 @@ def limits_of_each(conditions: Conditions, experts: ArrayLike | None) -> dict[st
 def range_warnings(
     conditions: Conditions | None, n_active: Any, tokens: Any, experts: Any, **variables: ArrayLike
 ) -> list[str]:
-    """A sentence on the worst value of each quantity outside the fitted range (of the same E for N and D, if any)."""
+    """What the law omits, and the worst value of each quantity outside the fitted range (of the same E for N and D, if
+    any), a sentence each.
+    """
+    found = list(conditions.omitted) if conditions else []
     if conditions is None or not conditions.fitted_limits():
-        return [UNGUARDED]
+        return [*found, UNGUARDED]
     limits = limits_of_each(conditions, experts)
-    found = []
     for excess in excesses(_quantities(n_active, tokens, experts, **variables), limits, experts, slack=SLACK):
         own_range = excess.name in ("N_act", "D") and excess.experts in conditions.experts
         found.append(f"{excess}{f' at E = {excess.experts:g}' * own_range}")

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.tables import Summarised, Table
+from hub.plain.tables import Summarised, Table, literal
+from hub.plain.units import listed_experts, parse_count, parse_experts
 from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
@@ -80,6 +81,9 @@ class Law(Summarised):
         for name, value in self.coefficients.items():
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
                 raise ValueError(f"{name}={value!r} must be a finite number")
+            least = "not be negative" if name in self.form.constants else "be positive"
+            if name in self.form.positive and (value < 0 or (value == 0 and least == "be positive")):
+                raise ValueError(f"{name}={value!r} must {least}")
             object.__setattr__(self, name, float(value))
         for transform in self.form.transforms:
             transform.refuse_disorder(self.coefficients)
@@ -112,8 +116,9 @@ class Law(Summarised):
     ) -> Any:
         """Predicted loss in nats per token; `variables` are the law's others, by name.
 
-        ValueError for missing or unknown variables, values ≤ 0 or not finite, and E < 1. Never refused, however far
-        the question extrapolates: see `warnings` and `beyond_guard`.
+        Text such as "1B" is read. ValueError for missing or unknown variables, shapes that do not broadcast, values
+        ≤ 0 or not finite, and E < 1. Never refused, however far the question extrapolates: see `warnings` and
+        `beyond_guard`.
         """
         return self.evaluate(tuple(self.coefficients.values()), self._inputs(n_active, tokens, experts, **variables))
 
@@ -141,7 +146,7 @@ class Law(Summarised):
     def _inputs(cls, n_active: Any, tokens: Any, experts: Any, **variables: Any) -> dict[str, FloatArray]:
         """Checked arrays of all that was given, and E = 1 where it was not."""
         given = {"n_active": n_active, "tokens": tokens, "experts": 1.0 if experts is None else experts, **variables}
-        arrays = {name: np.asarray(values, float) for name, values in given.items() if values is not None}
+        arrays = {name: numbers(name, values) for name, values in given.items() if values is not None}
         own = ", ".join(cls.form.variables)
         if missing := [name for name in cls.form.variables if name not in arrays]:
             raise ValueError(f"{missing[0]}=None must be given: {cls.__name__} depends on {own}")
@@ -155,6 +160,11 @@ class Law(Summarised):
                 low = "at least 1" if least else "at least 0" if share else "positive"
                 high = "at most 1" if name in PARTS else "finite"
                 raise ValueError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
+        try:
+            np.broadcast_shapes(*(values.shape for values in arrays.values()))
+        except ValueError:
+            shapes = ", ".join(f"{name} of {list(values.shape)}" for name, values in arrays.items() if values.ndim)
+            raise ValueError(f"{shapes}: arrays must have one shape, or shapes that broadcast") from None
         return arrays
 
     def default_experts(self) -> Any:
@@ -187,17 +197,24 @@ class Law(Summarised):
 
         An E other than its own decides the answer of a law that knows none: it is not trusted.
         """
+        given = {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
+        at = {name: None if values is None else numbers(name, values) for name, values in given.items()}
         needs = self.variables
         if experts is None:
-            experts = 1.0 if "experts" in self.form.variables else None
-        elif not {*needs} & EXPERT_VARIABLES and np.any(experts != np.ravel(self.default_experts())[0]):
+            at["experts"] = 1.0 if "experts" in self.form.variables else None
+        elif not {*needs} & EXPERT_VARIABLES and np.any(at["experts"] != np.ravel(self.default_experts())[0]):
             needs = (*needs, "experts")
-        return RangeCheck(
-            self.conditions, needs, {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
-        )
+        return RangeCheck(self.conditions, needs, at)
 
     def replace(self: LawT, **changes: Any) -> LawT:
-        """A copy with some fields changed; new coefficients drop the draws unless `draws` are given."""
+        """A copy with some fields changed; new coefficients drop the draws unless `draws` are given.
+
+        ValueError for a field that the law lacks, and for values that `Law` refuses.
+        """
+        base, known = [f.name for f in fields(Law)], [f.name for f in fields(self)]
+        known = [*known[len(base) :], *base]  # the coefficients first
+        if unknown := [name for name in changes if name not in known]:
+            raise ValueError(f"{unknown[0]} is no field of {type(self).__name__}: {', '.join(known)}")
         same = all(changes.get(name, value) == value for name, value in self.coefficients.items())
         stored = self.__dict__["draws"] if same else None  # not `self.draws`, which would read the file
         return replace(self, **{"draws": stored, **changes})
@@ -211,7 +228,8 @@ class Law(Summarised):
             ends = zip(*percentile_interval(self.draws), strict=True)
             rows = [[*row, f"{low:.5g}", f"{high:.5g}"] for row, (low, high) in zip(rows, ends, strict=True)]
         known = self.conditions
-        return Table(header, rows, title=self.formula, notes=[known.provenance] if known else [])
+        notes, omitted = ([known.provenance], known.omitted) if known else ([], ())
+        return Table(header, rows, title=self.formula, notes=notes, warnings=omitted)
 
     def __repr__(self) -> str:
         body = ", ".join(f"{name}={value:.6g}" for name, value in self.coefficients.items())
@@ -240,6 +258,22 @@ def register(kind: type[LawT]) -> type[LawT]:
         raise ValueError(f"{kind.__name__}: its fields ({fields_of}) must be those of its form ({', '.join(wanted)})")
     LAWS[kind.name] = kind
     return kind
+
+
+def numbers(name: str, values: Any) -> FloatArray:
+    """An array of what was given: numbers, or text such as "1B" and, for experts, "1,2,4-8".
+
+    ValueError names the field and the value.
+    """
+    if isinstance(values, str):
+        read = [float(e) for e in parse_experts(values)] if name == "experts" else [parse_count(values, name)]
+        return np.array(read if len(read) > 1 else read[0])
+    if isinstance(values, (list, tuple)):
+        values = [parse_count(value, name) if isinstance(value, str) else value for value in values]
+    try:
+        return np.asarray(values, float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
 
 
 def checked_experts(experts: ArrayLike) -> FloatArray:
@@ -302,7 +336,8 @@ class ChinchillaLaw(ChinchillaForm):
         self, n_active: Any = None, tokens: Any = None, experts: Any = None, **variables: ArrayLike
     ) -> list[str]:
         own, found = self.default_experts(), super().warnings(n_active, tokens, experts, **variables)
-        if others := ", ".join(f"{e:g}" for e in np.unique(own if experts is None else experts).tolist() if e != own):
+        asked = numbers("experts", own if experts is None else experts)
+        if others := ", ".join(listed_experts(e for e in np.unique(asked).tolist() if e != own)):
             found.append(f"this Chinchilla law holds for E = {own:g}: its loss for E = {others} is the same")
         return found
 

@@ -22,6 +22,7 @@ from scaling_law.planning.optimum import (
     asked_experts,
     compute_optimal,
     has_optimum,
+    left_out,
     loss_of_variables,
     model_variables,
     name_limits,
@@ -224,7 +225,7 @@ def _reached(
     if lost.any():
         law.check(**{name: values[lost] for name, values in at.items()}).refuse(force)
     exists = has_optimum(law.chinchilla_coefficients(experts)) if isinstance(law, ChinchillaForm) else experts > 0
-    notes = [f"E = {e:g} is left out: {why_no_optimum(law, e)}" for e in np.unique(experts[~exists]).tolist()]
+    notes = left_out({e: why_no_optimum(law, e) for e in np.unique(experts[~exists]).tolist()})
     if np.any(found & check.beyond):
         notes.append("rows marked not trusted are too far outside the fitted range to act on")
     n_total = total_parameters(width, experts, vocab_size=constraints.vocab_size)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table, as_text, enumerated
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.plain.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Law
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
@@ -24,6 +24,7 @@ from scaling_law.planning.optimum import (
     Constraints,
     WidthOptimum,
     asked_experts,
+    left_out,
     name_limits,
     positive,
     why_no_optimum,
@@ -43,6 +44,7 @@ from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.serving import decode_seconds_by_width
 
 FloatArray = NDArray[np.float64]
+MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 
 
@@ -122,10 +124,11 @@ class Comparison:
         if len(self.tied) == 1:
             return f"E = {self.best:g} is {self.difference:.4f} nats better than E = {self.runner_up:g}"
         tied = sorted(self.tied)
-        text = f"E = {enumerated([f'{e:g}' for e in tied])} cannot be told apart"
+        text = f"E = {enumerated(listed_experts(tied))} cannot be told apart"
         between = f"{self.difference:.4f} nats between the best two"
         if self.win_shares:
-            shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in tied)
+            often = sorted(tied, key=lambda e: -self.win_shares[e])[:MOST_SHOWN]
+            shares = ", ".join(f"{e:g} in {self.win_shares[e]:.0%}" for e in sorted(often))
             return f"{text}: {between}; lowest loss: E = {shares} of the draws"
         return f"{text} ({between}; the law's error is {self.error:.2g})"
 
@@ -137,7 +140,7 @@ class OptimalTable(ResultTable):
     `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
     [n_draws, rows] are the rows' losses under each draw. `forced`: rows beyond the range guard are compared, too.
     With a budget of `time`, draws are those of law and step times together, `flops` those of the best row, and
-    `equal_flops` the answer for so many FLOPs.
+    `equal_flops` the answer for so many FLOPs. `largest` says that no larger E than the best was considered.
     """
 
     rows: tuple[OptimalRow, ...]
@@ -151,6 +154,7 @@ class OptimalTable(ResultTable):
     law_error: float | None = None
     draw_losses: FloatArray | None = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()
+    largest: str | None = None
     time: TimeBudget | None = None
     equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
 
@@ -198,19 +202,21 @@ class OptimalTable(ResultTable):
         if (by_flops := sorted(hours, key=lambda e: flops[e])) == hours:
             return None
         budget = f"{format_flops(self.flops)} FLOPs each"
-        return f"best E first: {_listed(hours)} in {self.time.hours:.3g} hours, but {_listed(by_flops)} for {budget}"
+        first, other = (", ".join(f"{e:g}" for e in order[:MOST_SHOWN]) for order in (hours, by_flops))
+        return f"best E first: {first} in {self.time.hours:.3g} hours, but {other} for {budget}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings about the best row, and about the comparison itself."""
         found = [*self.notes, *([self.reordered] if self.reordered else [])]
         found += [f"best row: {warning}" for warning in self.best.warnings]
+        found += [self.largest] if self.largest else []
         if self.comparison is not None and len(self.comparison.tied) > 1:
             found.append(str(self.comparison))
         if beyond := _listed(row.experts for row in self.rows if row.beyond_guard):
             what = "compared anyway, do not act on it" if self.forced else "not compared"
             found.append(f"E = {beyond} {what}: too far outside the fitted range")
-        found += [f"E = {e:g} is left out: {reason}" for e, reason in self.experts_without_optimum.items()]
+        found += left_out(self.experts_without_optimum)
         if self.experts_that_do_not_fit:
             found.append(f"E = {_listed(self.experts_that_do_not_fit)} do not fit at any size")
         return tuple(found)
@@ -347,6 +353,7 @@ def optimal(
     constraints, e = Constraints.of(law, **limits), np.atleast_1d(asked_experts(law, experts))
     if e.ndim != 1 or not e.size:
         raise ValueError(f"experts={e.tolist()!r} must be one number or a list of them")
+    e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
         raise ValueError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
     budget: Budget = time or float(positive("flops", flops))
@@ -377,12 +384,24 @@ def optimal(
         notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], constraints),
         time=time,
     )
+    table = replace(table, largest=_largest_wins(table, e, law, experts is None))
     if time is None:
         return table
     spent = table.best.training_flops
     same = optimal(law, spent, e, integral=integral, learning_rate_law=rates, batch_ramp=ramp, force=True, **limits)
     notes = (*table.notes, *_notes_on_time(table, time.cluster))
     return replace(table, flops=spent, equal_flops=same, notes=notes)
+
+
+def _largest_wins(table: OptimalTable, asked: FloatArray, law: Law, by_default: bool) -> str | None:
+    """A sentence where the best E is the largest of several: a larger one may be better."""
+    best = table.best.experts
+    if asked.size == 1 or best < asked.max():
+        return None
+    ends = "the default list" if by_default else "the list asked for"
+    if law.conditions and law.conditions.fitted_limits().get("E", (0, 0))[1] == best:
+        ends = "the fitted range"
+    return f"E = {best:g} is the largest considered ({ends} ends there); {2 * best:g} was not asked"
 
 
 def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
@@ -486,4 +505,4 @@ def _nothing_fits(budget: Budget, experts: FloatArray, constraints: Constraints)
 
 
 def _listed(experts: Any) -> str:
-    return ", ".join(f"{e:g}" for e in experts)
+    return ", ".join(listed_experts(experts))

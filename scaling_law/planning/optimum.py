@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, literal
-from hub.plain.units import parse_bytes, parse_context, parse_count, parse_experts
+from hub.plain.units import listed_experts, parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.formulas import ChinchillaForm, JointLaw, Law
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import joint_to_chinchilla
+from scaling_law.formulas.law import joint_to_chinchilla, numbers
 from scaling_law.formulas.repeated import effective_tokens, effective_tokens_slope
 from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
@@ -43,6 +43,7 @@ from scaling_law.size.architecture import (
 
 FloatArray = NDArray[np.float64]
 SEARCHED = 400  # widths between d_model 1 and that for which the budget buys one token
+MOST_REASONS = 6  # E of which each has a sentence of its own
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _PARSERS: dict[str, Callable[[str, str], float]] = {
     "max_parameters": parse_count,
@@ -167,10 +168,7 @@ def asked_experts(law: Law, experts: Any) -> FloatArray:
 
 def positive(name: str, value: ArrayLike) -> FloatArray:
     """An array of positive finite numbers; text such as "1e22" or "100B" is read. ValueError for anything else."""
-    try:
-        array = np.asarray(parse_count(value, name) if isinstance(value, str) else value, float)
-    except TypeError:
-        raise ValueError(f"{name}={value!r} must be a positive and finite number") from None
+    array = numbers(name, value)
     wrong = array[~((array > 0) & (array < np.inf))]
     if wrong.size:
         raise ValueError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
@@ -477,10 +475,20 @@ def why_no_optimum(law: Law, experts: float) -> str:
     return f"the loss does not fall with {' or with '.join(rising) or 'N_act and D'}"
 
 
+def left_out(reasons: Mapping[float, str]) -> list[str]:
+    """A sentence for each E without an optimum; one for all of many, with the reason of the first."""
+    if len(reasons) > MOST_REASONS:
+        first = next(iter(reasons))
+        names = ", ".join(listed_experts(reasons))
+        return [f"E = {names} are left out: {reasons[first]} at E = {first:g}, likewise at the others"]
+    return [f"E = {e:g} is left out: {reason}" for e, reason in reasons.items()]
+
+
 def no_optimum(law: ChinchillaForm, experts: ArrayLike) -> str:
     """Why this law cannot be asked for an optimum."""
     asked = np.unique(np.asarray(experts, float))
     without = asked[~has_optimum(law.chinchilla_coefficients(asked))].tolist()
-    reasons = "; ".join(f"E = {e:g}: {why_no_optimum(law, e)}" for e in without)
+    reasons = "; ".join(f"E = {e:g}: {why_no_optimum(law, e)}" for e in without[:MOST_REASONS])
+    reasons += f"; and {len(without) - MOST_REASONS} more" if len(without) > MOST_REASONS else ""
     which = "any" if len(without) == len(asked) else "some"
     return f"this law has no compute optimum for {which} of these experts: {reasons}; its `loss` can be asked for"

@@ -103,6 +103,9 @@ def variables_of_width(
 
 # Of those, what E decides
 EXPERT_VARIABLES = {"experts", "density", "activation_ratio", "n_total", "n_total_non_embedding"}
+# What may vary between runs of one size: the first that tells is named, the later ones often follow from it
+DESIGN_VARIABLES: tuple[str, ...] = ("experts", "granularity", "shared_ratio", "vocab_size", "density")
+DESIGN_VARIABLES += ("activation_ratio", "active_experts", "experts_per_token")
 PARTS = {"density", "sparsity", "activation_ratio", "shared_ratio"}  # of a whole
 
 
@@ -173,7 +176,8 @@ class Architecture:
     Attributes:
         experts: routed experts of a block; `experts_per_token` of them are active.
         d_expert, d_shared, d_ff: inner widths of a routed expert, of a shared one (default: d_expert), and of the
-            feed-forward of a dense block (default: as wide as all that is active in a routed block).
+            feed-forward of a dense block (default: as wide as all that is active in a routed block). A model without
+            experts and `dense_blocks` has dense blocks alone: either name says its width.
         shared_experts: experts that every token passes, beside the routed ones.
         dense_blocks: how many of the n_blocks have a dense feed-forward in place of experts, wherever they stand.
         n_kv_heads: key-value heads; fewer than n_heads for grouped queries.
@@ -206,6 +210,10 @@ class Architecture:
         heads_split_width = self.head_dim is None and self.latent_attention is None
         for name in ("shared_experts", "dense_blocks"):
             _check_size(name, getattr(self, name), least=0)
+        if self.d_ff is not None:
+            _check_size("d_ff", self.d_ff)
+            if self.d_expert is None and (self.experts, self.shared_experts, self.dense_blocks) == (1, 0, 0):
+                object.__setattr__(self, "d_expert", self.d_ff)
         for name in ("d_model", "experts", "vocab_size", "experts_per_token", *_DEFAULTS):
             value = getattr(self, name)
             value = _DEFAULTS[name](self) if value is None else value
@@ -217,6 +225,11 @@ class Architecture:
             raise ValueError(f"experts_per_token={self.experts_per_token} must be at most experts={self.experts}")
         if self.dense_blocks >= self.blocks:
             raise ValueError(f"dense_blocks={self.dense_blocks} must be below n_blocks={self.blocks}")
+        idle = {"d_ff": ("dense_blocks=0", self.dense_blocks), "d_shared": ("shared_experts=0", self.shared_experts)}
+        idle |= dict.fromkeys(("n_kv_heads", "head_dim"), ("latent_attention", self.latent_attention is None))
+        for name, (of, used) in idle.items():  # a width that counts nowhere would be wrong without a word
+            if not used and getattr(self, name) != (only := _DEFAULTS[name](self)):
+                raise ValueError(f"{name}={getattr(self, name)} with {of} must be {only}, or left out")
         if self.heads % self.n_kv_heads:
             raise ValueError(f"n_heads={self.heads} is not divisible by n_kv_heads={self.n_kv_heads}")
 

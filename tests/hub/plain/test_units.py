@@ -9,6 +9,7 @@ from hub.plain.units import (
     format_count,
     format_decimal,
     format_flops,
+    listed_experts,
     parse_bytes,
     parse_context,
     parse_count,
@@ -70,3 +71,10 @@ def test_experts():
     for text in ("0", "4-2", "a", "", "1,,2", "1.5", "-1"):
         with pytest.raises(ValueError, match="experts="):
             parse_experts(text)
+
+
+def test_listed_experts():
+    assert listed_experts([1, 2, 4, 8.0]) == ["1", "2", "4", "8"]
+    assert listed_experts([1, 3, 4, 5, 9, 10]) == ["1", "3-5", "9", "10"]
+    assert listed_experts(2**k for k in range(12)) == ["1", "2", "4", "8", "16", "32", "…", "2048"]
+    assert parse_experts(",".join(listed_experts(range(129, 200)))) == list(range(129, 200))

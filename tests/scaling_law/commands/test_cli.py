@@ -78,16 +78,68 @@ def test_plan(shell, tmp_path, monkeypatch):
     words = ("plan", "--flops", "1e20", "--experts", "8", "--branches", 2, "-o", tmp_path / "new" / "run.yaml")
     data = json.loads(shell(*words, "--json").output)
     assert data["architecture"]["experts"] == 8
-    assert "accelerate launch train.py" in shell(*words).output
-    assert (tmp_path / "new" / "run.yaml").read_text().startswith("# ")
+    file = tmp_path / "new" / "run.yaml"
+    assert data["written"] == [str(file)]
+    assert "accelerate launch train.py" in shell(*words, "--overwrite").output
+    assert file.read_text().startswith("# ")
 
     def full(self, *_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    result = shell(*words)
+    result = shell(*words, "--overwrite")
     assert (result.exit_code, result.stdout) == (3, "")  # the machine gave out
     assert "No space left" in result.stderr
+
+
+def test_plan_keeps_a_file_that_is_there_and_says_what_it_wrote(shell, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("mine")
+    words = ("plan", "--flops", "1e20", "--experts", "8", "-o", file)
+    for more in ((), ("--force",), ("--json",)):  # --force is about the range guard
+        refused = shell(*words, *more)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"{file}: there is such a file already; --overwrite replaces it" in refused.stderr
+        assert file.read_text() == "mine"
+    assert f"wrote {file}\n" in shell(*words, "--overwrite").stdout
+    assert "model:" in file.read_text()
+
+
+def test_figures_of_a_file_or_of_a_folder(shell, tmp_path):
+    file = tmp_path / "memory.svg"
+    refused = shell("figures", file)
+    assert refused.exit_code == 2
+    assert "names a file: give a folder for all figures, or --flops" in refused.stderr
+    assert "a folder for --suffix png" in shell("figures", file, "--flops", "1e21", "--suffix", "png").stderr
+    assert not file.exists()
+    assert json.loads(shell("figures", file, "--flops", "1e21", "--json").output)["written"] == [str(file)]
+    assert "<svg" in file.read_text()[:1000]
+
+
+@pytest.mark.parametrize("integral", [False, True])
+def test_a_width_that_optimal_prints_goes_into_every_other_command(shell, integral):
+    words = ("optimal", "--flops", "1e21", "--memory", "24GB", "--experts", "8", *["--integral"] * integral)
+    row = json.loads(shell(*words, "--json").output)["best"]
+    printed = next(line.split("│")[2].strip() for line in shell(*words).output.splitlines() if "│" in line)
+    assert printed == f"{row['d_model']:.0f}"
+    for width in (printed, row["d_model"]):  # as the table and as JSON has it
+        rate = json.loads(shell("learning-rate", "--d-model", width, "--experts", "8", "--json").output)
+        assert rate["learning_rate"] == pytest.approx(row["learning_rate"], rel=1e-3)
+        assert rate["n_total"] == pytest.approx(row["n_total"], rel=1e-3)
+        scaled = shell("scale-out", width, "--gpus", "8")
+        assert scaled.exit_code == 0
+        nearest = 64 * round(row["d_model"] / 64)
+        assert f"d_model {nearest}," in scaled.stdout
+        assert (f"is no multiple of 64: {nearest} is taken" in scaled.stderr) == (not integral)
+        runs = ("next-runs", "--flops", "1e21", "--ask", "loss:1e9,2e10,8", "--max-runs", "1", "--widths", width)
+        assert shell(*runs, "--warmup", "130M").exit_code == 0
+
+
+def test_help_says_what_a_default_means(shell):
+    for command in ("optimal", "plan", "reach", "next-runs"):
+        text = " ".join(shell(command, "--help").output.replace("│", " ").split())
+        assert "--kv-tokens TOKENS Tokens in the KV cache: 16k is 16,384. [default: (no cache)]" in text
+        assert "[default: 0.0]" not in text.partition("--inference-tokens")[2][:200]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +156,10 @@ def test_plan(shell, tmp_path, monkeypatch):
         (("plan", "--flops", "1e20", "--mfu", "0"), "mfu=0"),
         (("plan", "--flops", "1e20", "--branches", "0"), "branches=0"),
         (("plan", "--flops", "1e20", "--gpu-tflops", "0"), "gpu_flops=0"),
-        (("learning-rate", "--d-model", 100), "d_model=100"),
+        (("learning-rate", "--d-model", 100, "--n-heads", 5), "d_model=100"),
+        (("learning-rate", "--d-model", 0), "d_model=0"),
+        (("learning-rate", "--d-model", 128, "--experts", 0), "experts=0"),
+        (("scale-out", 0), "d_model=0"),
         (("learning-rate", "--d-model", 128, "--law", "other"), "other"),
         (("figures", "out", "--suffix", "bmp"), "suffix"),
     ],

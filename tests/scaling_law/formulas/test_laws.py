@@ -299,3 +299,45 @@ def test_missing_and_mistaken_laws(published, tmp_path):
 def test_a_part_of_a_whole_is_at_most_one(density, allowed):
     with pytest.raises(ValueError, match=f"density={density:g} must be {allowed}"):
         published("abnar").loss(n_total=1e9, tokens=1e10, density=density)
+
+
+def test_text_is_read_as_everywhere(published):
+    exact = published.loss(1e9, 2e9, 8)
+    assert published.loss("1B", "2B", 8) == published.loss("1e9", "2G", "8") == exact
+    assert published.loss(["1B", 2e9], "2B", 8).tolist() == published.loss([1e9, 2e9], 2e9, 8).tolist()
+    assert published.loss("1B", "2B", "1,2-4").shape == (4,)
+    assert published.loss_draws("1B", "2B", 8)[0] == published.loss_draws(1e9, 2e9, 8)[0]
+    assert published.warnings("1B", "2B", "64") == published.warnings(1e9, 2e9, 64)
+    assert published.beyond_guard("1k", "2T", "8")
+    *_, last = published.to_chinchilla(8).warnings("1B", "2B", "8,16")
+    assert last == "this Chinchilla law holds for E = 8: its loss for E = 16 is the same"
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (([1e9, 2e9], [1e9, 2e9, 3e9], 8), r"n_active of \[2\], tokens of \[3\]: arrays must have one shape"),
+        (("big", 2e9, 8), "n_active='big' is not a quantity"),
+        ((1e9, [[1e9], [1e9, 2e9]], 8), r"tokens=\[\[1.*\] must be numbers, or text such as '1B'"),
+        ((1e9, 2e9, "eight"), "experts='eight': 'eight' is not an integer"),
+    ],
+)
+def test_what_is_no_number_and_what_has_no_shape_is_said_in_one_line(published, question, message):
+    with pytest.raises(ValueError, match=message) as error:
+        published.loss(*question)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"a": -1}, "a=-1 must be positive"),
+        ({"b": 0}, "b=0 must be positive"),
+        ({"c": -0.1}, "c=-0.1 must not be negative"),
+        ({"kappa": 1}, "kappa is no field of JointLaw: a, alpha, "),
+    ],
+)
+def test_a_law_cannot_be_changed_to_one_that_is_none(published, changes, message):
+    with pytest.raises(ValueError, match=message):
+        published.replace(**changes)
+    assert published.replace(c=0).c == 0

@@ -1,7 +1,7 @@
 """Optima against the paper's tables and against brute force."""
 
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -292,3 +292,47 @@ def test_a_rate_outside_the_range_of_its_law_is_warned_of(published):
     table = published.optimal(1e24, experts=[1], force=True)
     assert any(text.startswith("best row: learning rate: N") for text in table.warnings)
     assert not any("learning rate" in text for text in published.optimal(1e20, experts=[1]).warnings)
+
+
+@pytest.mark.parametrize(
+    ("limits", "note"),
+    [
+        ({}, "E = 32 is the largest considered (the fitted range ends there); 64 was not asked"),
+        ({"experts": "1-8"}, "E = 8 is the largest considered (the list asked for ends there); 16 was not asked"),
+        ({"max_memory_bytes": "80GB", "experts": [1, 4, 32, 64]}, None),  # E = 32 wins and 64 was asked
+        ({"experts": 8}, None),  # nothing was compared
+    ],
+)
+def test_the_largest_of_the_experts_is_named_where_it_wins(published, limits, note):
+    named = [warning for warning in published.optimal(1e22, **limits).warnings if "largest considered" in warning]
+    assert named == ([note] if note else [])
+
+
+def test_a_list_that_ends_by_default_says_so(published):
+    ranges = tuple(r for r in published.conditions.ranges if r.experts is None or r.experts <= 16)
+    law = published.replace(conditions=replace(published.conditions, ranges=ranges))
+    note = "E = 32 is the largest considered (the default list ends there); 64 was not asked"
+    assert note in law.optimal(1e22).warnings
+
+
+def test_experts_named_twice_are_one_row(published):
+    assert [row.experts for row in published.optimal(1e21, experts=[8, 2, 8, 2.0])] == [8, 2]
+
+
+def test_warnings_about_many_experts_are_short(published):
+    rising = published.replace(gamma=0.05)
+    asked = {
+        "guard": published.optimal(1e22, experts=range(1, 200)),
+        "forced": published.optimal(1e22, experts=range(1, 200), force=True),
+        "memory": published.optimal(1e22, experts=range(1, 200), max_memory_bytes="2GB", force=True),
+        "no optimum": rising.optimal(1e22, experts=range(1, 200), force=True),
+        "reach": cheapest_budget(rising, 2.5, range(1, 200), force=True),
+    }
+    assert "E = 129-199 not compared: too far outside the fitted range" in asked["guard"].warnings
+    for name, answer in asked.items():
+        assert max(map(len, answer.warnings)) < 200, name
+        assert len(answer.warnings) < 10, name
+    assert any(w.startswith("E = 51-199 are left out: the loss does not fall") for w in asked["reach"].warnings)
+    with pytest.raises(ValueError, match="and 94 more; its `loss` can be asked for") as error:
+        rising.optimal(1e22, experts=range(100, 200))
+    assert len(str(error.value)) < 700

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -150,6 +151,46 @@ def test_json_of_the_models_of_the_paper_has_no_more_than_their_shape():
     assert set(Architecture(1024, 8).to_dict()) == {"d_model", "n_blocks", "n_heads", "experts", "vocab_size"}
 
 
+MLA = LatentAttention(kv_rank=64, rope_dim=64, nope_dim=128, value_dim=128)
+
+
+def test_the_width_of_a_dense_model_counts_by_either_name():
+    by_d_ff, by_d_expert = (Architecture(4096, 1, 32, 32, **{name: 14336}) for name in ("d_ff", "d_expert"))
+    assert by_d_ff == by_d_expert == replace(by_d_ff)
+    assert by_d_ff.n_total == 2 * 4096 * 50257 + 32 * (4 * 4096**2 + 3 * 4096 * 14336)  # 8.2B
+    assert Architecture(**by_d_ff.to_dict()) == by_d_ff
+    partly = Architecture(1024, 1, dense_blocks=4, d_ff=512)  # the other blocks keep their width
+    assert (partly.d_expert, partly.d_ff) == (3072, 512)
+
+
+# A field that says something of its own, the field's value and what else the architecture needs for it to count.
+COUNTS = {
+    "experts": (4, {}),
+    "n_blocks": (3, {}),
+    "n_heads": (8, {"head_dim": 64}),
+    "vocab_size": (1000, {}),
+    "experts_per_token": (2, {"experts": 4}),
+    "d_expert": (512, {}),
+    "shared_experts": (1, {"experts": 4}),
+    "d_shared": (512, {"experts": 4, "shared_experts": 1}),
+    "dense_blocks": (1, {"experts": 4}),
+    "d_ff": (512, {"experts": 4, "dense_blocks": 1}),
+    "n_kv_heads": (4, {}),
+    "head_dim": (32, {}),
+    "gated": (False, {}),
+    "tied_embeddings": (True, {}),
+    "latent_attention": (MLA, {}),
+}
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Architecture) if f.name not in ("d_model", "_")])
+def test_no_field_is_ignored(name):
+    value, others = COUNTS[name]
+    assert Architecture(1024, **{**others, name: value}).n_total != Architecture(1024, **others).n_total or (
+        Architecture(1024, **{**others, name: value}).n_active != Architecture(1024, **others).n_active
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
@@ -158,6 +199,12 @@ def test_json_of_the_models_of_the_paper_has_no_more_than_their_shape():
         ({"n_kv_heads": 5}, "n_heads=16 is not divisible by n_kv_heads=5"),
         ({"d_expert": 0}, "d_expert=0 must be an integer of at least 1"),
         ({"shared_experts": -1}, "shared_experts=-1 must be an integer of at least 0"),
+        ({"d_ff": 0}, "d_ff=0 must be an integer of at least 1"),
+        ({"experts": 8, "d_ff": 4096}, "d_ff=4096 with dense_blocks=0 must be 3072, or left out"),
+        ({"d_expert": 2816, "d_ff": 4096}, "d_ff=4096 with dense_blocks=0 must be 2816, or left out"),
+        ({"d_shared": 512}, "d_shared=512 with shared_experts=0 must be 3072, or left out"),
+        ({"n_kv_heads": 4, "latent_attention": MLA}, "n_kv_heads=4 with latent_attention must be 16, or left out"),
+        ({"head_dim": 64, "latent_attention": MLA}, "head_dim=64 with latent_attention must be 192, or left out"),
         ({"latent_attention": {"kv_rank": 0, "rope_dim": 1, "nope_dim": 1, "value_dim": 1}}, "kv_rank=0 must be"),
     ],
 )
