@@ -198,7 +198,7 @@ class Law(Summarised):
         An E other than its own decides the answer of a law that knows none: it is not trusted.
         """
         given = {"n_active": n_active, "tokens": tokens, "experts": experts, **variables}
-        at = {name: None if values is None else numbers(name, values) for name, values in given.items()}
+        at: dict[str, Any] = {name: None if v is None else numbers(name, v) for name, v in given.items()}
         needs = self.variables
         if experts is None:
             at["experts"] = 1.0 if "experts" in self.form.variables else None
