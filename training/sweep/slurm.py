@@ -1,4 +1,4 @@
-"""SLURM: a sweep as an array job, with a task for each trunk and its branches; several where the cluster limits arrays.
+"""SLURM: a sweep as an array job, with a task for each trunk and its branches; as several where arrays are limited.
 
 SLURM sends SIGTERM for its time limit, preemption and `scancel` alike, so the script asks for SIGUSR1 before the first
 two: then a task saves a checkpoint, is queued again and resumes. One that fails or is cancelled is not.

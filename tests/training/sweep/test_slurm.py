@@ -70,7 +70,8 @@ if program == "sbatch":
 if program == "squeue":
     (form,) = [word.removeprefix("--format=") for word in words if word.startswith("--format=")]
     for path in arrays:
-        name, last = re.search("--job-name=(.*)", path.read_text())[1], re.search("--array=0-([0-9]+)", path.read_text())[1]
+        script = path.read_text()
+        name, last = (re.search(f"--{{option}}", script)[1] for option in ("job-name=(.*)", "array=0-([0-9]+)"))
         for i in range(int(last) + 1):
             job = f"{{path.stem}}_{{i}}"
             state = "CANCELLED" if (folder / job).exists() else "PENDING"
@@ -91,7 +92,7 @@ if program == "scontrol":
 
 @pytest.fixture
 def cluster(tmp_path, programs):
-    """A SLURM of files in a folder: the script of each array; `slow` delays sbatch, and its caller dies if `deadly`."""
+    """A SLURM of files in a folder, with each array's script; `slow` delays sbatch, and `deadly` kills its caller."""
     folder = tmp_path / "cluster"
     folder.mkdir()
     program = CLUSTER.format(folder=str(folder), largest=4)
