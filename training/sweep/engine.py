@@ -95,7 +95,7 @@ class Engine(Protocol):
 
 @contextmanager
 def submitting(sweep: Sweep) -> Iterator[None]:
-    """Held from asking which runs are queued until the others are, so that no two submits send the same run.
+    """A lock, held from asking which runs are queued until the others are, so that no two submits send the same run.
 
     Raises EngineError if another submit holds it for `LOCK_SECONDS`.
     """
@@ -104,7 +104,7 @@ def submitting(sweep: Sweep) -> Iterator[None]:
         with FileLock(sweep.folder / ".submit.lock", timeout=LOCK_SECONDS):
             yield
     except Timeout:
-        raise EngineError(f"{sweep.folder}: another submit of this sweep has not ended for {LOCK_SECONDS} s") from None
+        raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
 
 
 def places_of(engine: Engine, runs: Sequence[SweepRun]) -> set[str]:

@@ -176,7 +176,7 @@ def measured_flops_per_second(sweep: Sweep) -> float | None:
 
 
 def status_table(found: Sequence[RunStatus]) -> Table:
-    """One line per run; its queue and prices where an engine has them."""
+    """One row per run, with queue position and cost where the engine reports them."""
     rows = [
         {
             "run": one.name,

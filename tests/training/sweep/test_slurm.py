@@ -291,5 +291,5 @@ def test_a_submit_that_does_not_end_is_told(sweep_file, cluster, monkeypatch):
     monkeypatch.setattr(engine, "LOCK_SECONDS", 0.1)
     with engine.submitting(Sweep.load(sweep_file)):
         said = shown(sweep_file, "--gpus", "0", exit_code=1)
-    assert "another submit of this sweep has not ended for 0.1 s" in said
+    assert "another `run` has been submitting it for 0.1 s" in said
     assert not tasks(cluster)
