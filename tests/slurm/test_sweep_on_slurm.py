@@ -211,7 +211,7 @@ def test_jobs_of_a_submit_that_was_killed_are_found_and_cancelled(sweep, cluster
 
 def test_a_sweep_larger_than_an_array_runs_whole(five, cluster):
     command("run", "--on", "slurm", "--at-most", "2", *ON_CPU)
-    assert any(one["queue"] == "pending (Dependency)" for one in status().values())
+    wait_for("an array behind another", lambda: "pending (Dependency)" in {one["queue"] for one in status().values()})
     wait_for("the runs", lambda: all(run.complete for run in five.runs))
     assert {one["state"] for one in status().values()} == {"finished"}
     assert {len(Job.of(run)) for run in five.runs} == {1}
