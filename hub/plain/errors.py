@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
 # none, because an underscore follows within a few letters.
 _TOKEN = re.compile(r"\b(?:hf_(?:oauth_|jwt_|app_)?|api_org_)[A-Za-z0-9]{16,}")
+_PRIVATE_KEY = re.compile(r"---- ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY|\bPuTTY-User-Key-File-\d")
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 
 
@@ -103,9 +104,11 @@ def problem_lines(problem: Any, shown: str | None = None) -> list[str]:
     return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
 
 
-def contains_token(text: str) -> bool:
-    """Whether `text` holds something that looks like an access token of the Hub."""
-    return _TOKEN.search(text) is not None
+def secret_in(text: str) -> str | None:
+    """What `text` seems to hold: "an access token" of the Hub or "a private key"; None for neither."""
+    if _TOKEN.search(text):
+        return "an access token"
+    return "a private key" if _PRIVATE_KEY.search(text) else None
 
 
 def redacted(text: str) -> str:

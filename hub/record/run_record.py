@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, contains_token, problem_lines, redacted
+from hub.plain.errors import FilesError, RecordError, problem_lines, redacted, secret_in
 from hub.plain.strict_json import SCHEMA_VERSION
 
 MAX_TEXT = 4000  # characters of one text in an unknown field
@@ -375,8 +375,8 @@ def plain(value: Any, name: str = "", depth: int = _MAX_DEPTH) -> Any:
 def _problem_of(text: str) -> str | None:
     if len(text) > MAX_TEXT:
         return f"a text of {len(text):,} characters, allowed are {MAX_TEXT:,}"
-    if contains_token(text):
-        return "holds what looks like an access token; a record must not have one"
+    if secret := secret_in(text):
+        return f"holds what looks like {secret}; a record must not have one"
     if _PATH.search(text):
         return f"{text[:80]!r} holds an absolute path; a record names files relative to nothing"
     if _EMAIL.search(text):

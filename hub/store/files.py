@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, contains_token
+from hub.plain.errors import FilesError, RecordError, secret_in
 
 WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _NAMES = frozenset(
@@ -59,14 +59,18 @@ def check_allowed(names: Iterable[str]) -> None:
 def release_of(folder: str | Path) -> Release:
     """Collect and check the files of a run's folder.
 
-    Raises FilesError for no folder, config.json or weights, shards that do not match their index, weights that are not
-    safetensors inside, or a text with an access token.
+    Raises FilesError for no folder, config.json or weights, a link that leads out of the folder, shards that do not
+    match their index, weights that are not safetensors inside, or a text with a secret.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise FilesError(f"there is no folder {folder}")
     entries = sorted(folder.iterdir())
     paths = {entry.name: entry for entry in entries if entry.is_file() and is_allowed(entry.name)}
+    for path in paths.values():
+        if not path.resolve().is_relative_to(folder.resolve()):
+            target = path.resolve()
+            raise FilesError(f"{path.name} is a link to {target}, which is not in {folder}; allowed is a file")
     skipped = tuple(entry.name for entry in entries if entry.name not in paths)
     weights = [name for name in paths if WEIGHTS.fullmatch(name)]
     if "config.json" not in paths:
@@ -100,7 +104,7 @@ def portable_tokenizer_config(content: bytes) -> bytes:
 
 
 def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
-    """The folders with a run.json at or below `source`, sorted, without a store's copies on `main`.
+    """The folders with a run.json at or below `source`, sorted, each once, without a store's copies on `main`.
 
     Raises FilesError if there is none.
     """
@@ -111,22 +115,33 @@ def run_folders(source: str | Path, depth: int = 4) -> list[Path]:
         return [source]
     below = [file.parent for level in range(1, depth + 1) for file in source.glob("*/" * level + "run.json")]
     found = [folder for folder in below if not any(part[0] == "." for part in folder.relative_to(source).parts)]
+    found = [folder for folder in found if not _in_a_loop(folder, source)]
     if not found:
         raise FilesError(f"{source} has no run.json, nor has a folder in it (searched {depth} levels down)")
     return without_copies(sorted(found))
 
 
+def _in_a_loop(folder: Path, source: Path) -> bool:
+    """Whether the way from `source` to the folder passes a link back to the source, or above it."""
+    way = (folder, *folder.parents)[: len(folder.relative_to(source).parts)]
+    return any(source.resolve().is_relative_to(place.resolve()) for place in way)
+
+
 def without_copies(folders: Sequence[Path]) -> list[Path]:
-    """The folders without each `main` that lies beside others: in a store it is a copy of one of them."""
+    """The folders, each once, without each `main` that lies beside others: in a store it is a copy of one of them."""
+    once: dict[Path, Path] = {}
+    for folder in sorted(folders, key=lambda folder: len(folder.parts)):
+        once.setdefault(folder.resolve(), folder)
+    folders = sorted(once.values())
     parents = Counter(folder.parent for folder in folders)
     return [folder for folder in folders if folder.name != "main" or parents[folder.parent] == 1]
 
 
 def check_secrets(files: Mapping[str, Content]) -> None:
-    """Raise FilesError for an access token in a text, in the text of a picture, or in the header of weights."""
+    """Raise FilesError for an access token or a private key in a text, a picture's text, or the header of weights."""
     for name, content in files.items():
-        if contains_token(_searched(name, content).decode("utf-8", "replace")):
-            raise FilesError(f"{name} holds what looks like an access token; take it out before pushing")
+        if secret := secret_in(_searched(name, content).decode("utf-8", "replace")):
+            raise FilesError(f"{name} holds what looks like {secret}; take it out before pushing")
 
 
 def _searched(name: str, content: Content) -> bytes:

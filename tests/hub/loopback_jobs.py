@@ -103,9 +103,14 @@ def hardware(call):
 
 
 @endpoint("jobs", "/api/jobs/(?P<namespace>[^/]+)")
-def create(call, namespace):
+def jobs(call, namespace):
     call.writer(namespace)
-    return call.json(call.hub.jobs.create(namespace, call.request.json()))
+    if call.request.method == "POST":
+        return call.json(call.hub.jobs.create(namespace, call.request.json()))
+    wanted = dict(label.split("=", 1) for label in call.request.query.get("label", []))
+    of_namespace = [job for job, of in call.hub.jobs.jobs.items() if of["namespace"] == namespace]
+    listed = [call.hub.jobs.of(namespace, job) for job in reversed(of_namespace)]  # the newest first
+    return call.page([job for job in listed if wanted.items() <= job.get("labels", {}).items()])
 
 
 @endpoint("job", "/api/jobs/(?P<namespace>[^/]+)/(?P<job>[^/]+)")

@@ -53,6 +53,7 @@ SlurmctldParameters=preempt_send_user_signal
 ReturnToService=2
 JobRequeue=1
 SlurmdTimeout=20
+MaxArraySize=4
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=120
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2

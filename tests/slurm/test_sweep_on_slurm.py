@@ -1,7 +1,11 @@
 """Sweeps on a real SLURM, to the last record: what stops a task there, and how it goes on."""
 
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -155,6 +159,62 @@ def test_a_preempted_task_makes_room_and_goes_on(sweep, cluster, tmp_path):
     cluster.start_again(job_of(run))
     wait_for("the run", lambda: run.complete)
     assert first_line(run) == begun
+
+
+@pytest.fixture
+def five(sweep, tmp_path):
+    """A sweep of five runs, of which the cluster takes four in an array."""
+    values = yaml.safe_load((tmp_path / "sweep file.yaml").read_text())
+    values |= {"grid": {"run.seed": [*range(5)]}, "overrides": [{"set": {"schedule.tokens": [1280]}}]}
+    (tmp_path / "sweep file.yaml").write_text(yaml.safe_dump(values))
+    return Sweep.load("sweep file.yaml")
+
+
+def started(**environment):
+    words = [sys.executable, "-m", "training.sweep", "run", "sweep file.yaml", "--on", "slurm", *ON_CPU]
+    return subprocess.Popen(words, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
+
+
+def tasks(cluster):
+    """Of all arrays in the queue, whether they wait or run."""
+    return cluster("squeue", "--array", "--noheader", "--format=%i").split()
+
+
+def test_two_submits_at_once_queue_each_run_of_a_sweep_larger_than_an_array_once(five, cluster):
+    cluster("scontrol", "update", "PartitionName=all", "State=DOWN")  # what waits cannot end meanwhile
+    try:
+        assert [submit.wait(timeout=600) for submit in [started(), started()]] == [0, 0]
+        assert sorted(tasks(cluster)) == sorted(job_of(run) for run in five.runs)
+        assert sorted(job_of(run).partition("_")[2] for run in five.runs) == ["0", "0", "1", "2", "3"]
+        assert len(command("cancel").splitlines()) == 5
+        wait_for("an empty queue", lambda: not tasks(cluster))
+    finally:
+        cluster("scontrol", "update", "PartitionName=all", "State=UP")
+
+
+def test_jobs_of_a_submit_that_was_killed_are_found_and_cancelled(sweep, cluster, tmp_path):
+    (tmp_path / "bin").mkdir()
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.write_text(f'#!/bin/bash\n{shutil.which("sbatch", path=PATH)} "$@"\nkill -KILL $PPID\n')
+    sbatch.chmod(0o755)
+    assert started(PATH=f"{sbatch.parent}:{PATH}").wait(timeout=600) == -signal.SIGKILL
+    (array,) = {task.partition("_")[0] for task in tasks(cluster)}
+    assert [Job.of(run) for run in sweep.runs] == [[], []]
+    wait_for("a task", lambda: "RUNNING" in cluster("squeue", "--noheader", "--format=%T"))
+    assert {one["engine"] for one in status().values()} == {"slurm"}
+    assert {job_of(run) for run in sweep.runs} == {f"{array}_0", f"{array}_1"}
+    assert "was skipped: it is in a queue" in command("run", "--on", "slurm", *ON_CPU)
+    assert {task.partition("_")[0] for task in tasks(cluster)} == {array}
+    assert command("cancel").count("cancelled (slurm)") == 2
+    wait_for("an empty queue", lambda: not tasks(cluster))
+
+
+def test_a_sweep_larger_than_an_array_runs_whole(five, cluster):
+    command("run", "--on", "slurm", "--at-most", "2", *ON_CPU)
+    wait_for("an array behind another", lambda: "pending (Dependency)" in {one["queue"] for one in status().values()})
+    wait_for("the runs", lambda: all(run.complete for run in five.runs))
+    assert {one["state"] for one in status().values()} == {"finished"}
+    assert {len(Job.of(run)) for run in five.runs} == {1}
 
 
 def test_two_nodes_train_one_run(sweep, cluster):

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from hub.plain.atomic import write_bytes, write_json
-from hub.plain.errors import contains_token
+from hub.plain.errors import secret_in
 from hub.plain.progress import progress_line
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
@@ -257,14 +257,14 @@ class StepTrace:
 
 
 def write_log(folder: Path, record: RunRecord, trunk_log: Path, branch_log: Path) -> None:
-    """Write the run's log beside its model; one that cannot be read, or that holds an access token, is left out."""
+    """Write the run's log beside its model; one that cannot be read, or that holds a secret, is left out."""
     try:
         content = run_log(record, trunk_log, branch_log)
     except OSError as error:
         logger.warning("the log of %s could not be read: %s", record.run_id, error)
         return
-    if contains_token(content.decode()):
-        logger.warning("the log of %s holds what looks like an access token, and is not released", record.run_id)
+    if secret := secret_in(content.decode()):
+        logger.warning("the log of %s holds what looks like %s, and is not released", record.run_id, secret)
     elif content:
         write_bytes(folder / NAME, content)
 

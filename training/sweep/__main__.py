@@ -18,7 +18,7 @@ from hub.plain.errors import HubError
 from hub.plain.tables import print_table, show
 from hub.record.table import to_jsonl
 from training.configuration.arguments import ConfigurationError
-from training.sweep.engine import Engine, EngineError, Job, alive
+from training.sweep.engine import Engine, EngineError, Job, alive, places_of, submitting
 from training.sweep.file import Sweep
 from training.sweep.hf_jobs import HfJobs
 from training.sweep.plan import plan_sweep
@@ -114,9 +114,11 @@ def run(
         return
     if on == Local.name:
         _stop_on_signals()
+        outcome = engine.submit(sweep, sweep_file)
     else:
-        _refuse_busy(sweep, on)
-    outcome = engine.submit(sweep, sweep_file)
+        with submitting(sweep):
+            _refuse_busy(sweep, on)
+            outcome = engine.submit(sweep, sweep_file)
     print_table(status_table([run_status(one) for one in sweep.runs] if on == Local.name else _status(sweep)))
     for name in outcome.elsewhere:
         typer.echo(f"run {name} was skipped: it is in a queue, or another sweep is working on it", err=True)
@@ -178,27 +180,25 @@ def _engine(name: str, options: dict[str, Any]) -> Engine:
 def _refuse_busy(sweep: Sweep, on: str) -> None:
     """Raise ConfigurationError if another engine than this one has one of the runs in its queue."""
     for name in ENGINES.keys() - {on}:
-        for run_name, job in alive(ENGINES[name](), sweep.runs).items():
-            raise ConfigurationError(f"--on: {on!r}, but run {run_name} is {name} job {job.id}; cancel it first")
+        for run_name, jobs in alive(ENGINES[name](), sweep.runs).items():
+            raise ConfigurationError(f"--on: {on!r}, but run {run_name} is {name} job {jobs[0].id}; cancel it first")
 
 
 def _status(sweep: Sweep) -> list[RunStatus]:
-    jobs = {run.name: Job.of(run) for run in sweep.runs}
-    known: dict[Job, Queued] = {}
-    for name in {job.engine for had in jobs.values() for job in had}:
-        engine, own = ENGINES[name](), [job for had in jobs.values() for job in had if job.engine == name]
+    queue: dict[Job, Queued] = {}
+    for engine in ENGINES.values():
         try:
-            engine.collect(sweep.runs)
-            found = engine.queue(own)
+            queue |= engine().queue(sweep.runs, places_of(engine(), sweep.runs))
+            engine().collect(sweep.runs)
         except (EngineError, HubError) as error:
             typer.echo(f"warning: {error}", err=True)
-            continue
-        known |= {job: found[job.id] for job in own if job.id in found}
-    return [
-        run_status(run, had[-1].engine if had else Local.name, [known[job] for job in had if job in known])
-        for run in sweep.runs
-        for had in [jobs[run.name]]
-    ]
+    statuses = []
+    for run in sweep.runs:
+        # What has ended first: an older job may still be alive.
+        jobs = sorted(Job.of(run), key=lambda job: job in queue and queue[job].alive)
+        engine = jobs[-1].engine if jobs else Local.name
+        statuses.append(run_status(run, engine, [queue[job] for job in jobs if job in queue]))
+    return statuses
 
 
 def _stop_on_signals() -> None:

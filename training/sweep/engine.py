@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
+
+from filelock import FileLock, Timeout
 
 from hub.plain import atomic
 from training.configuration.arguments import ConfigurationError
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued
+
+SUBMITS = "submits.json"  # in the sweep's folder: (engine, place) of each engine that its runs were sent to
+LOCK_SECONDS = 600  # a submit to a service takes seconds for each run
 
 
 class EngineError(Exception):
@@ -39,9 +45,10 @@ class Job:
         return [Job(**job) for job in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
 
     def add_to(self, run: SweepRun) -> None:
-        """Note the job as the run's newest."""
-        run.folder.mkdir(parents=True, exist_ok=True)
-        atomic.write_json(run.folder / "jobs.json", [asdict(job) for job in [*Job.of(run), self]])
+        """Note the job as the run's newest, unless it is noted already."""
+        if self not in (jobs := Job.of(run)):
+            run.folder.mkdir(parents=True, exist_ok=True)
+            atomic.write_json(run.folder / "jobs.json", [asdict(job) for job in [*jobs, self]])
 
 
 @dataclass
@@ -62,7 +69,11 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """Executes the runs of a sweep, each of which resumes from its checkpoints. All methods may raise EngineError."""
+    """Executes the runs of a sweep, each of which resumes from its checkpoints. All methods may raise EngineError.
+
+    An engine that queues marks each job with its sweep. So the engine, rather than `jobs.json`, says which jobs there
+    are: a submit that is killed sends jobs that it cannot note.
+    """
 
     name: ClassVar[str]
 
@@ -70,10 +81,10 @@ class Engine(Protocol):
         """What `submit` would start or send, as text; nothing is started."""
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        """Execute the runs, or put them into the engine's queue and return."""
+        """Execute the runs, or put them into the engine's queue and return; `submitting` is held by the caller."""
 
-    def queue(self, jobs: Sequence[Job]) -> Mapping[str, Queued]:
-        """What the engine knows of these jobs of its own, by their ids; those it has forgotten are missing."""
+    def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
+        """What the engine knows of the jobs of these runs, which it got at `places`; notes those that no run has."""
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Stop what is waiting or running of these, for good; the names of the runs that were."""
@@ -82,10 +93,40 @@ class Engine(Protocol):
         """Bring records and logs into the runs' folders, from where the engine keeps them."""
 
 
-def unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
-    """The runs that an engine with a queue is to get, most expensive first, and what became of the others."""
+@contextmanager
+def submitting(sweep: Sweep) -> Iterator[None]:
+    """A lock, held from asking which runs are queued until the others are, so that no two submits send the same run.
+
+    Raises EngineError if another submit holds it for `LOCK_SECONDS`.
+    """
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(sweep.folder / ".submit.lock", timeout=LOCK_SECONDS):
+            yield
+    except Timeout:
+        raise EngineError(f"{sweep.folder}: another `run` has been submitting it for {LOCK_SECONDS} s") from None
+
+
+def places_of(engine: Engine, runs: Sequence[SweepRun]) -> set[str]:
+    """Where an engine may have jobs of these runs: the places of submits to it, and of the jobs that are noted."""
+    submits = {path for run in runs if (path := run.folder.parent / SUBMITS).exists()}
+    sent = {place for path in submits for name, place in json.loads(path.read_text()) if name == engine.name}
+    noted = [job.folder or "" for run in runs for job in Job.of(run) if job.engine == engine.name]
+    return sent | {folder.rpartition("/")[0] for folder in noted}
+
+
+def unfinished(engine: Engine, sweep: Sweep, place: str = "") -> tuple[Sweep, Outcome]:
+    """The runs that an engine with a queue is to get, most expensive first, and what became of the others.
+
+    `place` is where the engine gets them. It is noted before anything is sent: if the submit is killed, `queue` looks
+    for its jobs there.
+    """
+    busy = alive(engine, sweep.runs, place)
+    path = sweep.folder / SUBMITS
+    submits = json.loads(path.read_text()) if path.exists() else []
+    if [engine.name, place] not in submits:
+        atomic.write_json(path, [*submits, [engine.name, place]])
     engine.collect(sweep.runs)
-    busy = alive(engine, sweep.runs)
     outcome, left = Outcome(), []
     for run in sorted(sweep.runs, key=lambda run: run.cost, reverse=True):
         if run.complete:
@@ -97,11 +138,11 @@ def unfinished(engine: Engine, sweep: Sweep) -> tuple[Sweep, Outcome]:
     return Sweep(sweep.name, tuple(left)), outcome
 
 
-def alive(engine: Engine, runs: Sequence[SweepRun]) -> dict[str, Job]:
-    """The jobs of an engine that are waiting or running, by the names of their runs."""
-    newest = {run.name: job for run in runs for job in Job.of(run)[-1:] if job.engine == engine.name}
-    known = engine.queue(list(newest.values()))
-    return {name: job for name, job in newest.items() if job.id in known and known[job.id].alive}
+def alive(engine: Engine, runs: Sequence[SweepRun], *places: str) -> dict[str, list[Job]]:
+    """The jobs of an engine that are waiting or running, also at `places`, by the names of their runs."""
+    queue = engine.queue(runs, places_of(engine, runs).union(places))
+    jobs = {run.name: [job for job in Job.of(run) if job in queue and queue[job].alive] for run in runs}
+    return {name: waiting for name, waiting in jobs.items() if waiting}
 
 
 def seconds_of(time: str) -> int:

@@ -196,6 +196,11 @@ class Sweep:
         """Read a sweep file; raises as `from_dict` does."""
         return cls.from_dict(reading.read_yaml(path, "sweep file"), output_dir, Path(path).parent)
 
+    @property
+    def folder(self) -> Path:
+        """Where the runs' folders lie."""
+        return self.runs[0].folder.parent
+
     def only(self, names: list[str]) -> Sweep:
         """The sweep with the runs of these names; all where none is given. Raises ConfigurationError."""
         if unknown := set(names) - {run.name for run in self.runs}:

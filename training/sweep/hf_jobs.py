@@ -5,6 +5,7 @@ A job that ends early, say at its time limit, resumes from the bucket when the s
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from training.sweep.status import Queued, State
 MOUNT = "/runs"  # of the bucket, in a job
 KEPT = ("log.jsonl", "run.json")  # what is brought here from the bucket
 UV_IMAGE = "ghcr.io/astral-sh/uv:python3.12-bookworm"
+_BUCKETS = "hf://buckets/"
 _UNITS = {"second": 1, "minute": 60, "hour": 3600}  # seconds of a unit of the price list
 _ENDED: dict[str, State | None] = {"COMPLETED": None, "CANCELED": "waiting", "ERROR": "failed", "DELETED": "waiting"}
 
@@ -95,33 +97,39 @@ class HfJobs:
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
         """A job for each run that is neither finished nor waiting or running already."""
         hub = Transport()
-        left, outcome = unfinished(self, sweep)
-        specifications = [self.specification(sweep, run) for run in left.runs]  # all of them before one is sent
-        for run, specification in zip(left.runs, specifications, strict=True):
+        # All of them are checked before one is sent.
+        specifications = {run.name: self.specification(sweep, run) for run in sweep.runs if not run.complete}
+        place = f"{_BUCKETS}{self.bucket}/{sweep.name}"
+        left, outcome = unfinished(self, sweep, place)
+        for run in left.runs:
+            specification = specifications[run.name]
             secrets = {"HF_TOKEN": _token()} if run.arguments.run.push_to_hub else None
             info = hub.call_once(partial(hub.api.run_job, **specification, secrets=secrets))
-            folder = f"hf://buckets/{self.bucket}/{sweep.name}/{run.name}"
-            outcome.queued[run.name] = job = Job(self.name, f"{specification['namespace']}/{info.id}", folder)
+            job = Job(self.name, f"{specification['namespace']}/{info.id}", f"{place}/{run.name}")
+            outcome.queued[run.name] = job
             job.add_to(run)
         return outcome
 
-    def queue(self, jobs: Sequence[Job]) -> Mapping[str, Queued]:
+    def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
         """Stage and cost of each job, by the seconds that it ran and the price of its hardware."""
-        if not jobs:
+        if not places:
             return {}
         hub = Transport()
+        for place in places:
+            self._note(hub, place, runs)
+        jobs = [job for run in runs for job in Job.of(run) if job.engine == self.name]
         listed = hub.read(hub.api.list_jobs_hardware)
         prices = {one.name: one.unit_cost_usd / _UNITS[one.unit_label] for one in listed if one.unit_label in _UNITS}
         found = {}
         for job in jobs:
             with suppress(NotFoundError):
-                found[job.id] = _queued(hub.read(partial(hub.api.inspect_job, **_named(job))), prices)
+                found[job] = _queued(hub.read(partial(hub.api.inspect_job, **_named(job))), prices)
         return found
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """Cancel the runs' jobs; what they saved last is in the bucket."""
         hub, jobs = Transport(), alive(self, runs)
-        for job in jobs.values():
+        for job in itertools.chain(*jobs.values()):
             hub.call(partial(hub.api.cancel_job, **_named(job)))
         return list(jobs)
 
@@ -132,6 +140,16 @@ class HfJobs:
             hub = Transport()
             for run, job in newest.items():
                 hub.read(partial(_bring, hub.access, job.folder, run.folder))
+
+    def _note(self, hub: Transport, place: str, runs: Sequence[SweepRun]) -> None:
+        """Note what the service lists with the labels of these runs."""
+        bucket, _, sweep = place.removeprefix(_BUCKETS).rpartition("/")
+        namespace, by_name = bucket.partition("/")[0], {run.name: run for run in runs}
+        listed = hub.read(lambda: list(hub.api.list_jobs(namespace=namespace, labels={"sweep": sweep})))
+        for info in sorted(listed, key=lambda info: str(info.created_at)):
+            run = by_name.get((info.labels or {}).get("run"))
+            if run is not None and all(volume.source == bucket for volume in info.volumes or ()):
+                Job(self.name, f"{namespace}/{info.id}", f"{place}/{run.name}").add_to(run)
 
 
 def _bring(access: dict[str, Any], there: str, here: Path) -> None:

@@ -139,7 +139,8 @@ class SweepPlan(Summarised):
         flops, separate = (format_flops(self.total(name)) for name in ("training_flops", "separate_flops"))
         notes = [f"shared trunks save {self.saved:.0%} of the FLOPs of separate runs ({flops} instead of {separate})"]
         speed = f"at {format_flops(self.flops_per_second or 0)} FLOP/s ({self.speed_source}), one run at a time"
-        notes.append(f"time: {speed}" if self.flops_per_second else "time: unknown without --flops-per-second")
+        unknown = "unknown until a run has been timed; pass --flops-per-second to estimate it"
+        notes.append(f"time: {speed if self.flops_per_second else unknown}")
         groups = sorted({run.capacity_group_tokens for run in self.runs if run.capacity_group_tokens})
         if len(groups) > 1:
             sizes = ", ".join(f"{group:,}" for group in groups)

@@ -169,6 +169,10 @@ def run_sweep(
                 except Timeout:
                     outcome.elsewhere.append(run.name)
                     continue
+                if run.complete:  # another sweep has finished it meanwhile
+                    lock.release()
+                    outcome.add(run, 0)
+                    continue
                 running = _Running(run, left, free.pop(), lock)
                 running.start(command)
                 busy.append(running)
@@ -257,7 +261,7 @@ class Local:
                 sweep, self.workers, watch, self.processes_per_run, self.accelerate_config, retries=self.retries
             )
 
-    def queue(self, jobs: Sequence[Job]) -> Mapping[str, Queued]:
+    def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
         """There is no queue: what runs holds the lock of its folder."""
         return {}
 

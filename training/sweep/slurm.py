@@ -1,4 +1,4 @@
-"""SLURM: a sweep as one array job, with a task for each trunk and its branches.
+"""SLURM: a sweep as an array job, with a task for each trunk and its branches; as several where arrays are limited.
 
 SLURM sends SIGTERM for its time limit, preemption and `scancel` alike, so the script asks for SIGUSR1 before the first
 two: then a task saves a checkpoint, is queued again and resumes. One that fails or is cancelled is not.
@@ -6,6 +6,8 @@ two: then a task saves a checkpoint, is queued again and resumes. One that fails
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from training.sweep.status import Queued, State
 MULTI_NODE_CONFIG = Path(__file__).parents[1] / "configs" / "accelerate" / "multi_node_fsdp2.yaml"
 WARNING_SECONDS = STOP_SECONDS + 60  # between the signal and the end: to write a checkpoint, and to requeue
 _EARLY_SECONDS = 60  # that the signal may come before that
-_SQUEUE = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%r"]
+_SQUEUE = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%A|%T|%r|%j"]
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED"}
 _FAILED = ("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 _ENDED: dict[str, State | None] = {**dict.fromkeys(_FAILED, "failed"), "CANCELLED": "waiting", "COMPLETED": None}
@@ -81,9 +83,10 @@ class Slurm:
                 f"--time: {self.time!r}; it must be more than {least // 60} minutes, when the warning to save may come"
             )
         for option in self.sbatch:
-            if not option.startswith("-") or "\n" in option:
+            if not option.startswith("-") or "\n" in option or re.match("--job-name|-J|--array|-a", option):
                 raise ConfigurationError(
-                    f"--sbatch: {option!r}; it must be one option with its dashes, such as --mem=64G"
+                    f"--sbatch: {option!r}; it must be one option with its dashes, such as --mem=64G, and neither "
+                    "--job-name nor --array, by which `status` and `cancel` find the runs"
                 )
 
     def preview(self, sweep: Sweep, sweep_file: Path) -> str:
@@ -92,7 +95,7 @@ class Slurm:
             run.arguments.check_processes(self.nodes * max(self.gpus, 1))
         named = {"--time": self.time, "--partition": self.partition, "--account": self.account}
         options = [
-            f"--job-name={sweep.name}",
+            f"--job-name={sweep.name}{_mark(sweep.folder)}",
             f"--array=0-{len(sweep.runs) - 1}{f'%{self.at_most}' if self.at_most else ''}",
             *(f"--nodes={self.nodes}", "--ntasks-per-node=1"),
             *([f"--gpus-per-node={self.gpus}"] if self.gpus else []),
@@ -107,25 +110,44 @@ class Slurm:
         return "\n".join([*head, _TRAP, start, _END])
 
     def submit(self, sweep: Sweep, sweep_file: Path) -> Outcome:
-        """One array of the runs that are neither finished nor waiting or running already."""
+        """Arrays of the runs that are neither finished nor waiting or running already, each as large as is allowed."""
         left, outcome = unfinished(self, sweep)
-        if left.runs:
-            array = _command(["sbatch", "--parsable"], self.preview(left, sweep_file)).split(";")[0].strip()
-            for i, run in enumerate(left.runs):
+        size, array = _largest_array() if left.runs else 1, ""
+        for start in range(0, len(left.runs), size):
+            part = Sweep(left.name, left.runs[start : start + size])
+            # The limit on runs at a time holds within an array, so one waits for the other.
+            after = [f"--dependency=afterany:{array}"] if array and self.at_most else []
+            array = _command(["sbatch", "--parsable", *after], self.preview(part, sweep_file)).split(";")[0].strip()
+            for i, run in enumerate(part.runs):
                 outcome.queued[run.name] = job = Job(self.name, f"{array}_{i}")
                 job.add_to(run)
         return outcome
 
-    def queue(self, jobs: Sequence[Job]) -> Mapping[str, Queued]:
+    def queue(self, runs: Sequence[SweepRun], places: set[str]) -> Mapping[Job, Queued]:
         """According to squeue, which forgets a job some minutes after its end."""
-        listed = _command(_SQUEUE) if jobs else ""
-        found = dict(line.strip().split("|", 1) for line in listed.splitlines())
-        return {job.id: _queued(*found[job.id].split("|")) for job in jobs if job.id in found}
+        if not places:
+            return {}
+        queue: dict[Job, Queued] = {}
+        arrays: dict[str, str] = {}  # with jobs that may be of these runs and are not noted: one of its jobs
+        mark, by_name = _mark(runs[0].folder.parent), {run.name: run for run in runs}
+        noted = {job for run in runs for job in Job.of(run)}
+        for line in _command(_SQUEUE).splitlines():
+            task, job_id, slurm_state, reason, job_name = line.strip().split("|", 4)
+            job = Job(self.name, task)
+            queue[job] = _queued(slurm_state, reason)
+            if job not in noted and queue[job].alive and job_name.endswith(mark):
+                arrays[task.partition("_")[0]] = job_id
+        for array, job_id in arrays.items():
+            for i, name in enumerate(_names(_command(["scontrol", "write", "batch_script", job_id, "-"]))):
+                job = Job(self.name, f"{array}_{i}")
+                if name in by_name and job in queue and queue[job].alive:
+                    job.add_to(by_name[name])
+        return queue
 
     def cancel(self, runs: Sequence[SweepRun]) -> list[str]:
         """`scancel`: a running task saves a checkpoint, if the KillWait of the cluster is long enough."""
         if jobs := alive(self, runs):
-            _command(["scancel", *(job.id for job in jobs.values())])
+            _command(["scancel", *(job.id for waiting in jobs.values() for job in waiting)])
         return list(jobs)
 
     def collect(self, runs: Sequence[SweepRun]) -> None:
@@ -151,6 +173,22 @@ srun --kill-on-bad-exit=1 bash -c '
     --machine_rank $SLURM_NODEID --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT \\
     -m training.run --config "$CONFIG" --run.progress false
 ' &"""
+
+
+def _mark(folder: Path) -> str:
+    """The end of a job's name, by which the queue tells whose folder its runs are in."""
+    return "." + hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
+
+
+def _names(script: str) -> list[str]:
+    """The names of the runs in a script of `preview`, by task."""
+    return shlex.split(script.partition("\nRUNS=(\n")[2].partition("\n)\n")[0])
+
+
+def _largest_array() -> int:
+    """How many tasks the cluster allows in an array."""
+    limits = re.findall(r"(?:\bMaxArraySize\s*=\s*|\bmax_array_tasks=)(\d+)", _command(["scontrol", "show", "config"]))
+    return max(1, min(map(int, limits)))
 
 
 def _queued(slurm_state: str, reason: str) -> Queued:

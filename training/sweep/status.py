@@ -121,8 +121,9 @@ def state(run: SweepRun, queued: State | None = None) -> State:
 
 
 def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) -> RunStatus:
-    """State, progress, speed and cost of a run, with what the engine says of its jobs, the newest last."""
+    """State, progress, speed and cost of a run, with what the engine says of its jobs, the one that counts last."""
     now, line = state(run, jobs[-1].state if jobs else None), newest_line(run)
+    queue = [job.text for job in jobs if job.alive] or [job.text for job in jobs[-1:]]
     tokens = run.target_tokens if now == "finished" else trained_tokens(run)
     speed = line.get("tokens_per_second")
     left = (run.target_tokens - tokens) / speed if speed and now in ("running", "waiting") else None
@@ -137,7 +138,7 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
         left,
         device_seconds(run),
         engine,
-        jobs[-1].text if jobs else None,
+        "; ".join(queue) or None,
         sum(prices) if prices else None,
     )
 
@@ -175,7 +176,7 @@ def measured_flops_per_second(sweep: Sweep) -> float | None:
 
 
 def status_table(found: Sequence[RunStatus]) -> Table:
-    """One line per run; its queue and prices where an engine has them."""
+    """One row per run, with queue position and cost where the engine reports them."""
     rows = [
         {
             "run": one.name,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from hub.plain.errors import FilesError, RecordError
 from hub.record.names import branch_name, formatted_tokens, repo_name
-from hub.store.files import is_allowed, release_of
+from hub.release.sources import load_records
+from hub.store.files import is_allowed, release_of, run_folders
 from tests.hub.conftest import sharded
 from tests.hub.samples import make_record
 
@@ -68,10 +69,19 @@ def test_shards_must_match_their_index(checkpoint):
         *("curve.png", "curve.svg", "tokenizer.model", "model.safetensors"),
     ],
 )
-def test_a_token_is_found_in_every_kind_of_file(checkpoint, name):
+@pytest.mark.parametrize(
+    ("secret", "token"),
+    [
+        ("an access token", "hf_" + "q" * 34),
+        ("a private key", "-----BEGIN PRIVATE KEY-----\nMIIE"),
+        ("a private key", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl"),
+        ("a private key", "-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQVY"),
+    ],
+    ids=["token", "PKCS 8", "OpenSSH", "PGP"],
+)
+def test_a_secret_is_found_in_every_kind_of_file(checkpoint, name, secret, token):
     """In a picture's text chunk, and in the metadata of weights, too."""
     folder = checkpoint()
-    token = "hf_" + "q" * 34
     if name == "model.safetensors":
         header = json.dumps({"__metadata__": {"note": token}}).encode()
         (folder / name).write_bytes(len(header).to_bytes(8, "little") + header)
@@ -79,9 +89,52 @@ def test_a_token_is_found_in_every_kind_of_file(checkpoint, name):
         (folder / name).write_text(json.dumps({"token": token}))
     else:
         (folder / name).write_bytes(b"\x89PNG\r\n\x1a\n\x00tEXtnote\x00" + token.encode() + b"\xff\x00")
-    with pytest.raises(FilesError, match=f"{name} holds what looks like an access token") as caught:
+    with pytest.raises(FilesError, match=f"{name} holds what looks like {secret}") as caught:
         release_of(folder)
     assert token not in str(caught.value)
+
+
+def test_a_key_that_is_public_or_only_named_is_none(checkpoint):
+    folder = checkpoint()
+    (folder / "README.md").write_text("Keys: `PRIVATE KEY` and\n-----BEGIN PUBLIC KEY-----\nMIIB")
+    assert "README.md" in release_of(folder).files
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+def test_a_link_that_leads_out_of_the_folder_is_refused(checkpoint, tmp_path, name):
+    """It would publish a file that nobody put there."""
+    folder = checkpoint()
+    outside = tmp_path / "outside"
+    outside.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"private")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(FilesError, match=f"{name} is a link to .*outside, which is not in .*; allowed is a file"):
+        release_of(folder)
+
+
+def test_links_within_the_folder_and_to_the_folder_are_followed(checkpoint, tmp_path):
+    folder = checkpoint()
+    (folder / "model.safetensors").rename(folder / "weights")
+    (folder / "model.safetensors").symlink_to("weights")
+    (tmp_path / "link").symlink_to(folder)
+    (folder / "notes.txt").symlink_to("/etc/hostname")  # is not released
+    assert release_of(tmp_path / "link").weights_sha256 == release_of(folder).weights_sha256
+
+
+def test_a_loop_of_folders_lists_a_run_once(tmp_path):
+    runs = tmp_path / "runs"
+    for folder in (runs / "one", runs / "z" / "two", tmp_path / "sibling"):
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(make_record(run_id=folder.name).to_json())
+    (runs / "a").symlink_to(runs)
+    (runs / "above").symlink_to("..")
+    (runs / "one" / "z").symlink_to(runs / "z")
+    (runs / "z" / "self").symlink_to(".")
+    assert run_folders(runs) == [runs / "one", runs / "z" / "two"]
+    (tmp_path / "store" / "models" / "repo").mkdir(parents=True)
+    for name in ("branch", "again"):
+        (tmp_path / "store" / "models" / "repo" / name).symlink_to(runs / "one")
+    assert [record.run_id for record in load_records(tmp_path / "store")] == ["one"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import inspect
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -116,6 +117,34 @@ def test_jobs_are_submitted_once_watched_paid_for_and_cancelled(sweep, bucket, t
     assert len(the_hub.jobs.jobs) == 4
     assert status()[first.name]["dollars"] == pytest.approx(60 * HARDWARE["cpu-basic"][1])  # the first job's
     assert f"run {first.name} is hf-jobs job org/" in command("run", "--on", "slurm", exit_code=2)
+
+
+def test_jobs_that_no_folder_here_knows_are_found_by_their_labels(sweep, bucket, the_hub, monkeypatch):  # noqa: F811
+    """A submit was killed before it noted them, or another machine has sent them."""
+
+    class Killed(BaseException):
+        pass
+
+    def add_to(job, run):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Job, "add_to", add_to)
+        with pytest.raises(Killed):
+            CliRunner().invoke(sweep_module.app, ["run", "sweep.yaml", *OPTIONS], catch_exceptions=False)
+    (sent,) = [the_hub.jobs.specifications[job]["labels"]["run"] for job in the_hub.jobs.jobs]
+    assert {name: (one["engine"], one["queue"]) for name, one in status().items()}[sent] == ("hf-jobs", "scheduling")
+    shutil.rmtree("here")
+    assert f"run {sent} was skipped: it is in a queue" in command("run", *OPTIONS)
+    assert len(the_hub.jobs.jobs) == 2
+    the_hub.jobs.buckets["org/others"] = bucket
+    values = yaml.safe_load(Path("sweep.yaml").read_text())
+    Path("sweep.yaml").write_text(yaml.safe_dump(values | {"output_dir": "elsewhere"}))
+    command("run", *OPTIONS[:5], "org/others", *OPTIONS[6:])
+    assert len(the_hub.jobs.jobs) == 4  # in another bucket, runs of the same names are others
+    assert command("cancel").count("cancelled") == 2
+    ended = [job["volumes"][0]["source"] for job in the_hub.jobs.jobs.values() if job["status"]["stage"] == "CANCELED"]
+    assert ended == ["org/others"] * 2
 
 
 def test_a_token_is_a_secret_of_jobs_that_push(sweep, bucket, the_hub, tmp_path):  # noqa: F811

@@ -1,5 +1,7 @@
 """The SLURM script: valid for bash, and what it does at SLURM's signals; tests/slurm runs it on a real cluster."""
 
+import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,10 +14,13 @@ from typer.testing import CliRunner
 from tests.conftest import wait_for
 from training.configuration.arguments import ConfigurationError
 from training.sweep import __main__ as sweep_module
+from training.sweep import engine
 from training.sweep.engine import EngineError, Job, seconds_of
 from training.sweep.file import Sweep
 from training.sweep.slurm import Slurm
 from training.sweep.status import status
+
+HF_JOBS = ("--on", "hf-jobs", "--flavor", "cpu-basic", "--bucket", "org/runs", "--package", "git+https://host/code")
 
 
 @pytest.fixture
@@ -43,10 +48,85 @@ def programs(tmp_path, monkeypatch):
     return write
 
 
+CLUSTER = """
+import os, re, signal, sys, time
+from pathlib import Path
+
+folder, program, words = Path({folder!r}), Path(sys.argv[0]).name, sys.argv[1:]
+arrays = sorted(folder.glob("*.sh"), key=lambda path: int(path.stem))
+if program == "sbatch":
+    script, array = sys.stdin.read(), len(arrays) + 1
+    if (folder / "slow").exists():
+        time.sleep(2)
+    if int(re.search("--array=0-([0-9]+)", script)[1]) >= {largest}:
+        sys.exit("sbatch: error: Batch job submission failed: Invalid job array specification")
+    while (folder / f"{{array}}.sh").exists():
+        array += 1
+    (folder / f"{{array}}.sh").write_text(script)
+    (folder / f"{{array}}.words").write_text(" ".join(words))
+    if (folder / "deadly").exists():
+        os.kill(os.getppid(), signal.SIGKILL)
+    print(array)
+if program == "squeue":
+    (form,) = [word.removeprefix("--format=") for word in words if word.startswith("--format=")]
+    for path in arrays:
+        script = path.read_text()
+        name, last = (re.search(f"--{{option}}", script)[1] for option in ("job-name=(.*)", "array=0-([0-9]+)"))
+        for i in range(int(last) + 1):
+            job = f"{{path.stem}}_{{i}}"
+            state = "CANCELLED" if (folder / job).exists() else "PENDING"
+            told = {{"%i": job, "%A": path.stem, "%T": state, "%r": "Priority", "%j": name}}
+            print(re.sub("%.", lambda field: told[field[0]], form))
+if program == "scancel":
+    for job in words:
+        (folder / job).touch()
+if program == "scontrol":
+    if words == ["show", "config"]:
+        print("MaxArraySize            = {largest}\\nSchedulerParameters     = defer,max_array_tasks=1000")
+    elif words[:2] == ["write", "batch_script"] and words[3] == "-":
+        print((folder / f"{{words[2]}}.sh").read_text(), end="")
+    else:
+        sys.exit(f"scontrol: error: {{words}}")
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, programs):
+    """A SLURM of files in a folder, with each array's script; `slow` delays sbatch, and `deadly` kills its caller."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    program = CLUSTER.format(folder=str(folder), largest=4)
+    for name in ("sbatch", "squeue", "scancel", "scontrol"):
+        (tmp_path / "bin" / name).write_text(f"#!{sys.executable}\n{program}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    return folder
+
+
+def tasks(cluster):
+    """The name of the run of every task of the cluster, sorted."""
+    scripts = [path.read_text() for path in cluster.glob("*.sh")]
+    return sorted(line.strip() for text in scripts for line in text.split("RUNS=(\n")[1].split("\n)")[0].splitlines())
+
+
 def shown(sweep_file, *words, exit_code=0):
-    done = CliRunner().invoke(sweep_module.app, ["run", str(sweep_file), "--on", "slurm", *words])
+    return command("run", sweep_file, "--on", "slurm", *words, exit_code=exit_code)
+
+
+def command(name, sweep_file, *words, exit_code=0):
+    done = CliRunner().invoke(sweep_module.app, [name, str(sweep_file), *words])
     assert done.exit_code == exit_code, done.output
     return done.output
+
+
+def submitted(sweep_file, count):
+    """The exit codes of `run --on slurm` in processes of their own, which begin together."""
+    context = multiprocessing.get_context("fork")  # as they import nothing
+    submits = [context.Process(target=shown, args=(sweep_file, "--gpus", "0")) for _ in range(count)]
+    for submit in submits:
+        submit.start()
+    for submit in submits:
+        submit.join(120)
+    return [submit.exitcode for submit in submits]
 
 
 def test_the_script_is_bash_and_asks_for_what_was_given(sweep_file):
@@ -68,6 +148,7 @@ def test_the_script_is_bash_and_asks_for_what_was_given(sweep_file):
     [
         ({"gpus": 0, "nodes": 2}, "--nodes: 2 need --gpus"),
         ({"sbatch": ("mem=1G",)}, "--sbatch: 'mem=1G'"),
+        ({"sbatch": ("--job-name=mine",)}, "--sbatch: '--job-name=mine'; .* neither --job-name nor --array"),
         ({"time": "4"}, "--time: '4'; it must be more than 4 minutes"),
         ({"time": "soon"}, "--time: 'soon'; it must be minutes"),
     ],
@@ -110,19 +191,105 @@ def test_only_a_task_that_was_warned_and_not_finished_is_requeued(sweep_file, pr
 def test_states_are_those_of_the_queue(sweep_file, programs):
     (first, second) = Sweep.load(sweep_file).runs
     programs("sbatch", "echo '12;cluster'")
+    programs("squeue", "")
+    programs("scontrol", "echo MaxArraySize = 1001")
     shown(sweep_file, "--gpus", "0")
     assert sorted(Job.of(run)[0].id for run in (first, second)) == ["12_0", "12_1"]
     told = {"PENDING|Priority": "waiting", "RUNNING|None": "running", "TIMEOUT|TimeLimit": "failed"}
     for line, state in {**told, "CANCELLED|None": "waiting", "COMPLETED|None": "waiting"}.items():
-        programs("squeue", f"echo '{Job.of(first)[0].id}|{line}'")
-        found = Slurm().queue([*Job.of(first), *Job.of(second)])
+        programs("squeue", f"echo '{Job.of(first)[0].id}|12|{line}|sweep'")
+        found = Slurm().queue([first, second], {""})
         assert status(first, jobs=list(found.values())).state == state
         assert len(found) == 1  # it has forgotten the other
 
 
 def test_a_machine_without_slurm_and_a_refused_job_are_told(sweep_file, programs, monkeypatch):
     programs("sbatch", "echo 'sbatch: error: invalid account' >&2; exit 1")
+    programs("squeue", "")
+    programs("scontrol", "echo MaxArraySize = 1001")
     assert "slurm: sbatch failed: sbatch: error: invalid account" in shown(sweep_file, "--gpus", "0", exit_code=1)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(EngineError, match="has no squeue"):
-        Slurm().queue([Job("slurm", "12_0")])
+        Slurm().queue(Sweep.load(sweep_file).runs, {""})
+
+
+def test_two_submits_at_once_send_each_run_once(sweep_file, cluster):
+    (cluster / "slow").touch()
+    assert submitted(sweep_file, 2) == [0, 0]
+    names = sorted(run.name for run in Sweep.load(sweep_file).runs)
+    assert tasks(cluster) == names
+    assert sorted(command("cancel", sweep_file).splitlines()) == [f"{name}: cancelled (slurm)" for name in names]
+    assert len(list(cluster.glob("*_*"))) == 2
+
+
+@pytest.mark.parametrize("lost", ["the note of the submit", "all of the runs' folders"])
+def test_jobs_of_a_submit_that_was_killed_are_found(sweep_file, cluster, lost):
+    runs = Sweep.load(sweep_file).runs
+    if lost == "the note of the submit":
+        (cluster / "deadly").touch()
+        assert submitted(sweep_file, 1) == [-signal.SIGKILL]
+        (cluster / "deadly").unlink()
+    else:
+        shown(sweep_file, "--gpus", "0")
+        for run in runs:
+            (run.folder / "jobs.json").unlink()
+    assert [Job.of(run) for run in runs] == [[], []]
+    found = {one["name"]: (one["engine"], one["queue"]) for one in json.loads(command("status", sweep_file, "--json"))}
+    assert found == {run.name: ("slurm", "pending (Priority)") for run in runs}
+    for run in runs:
+        (run.folder / "jobs.json").unlink()
+    assert "was skipped: it is in a queue" in shown(sweep_file, "--gpus", "0")
+    assert "is slurm job 1_" in command("run", sweep_file, *HF_JOBS, exit_code=2)
+    assert len(tasks(cluster)) == 2
+    assert command("cancel", sweep_file).count("cancelled (slurm)") == 2
+    assert {path.name for path in cluster.glob("*_*")} == {"1_0", "1_1"}
+    assert command("cancel", sweep_file) == ""
+    shown(sweep_file, "--gpus", "0")
+    assert len(tasks(cluster)) == 4
+
+
+def test_every_job_of_a_run_that_has_several_is_seen_and_cancelled(sweep_file, cluster):
+    """As earlier versions left them, and `sbatch` of a script that was sent already."""
+    shown(sweep_file, "--gpus", "0")
+    (run, other) = Sweep.load(sweep_file).runs
+    first = Job.of(run)[0].id
+    subprocess.run("sbatch", input=(cluster / "1.sh").read_text(), text=True, check=True, stdout=subprocess.DEVNULL)
+    (cluster / first).touch()  # the one in the run's folder is cancelled; the other is not
+    queues = {one["name"]: one["queue"] for one in json.loads(command("status", sweep_file, "--json"))}
+    assert queues == {run.name: "pending (Priority)", other.name: "pending (Priority); pending (Priority)"}
+    command("cancel", sweep_file)
+    assert {path.name for path in cluster.glob("*_*")} == {"1_0", "1_1", "2_0", "2_1"}
+
+
+def test_another_sweep_and_other_jobs_are_left_alone(sweep_file, cluster, tmp_path):
+    shown(sweep_file, "--gpus", "0")
+    values = yaml.safe_load(sweep_file.read_text())
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(values | {"output_dir": str(tmp_path / "others")}))
+    shown(tmp_path / "other.yaml", "--gpus", "0")
+    assert len(tasks(cluster)) == 4
+    assert command("cancel", tmp_path / "other.yaml").count("cancelled") == 2
+    assert {path.name for path in cluster.glob("*_*")} == {"2_0", "2_1"}
+    (name, _) = [run.name for run in Sweep.load(sweep_file).runs]
+    assert command("cancel", sweep_file, "--only", name) == f"{name}: cancelled (slurm)\n"
+
+
+def test_a_sweep_larger_than_the_largest_array_is_several(sweep_file, cluster):
+    values = yaml.safe_load(sweep_file.read_text())
+    sweep_file.write_text(yaml.safe_dump(values | {"grid": {"run.seed": [*range(9)]}}))
+    shown(sweep_file, "--gpus", "0", "--at-most", "2")
+    runs = Sweep.load(sweep_file).runs
+    assert tasks(cluster) == sorted(run.name for run in runs)
+    assert sorted(Job.of(run)[0].id for run in runs) == [f"{1 + i // 4}_{i % 4}" for i in range(9)]
+    sent = [(cluster / f"{array}.words").read_text() for array in (1, 2, 3)]  # no more than two at a time in all
+    assert sent == ["--parsable", "--parsable --dependency=afterany:1", "--parsable --dependency=afterany:2"]
+    assert command("cancel", sweep_file).count("cancelled") == 9
+    shown(sweep_file, "--gpus", "0")
+    assert (cluster / "6.words").read_text() == "--parsable"
+
+
+def test_a_submit_that_does_not_end_is_told(sweep_file, cluster, monkeypatch):
+    monkeypatch.setattr(engine, "LOCK_SECONDS", 0.1)
+    with engine.submitting(Sweep.load(sweep_file)):
+        said = shown(sweep_file, "--gpus", "0", exit_code=1)
+    assert "another `run` has been submitting it for 0.1 s" in said
+    assert not tasks(cluster)

@@ -28,7 +28,7 @@ from training.configuration.arguments import ConfigurationError
 from training.sweep import __main__ as sweep_module
 from training.sweep import run as sweep_run
 from training.sweep.engine import EngineError
-from training.sweep.file import Sweep
+from training.sweep.file import Sweep, SweepRun
 from training.sweep.plan import plan_sweep
 from training.sweep.run import Local, run_sweep, sweep_progress
 from training.sweep.status import Attempt, lock_of, measured_flops_per_second, state, status, trained_tokens
@@ -392,6 +392,17 @@ def test_what_would_be_started_is_shown(sweep_of, tiny, tmp_path):
     refused = CliRunner().invoke(sweep_module.app, [*words, "--partition", "gpu"])
     assert refused.exit_code == 2
     assert "--partition: --on local does not take it; it takes --workers" in refused.output
+
+
+def test_a_run_that_another_sweep_has_finished_meanwhile_is_not_started(sweep_of, monkeypatch):
+    sweep, finished = sweep_of(grid={"model.experts": [1, 4]}), set()
+    cheap, expensive = sweep.runs
+    monkeypatch.setattr(SweepRun, "complete", property(lambda run: run.name in finished))
+    monkeypatch.setattr(SweepRun, "records", lambda run: [])
+    monkeypatch.setattr(sweep_run, "launch_command", lambda *_: ["false"])
+    outcome = run_sweep(sweep, 1, lambda running: finished.add(cheap.name))
+    assert (outcome.finished, [*outcome.failed]) == ([cheap.name], [expensive.name])
+    assert not (cheap.folder / "output.log").exists()
 
 
 def test_a_run_that_another_sweep_works_on_is_left_alone(sweep_of):
