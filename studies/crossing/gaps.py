@@ -18,9 +18,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling_law import Runs
 from scaling_law.planning.break_even import overtaking
-from scaling_law.runs.rows import FloatArray
-from scaling_law.runs.table import Runs
+from studies.common import FloatArray
 
 DRAWS, SEED = 1000, 0
 LEVEL = (0.025, 0.975)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hub.plain.units import UNKNOWN, format_count
-from scaling_law.fitting.fitting import errors_of, rms
+from scaling_law import errors_of
+from studies.common import listed, rms
 from studies.crossing.gaps import Gap
 from studies.crossing.laws import FREE, KEPT, SIGNS, Results
 from studies.crossing.prediction import Prediction, Predictions
-from studies.crossing.words import interval_in_words, listed, measured_in_words
+from studies.crossing.words import interval_in_words, measured_in_words
 
 RMSE, HELD_OUT = 0.008, 0.02  # nats per byte
 

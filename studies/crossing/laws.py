@@ -13,13 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from scaling_law.fitting.calibration import Calibration, calibrate
-from scaling_law.fitting.fitting import FitResult, errors_of, fit, rms
-from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.formulas import JointLaw, Law
-from scaling_law.planning.break_even import break_even
-from scaling_law.runs.rows import FloatArray
-from scaling_law.runs.table import Runs
+from scaling_law import Bootstrap, Calibration, FitResult, JointLaw, Law, Runs, break_even, calibrate, errors_of, fit
+from studies.common import FloatArray, rms
 from studies.crossing.gaps import Gap, Scatter, cell_means, gaps_of, scatter_of, with_precision
 from studies.crossing.records import EXPERTS, WIDTHS, Sweep
 from studies.evidence.forecasts import longest_of_each

@@ -18,36 +18,17 @@ import numpy as np
 
 from hub.plain.tables import enumerated
 from hub.plain.units import UNKNOWN, format_count
+from scaling_law import Bootstrap, FitResult, JointLaw, Law, errors_of
 from scaling_law.figures import drawing
-from scaling_law.fitting.fitting import FitStatus, errors_of, rms
-from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.formulas import JointLaw, Law
-from scaling_law.runs.rows import FloatArray
-from studies.blocks import fill
+from studies.common import FloatArray, fill, listed, rms
 from studies.crossing import figures
 from studies.crossing.figures import BITS
 from studies.crossing.gaps import scatter_of
 from studies.crossing.goals import Goal, goals_of
-from studies.crossing.laws import (
-    FITTED,
-    FREE,
-    HALF,
-    KEPT,
-    LAWS,
-    LEAST_CELLS,
-    LEAST_VALUES,
-    PUBLISHED,
-    Results,
-)
+from studies.crossing.laws import FITTED, FREE, HALF, KEPT, LAWS, LEAST_CELLS, LEAST_VALUES, PUBLISHED, Results
 from studies.crossing.prediction import Predictions, load
 from studies.crossing.records import VOCABULARY, read_sweep
-from studies.crossing.words import (
-    crossing_in_words,
-    interval_in_words,
-    listed,
-    measured_in_words,
-    tokens_in_words,
-)
+from studies.crossing.words import crossing_in_words, interval_in_words, measured_in_words, tokens_in_words
 
 RECORDS, PREDICTION = "runs.jsonl", "prediction.json"
 MAIN, OTHERS = 8, "crossing-others.png"  # the E of the first figure, and a figure of the others
@@ -308,11 +289,12 @@ def coefficient_rows(page: Page) -> Rows:
     status = r.fitted.status
     yield (
         f"Fitted to {len(r.sweep.runs)} runs, from the optimum on their cells: "
-        f"{'converged' if status.converged else 'NOT converged'}.{_wide(status)}"
+        f"{'converged' if status.converged else 'NOT converged'}.{_wide(r.fitted)}"
     )
 
 
-def _wide(status: FitStatus) -> str:
+def _wide(fitted: FitResult[Any]) -> str:
+    status = fitted.status
     vague = listed(f"{name} ({status.error_in_words(name)})" for name in status.undetermined)
     return f" Too wide an error to rely on the value, whatever its sign: {vague}." if vague else ""
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hub import RecordError
 from hub.plain import strict_json
-from hub.plain.errors import RecordError
-from scaling_law.formulas import Law
+from scaling_law import Architecture, Law
 from scaling_law.planning.break_even import drawn_break_even
-from scaling_law.size.architecture import Architecture
 from studies.crossing.gaps import LEVEL, Gap
 from studies.crossing.laws import FITTED, Results
 from studies.crossing.records import BLOCKS, EXPERTS, HEAD, VOCABULARY, WIDTHS

@@ -21,13 +21,10 @@ from typing import Any
 import numpy as np
 
 import hub  # lazy
+from hub import RecordError, RunRecord
 from hub.plain import atomic
 from hub.plain.units import format_count
-from hub.record.run_record import RunRecord
-from hub.record.table import to_jsonl
-from scaling_law.runs.rows import RunsError
-from scaling_law.runs.table import Runs, load_runs
-from scaling_law.runs.tuning import best_of
+from scaling_law import Runs, best_of, load_runs
 
 WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
 PLANNED = {1: WIDTHS, 2: WIDTHS, 4: WIDTHS, 8: WIDTHS}  # E = 16 at two sizes, of choice
@@ -84,28 +81,28 @@ class Sweep:
 def gather(sources: Iterable[str | Path], target: Path) -> Path:
     """Write the records of all sources (files, or folders of run.json) to one runs.jsonl, each once and whole.
 
-    RunsError for two records of one run_id that differ.
+    RecordError for two records of one run_id that differ.
     """
     found: dict[str, RunRecord] = {}
     for source in sources:
         for record in hub.load_records(source):
             if (known := found.setdefault(record.run_id, record)) != record:
-                raise RunsError(f"{source}: {record.run_id}: another run of this run_id has loss {known.eval_loss}")
+                raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {known.eval_loss}")
     ordered = sorted(found.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
-    atomic.write_bytes(target, to_jsonl(ordered))
+    atomic.write_bytes(target, "".join(f"{record.to_json()}\n" for record in ordered).encode())
     return target
 
 
 def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
-    """The runs that count. RunsError if none does, or if their texts or tokenizers differ."""
+    """The runs that count. RecordError if none does, or if their texts or tokenizers differ."""
     every = hub.load_records(records) if isinstance(records, (str, Path)) else list(records)
     reasons = [_reason(record) for record in every]
     sound = [record for record, reason in zip(every, reasons, strict=True) if not reason]
     if not sound:
-        raise RunsError(f"no run of this sweep counts: {dict(Counter(reasons))}")
+        raise RecordError(f"no run of this sweep counts: {dict(Counter(reasons))}")
     texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in sound}
     if len(texts) > 1:
-        raise RunsError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
+        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
     distinct = _once(sound)
     runs = _table(distinct)
     rates = _rates(runs)

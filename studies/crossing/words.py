@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from hub.plain.units import format_count
 from studies.crossing.gaps import Gap
 from studies.crossing.prediction import Interval
-
-
-def listed(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values))
 
 
 def tokens_in_words(value: float | None, between: tuple[float, float]) -> str:

@@ -15,11 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.fitting.fitting import FitResult, errors_of, fit, rms
-from scaling_law.formulas import JointLaw
-from scaling_law.formulas.shelf import published
-from scaling_law.runs.rows import FloatArray
-from scaling_law.runs.table import Runs
+from scaling_law import FitResult, JointLaw, Runs, errors_of, fit, published
+from studies.common import FloatArray, rms
 from studies.evidence.points import Source
 
 RESAMPLES, SEED = 2000, 0

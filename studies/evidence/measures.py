@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from scaling_law.fitting.fitting import FitResult, errors_of, fit, rms
-from scaling_law.formulas import JointLaw, Law
-from scaling_law.formulas.shelf import published
-from scaling_law.runs.rows import FloatArray
-from scaling_law.runs.table import Runs
+from scaling_law import FitResult, JointLaw, Law, Runs, errors_of, fit, published
+from studies.common import FloatArray, rms
 from studies.evidence.forecasts import Forecast, as_dense, counted, joined, scales_refitted
 
 

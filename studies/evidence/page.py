@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from hub.plain.units import UNKNOWN, format_count, format_flops
+from scaling_law import JointLaw
 from scaling_law.figures import drawing
-from scaling_law.fitting.fitting import rms
-from scaling_law.formulas import JointLaw
-from studies.blocks import fill
+from studies.common import fill, rms
 from studies.evidence import figures
 from studies.evidence.forecasts import (
     BARE,

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from hub import RecordError
 from hub.plain import atomic, strict_json
+from scaling_law import Runs, best_of, load_runs
 from scaling_law.runs.readers import reader
-from scaling_law.runs.rows import RunsError
-from scaling_law.runs.table import Runs, load_runs
-from scaling_law.runs.tuning import best_of
 
 FORMAT, VERSION = "evidence", 1
 DIGITS = 7  # significant, of every number kept
@@ -145,7 +144,7 @@ def read_source(path: Path) -> Source:
     data = strict_json.read(path, FORMAT, VERSION)
     fields = ("name", "what", "derived", "place", "address", "licence", "loss")
     if missing := [name for name in (*fields, "tables") if name not in data]:
-        raise RunsError(f"{path}: lacks {', '.join(missing)}")
+        raise RecordError(f"{path}: lacks {', '.join(missing)}")
     tables = {table: _runs(columns, f"{path.stem}, {table}") for table, columns in data["tables"].items()}
     return Source(**{name: data[name] for name in fields}, tables=tables)
 

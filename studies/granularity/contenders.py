@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling_law.size.architecture import Architecture
+from scaling_law import Architecture
 from studies.crossing.records import BLOCKS, HEAD, VOCABULARY
 
 D_MODEL, WIDTH = 32, 3 * 32  # of the feed-forward that is active

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 import hub  # lazy
-from hub.record.run_record import RunRecord
-from scaling_law.runs.rows import FloatArray, RunsError
+from hub import RecordError, RunRecord
+from studies.common import FloatArray
 from studies.crossing.gaps import Scatter
 from studies.crossing.records import nominal, read_sweep
 from studies.granularity.contenders import ALL, CONTENDERS, D_MODEL, OURS, TOKENS, Contender
@@ -93,12 +93,14 @@ class Measures:
 def read_measures(own: Path, crossing: Path) -> Measures:
     """From the records of this experiment and, for our dense and top-1 models by AdamW, those of the crossing.
 
-    RunsError for a run of no contender, and for runs on another held-out text.
+    RecordError for a run of no contender, and for runs on another held-out text.
     """
     records, theirs = hub.load_records(own), hub.load_records(crossing)
     texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in (*records, *theirs)}
     if len(texts) > 1:
-        raise RunsError(f"{own}: losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
+        raise RecordError(
+            f"{own}: losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}"
+        )
     losses: dict[str, dict[float, dict[int, float]]] = {name: {} for name in ALL}
     tried: dict[tuple[str, float, int, float], float] = {}
     for record in records:
@@ -121,7 +123,7 @@ def _contender_of(record: RunRecord) -> Contender:
         fine = (record.experts, record.experts_per_token, record.d_expert, record.shared_experts)
         if asked == (record.model_type, record.optimizer.name, record.d_model, *fine):
             return contender
-    raise RunsError(f"{record.run_id}: a model or an optimizer of no comparison")
+    raise RecordError(f"{record.run_id}: a model or an optimizer of no comparison")
 
 
 def _of_the_crossing(records: Iterable[RunRecord]) -> list[tuple[str, float, int, float]]:

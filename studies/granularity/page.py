@@ -15,9 +15,8 @@ import numpy as np
 from hub.plain.tables import enumerated
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
-from studies.blocks import Part, fill
+from studies.common import Part, fill, listed
 from studies.crossing.figures import BITS
-from studies.crossing.words import listed
 from studies.granularity import figures
 from studies.granularity.contenders import ALL, CONTENDERS, TOKENS
 from studies.granularity.measures import Measures, read_measures

@@ -11,15 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
+from hub import RecordError
 from hub.plain import strict_json
-from hub.plain.errors import RecordError
-from scaling_law.formulas import Law
-from scaling_law.formulas.answers import EfficiencyLeverage
-from scaling_law.formulas.law import percentile_interval
-from scaling_law.formulas.publication import PublishedLaw
-from scaling_law.formulas.shelf import SHELF
-from scaling_law.planning.describe import law_variables, unknown_parts
-from scaling_law.size.architecture import Architecture
+from scaling_law import Architecture, EfficiencyLeverage, Law, PublishedLaw, laws
+from scaling_law.planning.describe import unknown_parts
 from studies.granularity.contenders import ALL, CONTENDERS, TOKENS, Contender
 
 FORMAT, VERSION = "granularity_prediction", 1
@@ -46,8 +43,8 @@ class Prediction:
 
 def predict() -> tuple[Prediction, ...]:
     """Every law of the shelf that answers a loss or a leverage, on every comparison."""
-    laws = [law for law in SHELF.values() if law.answers in ("loss", "leverage")]
-    return tuple(_said(law, contender, tokens) for law in laws for contender in CONTENDERS for tokens in TOKENS)
+    shelf = [law for law in laws().entries if law.answers in ("loss", "leverage")]
+    return tuple(_said(law, contender, tokens) for law in shelf for contender in CONTENDERS for tokens in TOKENS)
 
 
 def _said(own: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
@@ -66,10 +63,11 @@ def _said(own: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
     assert isinstance(law, Law)
     if why := _cannot_say(law, *pair):
         return Prediction(own.name, contender.name, tokens, why=why)
-    here, there = (law_variables(law, architecture, tokens) for architecture in pair)
+    every = [architecture.variables() | {"tokens": tokens} for architecture in pair]
+    here, there = ({name: variables[name] for name in law.variables} for variables in every)
     ratio, low, high = float(law.loss(**here) / law.loss(**there)), None, None
     if law.draws is not None:
-        low, high = map(float, percentile_interval(law.loss_draws(**here) / law.loss_draws(**there)))
+        low, high = map(float, np.quantile(law.loss_draws(**here) / law.loss_draws(**there), [0.025, 0.975]))
     return Prediction(own.name, contender.name, tokens, ratio, low, high)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from hub.plain import strict_json
 from hub.plain.markdown import escaped
 from hub.plain.units import UNKNOWN, format_bytes, format_count, format_flops
-from scaling_law.planning.describe import Description, describe
-from studies.blocks import fill
+from scaling_law import Description, describe
+from studies.common import fill
 
 _FIELDS = {"name", "config", "source"}
 

@@ -12,11 +12,8 @@ from typing import Any
 
 from hub.plain.tables import Table
 from hub.plain.units import format_count, format_flops, parse_count
-from scaling_law.formulas import JointLaw
-from scaling_law.formulas.learning_rate import LearningRateLaw
-from scaling_law.paper.published import PRINTED
-from scaling_law.size.architecture import Architecture, training_flops
-from scaling_law.size.recipe import PAPER, ROWS
+from scaling_law import Architecture, JointLaw, LearningRateLaw
+from scaling_law.size.recipe import ROWS
 
 # Table "Example compute-optimal training configurations": FLOPs → (N_act, D) as printed, for E = 1, 2, 4, 8, 16, 32.
 COMPUTE_OPTIMAL = {
@@ -44,7 +41,8 @@ CHINCHILLA = {
 }
 # Numbers in the text.
 FAMILY = {2: (1408, "36%"), 4: (1152, "61%")}  # E → width, FLOPs per token saved against the dense d = 1664 (1.1B)
-CAPTION_EXPERTS, CAPTION_DENSE = 16, (1e9, 10e9)  # a dense model of 1B on 10B tokens, matched in FLOPs and memory
+# A dense model of 1B on 10B tokens, matched in FLOPs (6 N D) and memory.
+CAPTION_EXPERTS, CAPTION_PARAMETERS, CAPTION_FLOPS = 16, 1e9, 6e19
 CAPTION = {"n_active": "155M", "tokens": "64B", "tokens_per_parameter": "414"}
 
 
@@ -147,7 +145,7 @@ def find(tables: Iterable[PaperTable], name: str) -> PaperTable:
 
 
 def coefficients(law: JointLaw) -> Iterator[Cell]:
-    for name, printed in PRINTED.items():
+    for name, printed in JointLaw.published(rounded=True).coefficients.items():
         yield Cell.of("", name, str(printed), law.coefficients[name])
 
 
@@ -160,9 +158,9 @@ def chinchilla(law: JointLaw) -> Iterator[Cell]:
 
 def compute_optimal(law: JointLaw) -> Iterator[Cell]:
     for flops, row in COMPUTE_OPTIMAL.items():
-        best = law.compute_optimal(flops, PAPER.experts, force=True)
-        for i, pair in enumerate(row.split(", ")):
-            where, (n_active, tokens) = f"{format_flops(flops)}, E = {PAPER.experts[i]}", pair.split()
+        best = law.compute_optimal(flops, [*CHINCHILLA], force=True)
+        for i, (experts, pair) in enumerate(zip(CHINCHILLA, row.split(", "), strict=True)):
+            where, (n_active, tokens) = f"{format_flops(flops)}, E = {experts}", pair.split()
             yield Cell.of(where, "N_act", n_active, best.n_active[i], billions=1)
             yield Cell.of(where, "D", tokens, best.tokens[i], billions=1)
 
@@ -184,17 +182,16 @@ def listing(law: JointLaw) -> Iterator[Cell]:
 
 
 def learning_rates(law: JointLaw) -> Iterator[Cell]:
-    ours = LearningRateLaw.published("code")
-    for name, printed in zip(("intercept", "slope_n", "slope_e"), PAPER.learning_rate["paper"], strict=True):
-        yield Cell.of("", name, str(printed), getattr(ours, name))
+    code, text = (LearningRateLaw.published(reading) for reading in ("code", "paper"))
+    for name in ("intercept", "slope_n", "slope_e"):
+        yield Cell.of("", name, str(getattr(text, name)), getattr(code, name))
 
 
 def text_numbers(law: JointLaw) -> Iterator[Cell]:
     for experts, (width, printed) in FAMILY.items():
         saved = 100 * (1 - Architecture(width, experts).n_active / Architecture(1664).n_active)
         yield Cell("1.1B family", f"FLOPs per token saved, E = {experts}", printed, float(printed[:-1]), saved, 0.5)
-    n, d = CAPTION_DENSE
-    row = law.optimal(float(training_flops(n, d)), [CAPTION_EXPERTS], max_parameters=n, force=True).best
+    row = law.optimal(CAPTION_FLOPS, [CAPTION_EXPERTS], max_parameters=CAPTION_PARAMETERS, force=True).best
     for name, printed in CAPTION.items():
         yield Cell.of("1B dense on 10B, matched at E = 16", name, printed, getattr(row, name))
 

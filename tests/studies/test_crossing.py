@@ -10,11 +10,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hub import RunRecord
+from hub import RecordError, RunRecord
 from hub.plain.units import parse_count
 from scaling_law import Architecture, JointLaw, Runs, break_even
-from scaling_law.runs.rows import RunsError
-from studies.blocks import markdown_of
+from studies.common import markdown_of
 from studies.crossing import figures, laws
 from studies.crossing.__main__ import main
 from studies.crossing.gaps import cell_means, gaps_of, scatter_of
@@ -115,7 +114,7 @@ def test_other_runs_do_not_count_and_the_sweep_says_why(changes, reason):
         changes |= {name: getattr(Architecture(64, 1, 2, 4, 257), name) for name in ("n_active", "n_total")}
     found = read_sweep([record(), record(seed=1, **changes)])
     assert (len(found.counted), found.left_out) == (1, {reason: 1})
-    with pytest.raises(RunsError, match=reason):
+    with pytest.raises(RecordError, match=reason):
         read_sweep([record(**changes)])
 
 
@@ -166,7 +165,7 @@ def test_sizes_and_experts_to_be_predicted_are_never_fitted():
 
 def test_losses_of_different_texts_are_refused():
     other = {"id": "books", "revision": None, "fingerprint": "sha256:" + 64 * "0"}
-    with pytest.raises(RunsError, match="losses on 2 different texts"):
+    with pytest.raises(RecordError, match="losses on 2 different texts"):
         read_sweep([record(), record(seed=1, dataset=other)])
 
 
@@ -178,7 +177,7 @@ def test_records_are_gathered_once_and_whole(tmp_path):
     lines = target.read_text().splitlines()
     assert [json.loads(line) for line in lines] == [record().to_dict(), record(seed=1).to_dict()]
     record(loss=1.4).save(tmp_path / "b")
-    with pytest.raises(RunsError, match="another run of this run_id"):
+    with pytest.raises(RecordError, match="another run of this run_id"):
         gather([tmp_path / "a", tmp_path / "b"], target)
 
 

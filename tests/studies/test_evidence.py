@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs
-from studies.blocks import markdown_of
+from studies.common import markdown_of
 from studies.evidence.forecasts import (
     FREED,
     JOINT,

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from hub import RecordError
 from scaling_law import Architecture, published
-from scaling_law.runs.rows import RunsError
 from scaling_law.size.model_sections import model_section
-from studies.blocks import markdown_of
+from studies.common import markdown_of
 from studies.granularity.__main__ import main
 from studies.granularity.contenders import ALL, CONTENDERS, EIGHTHS, EITHER, HALVES, TOKENS
 from studies.granularity.figures import differences
@@ -143,9 +143,9 @@ def test_a_grid_is_apart_from_the_runs_that_count(measured):
 
 
 def test_runs_that_do_not_compare_are_refused(measured):
-    with pytest.raises(RunsError, match="a model or an optimizer of no comparison"):
+    with pytest.raises(RecordError, match="a model or an optimizer of no comparison"):
         measured(of(HALVES, experts_per_token=4))
-    with pytest.raises(RunsError, match="losses on 2 different texts cannot be compared"):
+    with pytest.raises(RecordError, match="losses on 2 different texts cannot be compared"):
         measured(of(HALVES, eval_tokens=7))
 
 

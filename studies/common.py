@@ -1,4 +1,7 @@
-"""Pages whose prose is written by hand: what holds numbers stands between `<!-- NAME -->` and `<!-- /NAME -->`."""
+"""What studies share: pages whose prose is written by hand, and a few words.
+
+What holds numbers on a page stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hub.plain import atomic
 from hub.plain.markdown import block_of, replace_block
 from hub.plain.tables import Table
 
+FloatArray = NDArray[np.float64]
 Part = tuple[object, ...] | str
 T = TypeVar("T")
 
@@ -33,3 +40,12 @@ def fill(page: Path, blocks: Mapping[str, Callable[[T], Iterable[Part]]], conten
         text = replace_block(text, name, markdown_of(block(content)))
     atomic.write_bytes(page, text.encode())
     return page
+
+
+def listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def rms(errors: FloatArray) -> float:
+    """Root mean square; NaN of nothing."""
+    return float(np.sqrt(np.mean(errors**2))) if len(errors) else float("nan")
