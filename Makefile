@@ -9,6 +9,7 @@
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
+# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, models
 # make models        docs/studies/models.md again, from scaling_law/explorer/models.json
 # make evidence      docs/studies/evidence.md again, from its points; DATA=folder: these first, from other labs' tables
 # make crossing      docs/studies/crossing.md again, from its records; RUNS="folder …": these first, from runs;
@@ -56,7 +57,7 @@ BENCHMARKS := query_speed fit_speed clark_routing calibration model_speed classe
 BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
-.PHONY: setup demo test test-slow test-light test-clients test-browser test-slurm lint resolve dist check-all models
+.PHONY: setup demo test test-slow test-light test-clients test-browser test-slurm lint resolve dist check-all models studies
 .PHONY: evidence crossing granularity explorer-picture tour docs bench clean
 .PHONY: gpu gpu-smoke gpu-suite gpu-steps gpu-decoding gpu-checkpoints gpu-sweep
 
@@ -138,14 +139,16 @@ check-all:
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
+studies: models granularity evidence crossing
+
 models: setup
 	$(BIN)/python -m studies.models scaling_law/explorer/models.json docs/studies/models.md
 
 evidence: setup
-	$(BIN)/python -m studies.evidence studies/evidence docs/studies/evidence.md $(if $(DATA),--data $(DATA))
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies.evidence studies/evidence docs/studies/evidence.md $(if $(DATA),--data $(DATA))
 
 crossing: setup
-	$(BIN)/python -m studies.crossing studies/crossing docs/studies/crossing.md $(if $(RUNS),--runs $(RUNS)) \
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies.crossing studies/crossing docs/studies/crossing.md $(if $(RUNS),--runs $(RUNS)) \
 		$(if $(PREDICT),--predict)
 
 granularity: setup
