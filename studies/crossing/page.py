@@ -18,7 +18,7 @@ import numpy as np
 
 from hub.plain.tables import enumerated
 from hub.plain.units import UNKNOWN, format_count
-from scaling_law import Bootstrap, FitResult, JointLaw, Law, errors_of
+from scaling_law import Bootstrap, FitResult, JointLaw, Law, Runs, errors_of
 from scaling_law.figures import drawing
 from studies.common import FloatArray, fill, listed, rms
 from studies.crossing import figures
@@ -106,13 +106,19 @@ def _short(page: Page) -> Iterator[str]:
             )
     if r.fitted and r.drawn:
         yield f"**Exponents** of that fit: the 95 % intervals {_exponents(r.fitted.law, r.drawn)}."
-    moved, spread = np.std(errors_of(JointLaw.published(), r.cells)), np.std(r.cells.loss)
-    yield (
-        f"**The level is another matter.** Moved by a constant, the published law misses the losses by {moved:.2f} "
-        f"nats per byte (RMSE); their mean misses them by {spread:.2f}."
-    )
+    yield level_in_words(r.cells)
     met = [goal.met for goal in page.goals]
     yield f"**Goals**: {met.count(True)} met, {met.count(False)} missed, {met.count(None)} cannot be judged yet."
+
+
+def level_in_words(cells: Runs) -> str:
+    """Whether the published law, moved by a constant, has the losses better than their mean does."""
+    moved, spread = np.std(errors_of(JointLaw.published(), cells)), np.std(cells.loss)
+    verdict = "The level is another matter" if moved > spread else "The level is the law's, too"
+    return (
+        f"**{verdict}.** Moved by a constant, the published law misses the losses by {moved:.2f} nats per byte "
+        f"(RMSE); their mean misses them by {spread:.2f}."
+    )
 
 
 def _by_experts(r: Results) -> Iterator[str]:
@@ -232,10 +238,9 @@ def crossing_rows(page: Page) -> Rows:
     if len({gap.experts for gap in r.gaps}) > 1:
         yield f"![Where other numbers of experts begin to pay](figures/{OTHERS})"
     asked_for = zip(*((gap.n_active, gap.tokens[0], gap.experts) for gap in r.gaps), strict=True)
-    warnings = JointLaw.published().warnings(*map(list, asked_for))
     yield (
         f"D from which on experts are ahead, and in brackets what a law says over what was measured. The published "
-        f"law is far outside its range; asked here, it warns: {'; '.join(warnings)}."
+        f"law is {range_in_words(*map(list, asked_for))}."
     )
     if r.calibration:
         chosen, n = r.calibration.chosen, len(r.calibration.fit.runs)
@@ -249,6 +254,11 @@ def crossing_rows(page: Page) -> Rows:
             f"The calibration needs {LEAST_CELLS} cells of at most {format_count(HALF)} tokens, of {LEAST_VALUES} "
             f"sizes and D."
         )
+
+
+def range_in_words(n_active: list[float], tokens: list[float], experts: list[float]) -> str:
+    warnings = JointLaw.published().warnings(n_active, tokens, experts)
+    return f"far outside its range; asked here, it warns: {'; '.join(warnings)}" if warnings else "inside its range"
 
 
 def _forecast(results: Results) -> str:

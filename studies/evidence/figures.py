@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def held_out_runs(asked: Sequence[tuple[Question, Forecast]], axes: Any = None) 
 def laws_side_by_side(
     asked: Sequence[Question],
     laws: Mapping[str, str],
-    forecasts: Mapping[tuple[str, str], Forecast | None],
+    forecast: Callable[[str, str], Forecast | None],
     axes: Any = None,
 ) -> NDArray[Any]:
     """RMSE of each law with its 95 % interval, a panel for each question, against one scale."""
@@ -62,7 +62,7 @@ def laws_side_by_side(
     axes = drawing.panels_or_new(axes, len(asked), 2.4 + 2.0 * len(asked), 0.6 + 0.3 * len(laws), sharey=True)
     for ax, question in zip(axes, asked, strict=True):
         for row, law in enumerate(laws):
-            if (found := forecasts[question.name, law]) is not None:
+            if (found := forecast(question.name, law)) is not None:
                 colour = "#D55E00" if law.startswith("ludziejewski") else "0.35"
                 ax.plot(found.interval, [row, row], color=colour, linewidth=1.4)
                 ax.plot(found.rmse, row, "o", color=colour, markersize=5)

@@ -15,6 +15,8 @@ from scaling_law import FitResult, JointLaw, Law, Runs, errors_of, fit, publishe
 from studies.common import FloatArray, rms
 from studies.evidence.forecasts import Forecast, as_dense, counted, joined, scales_refitted
 
+REFITS = 200  # of resampled runs
+
 
 @dataclass(frozen=True)
 class Gains:
@@ -57,6 +59,14 @@ def gains(source: str, runs: Runs) -> Gains:
     reference = same[pairs].argmax(axis=1)
     differences = [values[pairs] - values[reference] for values in (runs.loss, *losses)]
     return Gains(source, runs.experts[pairs], runs.n_active[pairs], *differences)
+
+
+def matched_differences(runs: Runs) -> FloatArray:
+    """Losses of MoE models minus those of dense ones of equal N_total (10 %) that saw at most 1/E of their tokens."""
+    moe, dense = runs.subset(runs.experts > 1), runs.subset(runs.experts == 1)
+    same = np.isclose(moe["n_total"][:, None], dense["n_total"], rtol=0.1)
+    matched = same & (moe.tokens[:, None] >= moe.experts[:, None] * dense.tokens)
+    return (moe.loss[:, None] - dense.loss)[matched]
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,7 @@ class Refits:
     published: Mapping[float, tuple[float, float, float]]
 
 
-def refits(dense: Runs, moe: Runs, at: tuple[float, float] = (5e8, 1e10), n_resamples: int = 200) -> Refits:
+def refits(dense: Runs, moe: Runs, at: tuple[float, float] = (5e8, 1e10), n_resamples: int = REFITS) -> Refits:
     """What Step Law's tuned points say of experts, N without embeddings."""
     both, routed = joined(dense, moe), counted(joined(moe))
     points, law = counted(both), JointLaw.published()
@@ -141,7 +151,7 @@ class Slopes:
     published: tuple[float, float]
 
 
-def slopes(source: str, runs: Runs, n_resamples: int = 200) -> Slopes:
+def slopes(source: str, runs: Runs, n_resamples: int = REFITS) -> Slopes:
     """Of runs of about one E: its mean is that of the published law."""
     experts = float(np.round(runs.experts.mean()))
     fitted = fit(as_dense(counted(runs)), "chinchilla")

@@ -6,8 +6,8 @@ The prose is written by hand and holds no numbers; each table or sentence with n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 from hub.plain.units import UNKNOWN, format_count, format_flops
 from scaling_law import JointLaw
 from scaling_law.figures import drawing
-from studies.common import fill, rms
+from studies.common import FloatArray, fill, rms
 from studies.evidence import figures
 from studies.evidence.forecasts import (
     BARE,
@@ -34,7 +34,18 @@ from studies.evidence.forecasts import (
     joined,
     questions,
 )
-from studies.evidence.measures import Choice, Gains, Refits, Slopes, choices, gains, refits, slopes
+from studies.evidence.measures import (
+    REFITS,
+    Choice,
+    Gains,
+    Refits,
+    Slopes,
+    choices,
+    gains,
+    matched_differences,
+    refits,
+    slopes,
+)
 from studies.evidence.points import Source, read_sources
 
 ROUTERS = ("S-Base", "RL-R", "Hash")
@@ -68,35 +79,44 @@ class Evidence:
     """Everything that the page shows, computed when it is asked for."""
 
     sources: Mapping[str, Source]
+    resamples: int = REFITS
+    _forecasts: dict[tuple[str, str], Forecast | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def questions(self) -> list[Question]:
         return questions(self.sources)
 
-    @cached_property
-    def forecasts(self) -> dict[tuple[str, str], Forecast | None]:
-        """By the name of the question and the law."""
-        laws = (*LAWS, *BARE, WITH, PER_E)
-        return {(question.name, law): question.ask(law) for question in self.questions for law in laws}
+    def forecast(self, question: str, law: str) -> Forecast | None:
+        """None where these runs cannot determine the law."""
+        key = question, law
+        if key not in self._forecasts:
+            self._forecasts[key] = next(q for q in self.questions if q.name == question).ask(law)
+        return self._forecasts[key]
 
     @cached_property
     def gains(self) -> list[Gains]:
-        routed = [gains(f"Clark et al., {router}", self.sources["clark"][router]) for router in ROUTERS]
-        return [*routed, gains("Marin", joined(self.sources["marin_experts"]["experts"]))]
+        return [*self.clark, gains("Marin", joined(self.sources["marin_experts"]["experts"]))]
+
+    @cached_property
+    def clark(self) -> list[Gains]:
+        """By router."""
+        return [gains(f"Clark et al., {router}", self.sources["clark"][router]) for router in ROUTERS]
 
     @cached_property
     def refits(self) -> Refits:
-        return refits(self.sources["step_law"]["dense"], self.sources["step_law"]["moe"])
+        step = self.sources["step_law"]
+        return refits(step["dense"], step["moe"], n_resamples=self.resamples)
 
     @cached_property
     def slopes(self) -> list[Slopes]:
         tables = {"step_law": ("Step Law, dense", "dense"), "marin": ("Marin, isoFLOP", "isoflop")}
         tables |= {"epoch": ("Chinchilla", "dense")}
-        return [slopes(name, joined(self.sources[source][table])) for source, (name, table) in tables.items()]
+        runs = {name: joined(self.sources[source][table]) for source, (name, table) in tables.items()}
+        return [slopes(name, own, self.resamples) for name, own in runs.items()]
 
     def ask(self, question: str, law: str) -> Forecast:
         """A forecast that there is; ValueError where these runs cannot determine it."""
-        if (found := self.forecasts[question, law]) is None:
+        if (found := self.forecast(question, law)) is None:
             raise ValueError(f"{question}: {law} cannot be determined")
         return found
 
@@ -123,7 +143,7 @@ def _drawn(evidence: Evidence) -> Iterator[tuple[str, object]]:
     forecasts = [(q, evidence.ask(q.name, JOINT)) for q in asked]
     yield "evidence-gains.png", figures.gains_of_experts(evidence.gains)
     yield "evidence-forecasts.png", figures.held_out_runs(forecasts)
-    yield "evidence-laws.png", figures.laws_side_by_side(asked, LAWS, evidence.forecasts)
+    yield "evidence-laws.png", figures.laws_side_by_side(asked, LAWS, evidence.forecast)
 
 
 def _rmse(forecast: Forecast | None) -> str:
@@ -146,21 +166,30 @@ def short(evidence: Evidence) -> Rows:
 
 
 def _gains_in_short(evidence: Evidence) -> Iterator[str]:
-    clark = evidence.gains[: len(ROUTERS)]
+    clark = evidence.clark
     pairs, experts = sum(len(g.measured) for g in clark), np.concatenate([g.experts for g in clark])
     errors, gained = _span([g.errors.rmse for g in clark]), _span([rms(g.measured) for g in clark])
+    way = "below" if np.concatenate([g.measured for g in clark]).mean() < 0 else "above"
     yield (
-        f"**What experts gain carries over.** The law as published, with nothing refitted, predicts how far "
-        f"{pairs} MoE models of Clark et al. (E from {experts.min():g} to {experts.max():g}, three routers) lie below "
-        f"their dense twins to {errors} nats; the gains themselves are {gained} (RMS)."
+        f"**What experts gain {'carries' if gains_carry_over(evidence) else 'does not carry'} over.** The law as "
+        f"published, with nothing refitted, predicts how far {pairs} MoE models of Clark et al. (E from "
+        f"{experts.min():g} to {experts.max():g}, three routers) lie {way} their dense twins to {errors} nats; the "
+        f"gains themselves are {gained} (RMS)."
     )
+
+
+def gains_carry_over(evidence: Evidence) -> bool:
+    """Whether the law's error is less than half of what is gained, for each router."""
+    return all(g.errors.rmse < 0.5 * rms(g.measured) for g in evidence.clark)
 
 
 def _losses_in_short(evidence: Evidence) -> Iterator[str]:
     ask = evidence.ask
     scales = [ask(q.name, FREED).rmse for q in evidence.questions if q.source.startswith("Clark")]
+    also = "so do losses" if gains_carry_over(evidence) else "losses do"
     yield (
-        f"**With one constant, so do losses.** From Step Law's dense models alone it forecasts the MoE models to "
+        f"**With one constant, {also if losses_carry_over(evidence) else 'losses do not'}.** From Step Law's dense "
+        f"models alone it forecasts the MoE models to "
         f"{_with_interval(ask(STEP, JOINT))} nats; a Chinchilla law fitted to the dense models misses by "
         f"{_rmse(ask(STEP, NO_E))}, the mean by {_rmse(ask(STEP, MEAN))}. From Marin's budgets below 1e20 FLOPs it "
         f"forecasts the others to {_with_interval(ask(MARIN, JOINT))}; a fresh fit misses by "
@@ -170,41 +199,87 @@ def _losses_in_short(evidence: Evidence) -> Iterator[str]:
     )
 
 
+def losses_carry_over(evidence: Evidence) -> bool:
+    """Whether the law, moved by a constant, forecasts better than the alternatives that the account names."""
+    others = (STEP, NO_E), (STEP, MEAN), (MARIN, REFIT), (MARIN, MEAN)
+    return all(evidence.ask(where, JOINT).rmse < evidence.ask(where, law).rmse for where, law in others)
+
+
 def _wins(evidence: Evidence, law: str) -> str:
     """How often the joint law, moved by its constant, forecasts better than `law`: "5 of 10"."""
-    pairs = [(evidence.ask(q.name, JOINT), evidence.forecasts[q.name, law]) for q in evidence.questions]
+    pairs = [(evidence.ask(q.name, JOINT), evidence.forecast(q.name, law)) for q in evidence.questions]
     wins = [own.rmse < other.rmse for own, other in pairs if other is not None]
     return f"{sum(wins)} of {len(wins)}"
 
 
 def _choices_in_short(evidence: Evidence) -> Iterator[str]:
     own, dense = ([c.regret for c in evidence.choices(law)] for law in (JOINT, _BARE))
+    also = "So does the choice of a size" if losses_carry_over(evidence) else "The choice of a size does"
     yield (
-        f"**So does the choice of a size.** At Marin's budgets the width that the law picks costs "
-        f"{np.mean(own):.3f} nats on average, {max(own):.3f} at most (besiroglu with the same count of N: "
-        f"{np.mean(dense):.3f} and {max(dense):.3f})."
+        f"**{also if choices_cost_little(evidence) else 'The choice of a size does not'}.** At Marin's budgets the "
+        f"width that the law picks costs {np.mean(own):.3f} nats on average, {max(own):.3f} at most (besiroglu with "
+        f"the same count of N: {np.mean(dense):.3f} and {max(dense):.3f})."
     )
+
+
+def choices_cost_little(evidence: Evidence) -> bool:
+    """Whether Marin's widths that the law picks cost less than the law's forecasts of Marin's losses are off."""
+    regrets = [c.regret for c in evidence.choices(JOINT)]
+    return bool(np.mean(regrets) < evidence.ask(MARIN, JOINT).rmse)
 
 
 def _limits_in_short(evidence: Evidence) -> Iterator[str]:
+    long = evidence.ask(LONG, JOINT)
+    chinchilla = min(evidence.ask(LONG, law).rmse for law in ("chinchilla", "besiroglu"))
+    yield (
+        f"**The slopes of dense models {'do' if slopes_hold(evidence) else 'do not'}.** On Chinchilla's corpus losses "
+        f"fall {_faster(evidence.slopes[-1])} than the law says: runs above 30B tokens are forecast "
+        f"{abs(long.bias):.3f} nats too {'high' if long.bias > 0 else 'low'}, and Chinchilla laws do "
+        f"{'better' if chinchilla < long.rmse else 'worse'} there."
+    )
     refit = evidence.refits
     worst, gain = max(refit.gain.items())
     yield (
-        f"**The slopes of dense models do not.** On Chinchilla's corpus losses fall faster with N and D than the law "
-        f"says: runs above 30B tokens are forecast {evidence.ask(LONG, JOINT).bias:.3f} nats too high, and Chinchilla "
-        f"laws do better there."
+        f"**A good fit {'may know nothing of' if refit_is_contradicted(evidence) else 'can know of'} experts.** "
+        f"Refitted to Step Law's points, where N and E are confounded, the joint law has an RMSE of "
+        f"{refit.joint.rmse:.4f} nats and says that E = {worst:g} is {abs(gain[0]):.2f} nats "
+        f"{'worse' if gain[0] > 0 else 'better'} than dense."
     )
+    ratios = count_ratios(evidence)
+    matters = np.median(np.abs(np.log(ratios))) > np.log(1.1)
     yield (
-        f"**A good fit may know nothing of experts.** Refitted to Step Law's points, where N and E are confounded, "
-        f"the joint law has an RMSE of {refit.joint.rmse:.4f} nats and says that E = {worst:g} is {gain[0]:.2f} nats "
-        f"worse than dense."
+        f"**It {'matters' if matters else 'hardly matters'} how N is counted.** These numbers are for N without "
+        f"embedding and head, better than with them in {int((ratios < 1).sum())} of {len(ratios)} held-out splits. We "
+        f"chose so after asking both ways; both are shown."
     )
-    both = [(q.name, evidence.ask(q.name, JOINT).rmse) for q in evidence.questions if q.train is not counted(q.train)]
-    better = sum(rmse < evidence.ask(name, WITH).rmse for name, rmse in both)
-    yield (
-        f"**It matters how N is counted.** These numbers are for N without embedding and head, better than with them "
-        f"in {better} of {len(both)} held-out splits. We chose so after asking both ways; both are shown."
+
+
+def slopes_hold(evidence: Evidence) -> bool:
+    """Whether the published exponents lie in the intervals of Chinchilla's runs."""
+    s = evidence.slopes[-1]
+    fitted = zip((s.size, s.tokens), s.published, strict=True)
+    return all(low <= published <= high for (_, low, high), published in fitted)
+
+
+def _faster(s: Slopes) -> str:
+    size, tokens = (
+        "faster" if fitted[0] < published else "more slowly"
+        for fitted, published in zip((s.size, s.tokens), s.published, strict=True)
     )
+    return f"{size} with N and D" if size == tokens else f"{size} with N and {tokens} with D"
+
+
+def refit_is_contradicted(evidence: Evidence) -> bool:
+    """Whether what a refit has the most experts of Step Law gain lies outside the published law's interval."""
+    worst = max(evidence.refits.gain)
+    (_, low, high), (_, least, most) = evidence.refits.gain[worst], evidence.refits.published[worst]
+    return low > most or high < least
+
+
+def count_ratios(evidence: Evidence) -> FloatArray:
+    """RMSE with N counted without embeddings over that with them, where the two differ."""
+    both = [q.name for q in evidence.questions if q.train is not counted(q.train)]
+    return np.array([evidence.ask(name, JOINT).rmse / evidence.ask(name, WITH).rmse for name in both])
 
 
 def _span(values: Sequence[float]) -> str:
@@ -219,7 +294,7 @@ def gain_rows(evidence: Evidence) -> Rows:
         lower = f"{int((g.measured < 0).sum())} of {len(g.measured)}"
         means = [f"{values.mean():+.3f}" for values in (g.measured, g.predicted, g.predicted_with)]
         yield g.source, ends, lower, *means[:2], _with_interval(g.errors), means[2], _rmse(g.errors_with)
-    conditions, clark = JointLaw.published().conditions, evidence.gains[: len(ROUTERS)]
+    conditions, clark = JointLaw.published().conditions, evidence.clark
     assert conditions is not None
     spread = _span([rms(g.predicted_over_all - g.measured) for g in clark])
     most, fewest = max(conditions.experts), evidence.sources["marin_experts"]["experts"].experts.min()
@@ -241,7 +316,7 @@ def held_out_rows(evidence: Evidence) -> Rows:
         *("a, b, c refitted", "fresh fit", "Chinchilla per E", "best other law, moved by c"),
     )
     for q in evidence.questions:
-        found = {law: evidence.forecasts[q.name, law] for law in (*LAWS, *BARE, WITH, PER_E)}
+        found = {law: evidence.forecast(q.name, law) for law in (*LAWS, *BARE, WITH, PER_E)}
         others = {law: f.rmse for law in (*OTHERS, *BARE) if (f := found[law]) is not None}
         best = min(others, key=lambda law: others[law])
         cells = [_rmse(found[MEAN]), _with_interval(found[JOINT]), _rmse(found[WITH])]
@@ -288,46 +363,92 @@ def choice_rows(evidence: Evidence) -> Rows:
 
 def finding_rows(evidence: Evidence) -> Rows:
     yield "finding of the paper", "at this scale", "evidence"
-    clark = evidence.gains[: len(ROUTERS)]
-    lower, n = sum(int((g.measured < 0).sum()) for g in clark), sum(len(g.measured) for g in clark)
-    yield "an MoE beats the dense model of equal N_act and D", "holds", f"{lower} of {n} pairs of Clark et al."
-    small, large = (np.mean([_gain_at(g, 64, end) for g in clark]) for end in (min, max))
-    predicted = [np.mean([_gain_at(g, 64, end, predicted=True) for g in clark]) for end in (min, max)]
-    yield (
+    for finding in FINDINGS:
+        yield finding(evidence)
+
+
+def _holds(holds: bool) -> str:
+    return "holds" if holds else "does not hold"
+
+
+def experts_beat_dense(evidence: Evidence) -> Finding:
+    measured = np.concatenate([g.measured for g in evidence.clark])
+    lower, n = int((measured < 0).sum()), len(measured)
+    verdict = "holds for most" if n / 2 < lower < n else _holds(lower == n)
+    return "an MoE beats the dense model of equal N_act and D", verdict, f"{lower} of {n} pairs of Clark et al."
+
+
+def larger_gain_less(evidence: Evidence) -> Finding:
+    small, large = (float(np.mean([_gain_at(g, 64, end) for g in evidence.clark])) for end in (min, max))
+    predicted = [np.mean([_gain_at(g, 64, end, predicted=True) for g in evidence.clark]) for end in (min, max)]
+    return (
         "at equal D, experts gain less the larger the model",
-        "holds",
+        _holds(small < min(large, 0.0)),
         f"E = 64: {small:+.3f} nats at the smallest, {large:+.3f} at the largest N; "
         f"predicted {predicted[0]:+.3f} and {predicted[1]:+.3f}",
     )
-    first, last = (np.mean([_doubling(g, e) for g in clark]) for e in (16, 256))
-    yield (
+
+
+def doublings_gain_less(evidence: Evidence) -> Finding:
+    first, last = (float(np.mean([_doubling(g, e) for g in evidence.clark])) for e in (16, 256))
+    return (
         "at large E, each doubling gains less (Ê saturates)",
-        "holds",
+        _holds(first < min(last, 0.0)),
         f"Clark et al.: {first:+.3f} nats from E = 16 to 32, {last:+.3f} from 256 to 512",
     )
+
+
+def one_law_for_both(evidence: Evidence) -> Finding:
     moe, no_e = (evidence.ask(STEP, law) for law in (JOINT, NO_E))
-    yield (
+    refitted = "not refitted" if refit_is_contradicted(evidence) else "also refitted"
+    return (
         "one law for dense and MoE models forecasts both",
-        "holds, published; not refitted to few shapes",
+        f"{_holds(moe.rmse < no_e.rmse)}, published; {refitted} to few shapes",
         f"Step Law's MoE models from dense ones: {moe.rmse:.3f} nats, {no_e.rmse:.3f} without E",
     )
-    regrets = [c.regret for c in evidence.choices(JOINT)]
-    yield (
+
+
+def sizes_are_usable(evidence: Evidence) -> Finding:
+    choices = evidence.choices(JOINT)
+    regrets, larger = [c.regret for c in choices], sum(np.sign(c.chosen - c.best) for c in choices)
+    usable, cost = ("usable", "little") if choices_cost_little(evidence) else ("not usable", "much")
+    way = "too large" if larger > 0 else "too small" if larger < 0 else "neither too large nor too small"
+    return (
         "compute-optimal sizes",
-        "usable: too large, at little cost",
+        f"{usable}: {way}, at {cost} cost",
         f"Marin: regret {np.mean(regrets):.3f} nats on average, {max(regrets):.3f} at most",
     )
+
+
+def exponents_hold(evidence: Evidence) -> Finding:
     s = evidence.slopes[-1]
-    yield (
+    return (
         "exponents of N and D for dense models",
-        "does not hold on Chinchilla's corpus",
+        f"{_holds(slopes_hold(evidence))} on Chinchilla's corpus",
         f"N {s.size[0]:.2f} against {s.published[0]:.2f}, D {s.tokens[0]:.2f} against {s.published[1]:.2f}",
     )
-    yield (
+
+
+def memory_matched(evidence: Evidence) -> Finding:
+    differences = np.concatenate([matched_differences(joined(*s.tables.values())) for s in evidence.sources.values()])
+    lower, n = int((differences < 0).sum()), len(differences)
+    return (
         "with the same memory, an MoE trained on E times the tokens beats dense",
-        "not tested by these runs",
-        "none of the sources has pairs of equal total size",
+        _holds(lower == n) if n else "not tested by these runs",
+        f"{lower} of {n} pairs" if n else "none of the sources has such a pair",
     )
+
+
+Finding = tuple[str, str, str]  # of the paper, its verdict here, the numbers behind it
+FINDINGS: tuple[Callable[[Evidence], Finding], ...] = (
+    experts_beat_dense,
+    larger_gain_less,
+    doublings_gain_less,
+    one_law_for_both,
+    sizes_are_usable,
+    exponents_hold,
+    memory_matched,
+)
 
 
 def _gain_at(table: Gains, experts: float, end: object, predicted: bool = False) -> float:

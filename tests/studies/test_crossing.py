@@ -19,7 +19,7 @@ from studies.crossing.__main__ import main
 from studies.crossing.gaps import cell_means, gaps_of, scatter_of
 from studies.crossing.goals import goals_of
 from studies.crossing.laws import CALIBRATED, FITTED, PUBLISHED, Results
-from studies.crossing.page import BLOCKS, read_page, short, write_page
+from studies.crossing.page import BLOCKS, level_in_words, range_in_words, read_page, short, write_page
 from studies.crossing.prediction import load, predict, save
 from studies.crossing.records import WIDTHS, gather, read_sweep
 from studies.crossing.words import measured_in_words
@@ -386,6 +386,16 @@ def test_the_crossings_of_each_number_of_experts_are_in_the_short_account(tmp_pa
         (ends,) = re.findall(rf"E = {e} at (\S+) to (\S+) \(published law", text)
         true = break_even(LAW, sizes, e).tokens
         np.testing.assert_allclose([*map(parse_count, ends)], true, rtol=0.15)
+
+
+def test_the_account_of_the_published_law_can_come_out_either_way(results):
+    """Its level on losses of its own, and its range where it was fitted."""
+    published, cells = JointLaw.published(), results.cells
+    assert "another matter" in level_in_words(cells)
+    own = replace(cells, loss=0.3 + published.loss(cells.n_active, cells.tokens, cells.experts))
+    assert level_in_words(own).startswith("**The level is the law's, too.** Moved by a constant")
+    assert range_in_words([5e4], [1e6], [8]).startswith("far outside its range; asked here, it warns: N_act 50K")
+    assert range_in_words([5e8], [1e10], [8]) == "inside its range"
 
 
 def test_the_figures_show_every_size_and_experts(results):

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,20 @@ from studies.evidence.forecasts import (
     scales_refitted,
 )
 from studies.evidence.measures import choices, gains
-from studies.evidence.page import BLOCKS, Evidence, write_page
+from studies.evidence.page import (
+    BLOCKS,
+    Evidence,
+    _gains_in_short,
+    doublings_gain_less,
+    experts_beat_dense,
+    exponents_hold,
+    larger_gain_less,
+    losses_carry_over,
+    memory_matched,
+    one_law_for_both,
+    sizes_are_usable,
+    write_page,
+)
 from studies.evidence.points import cell_means, derive, read_source, read_sources
 from tests.guides import DOCS, ROOT
 
@@ -59,6 +73,92 @@ def test_the_sentences_of_the_page_hold(evidence):
     assert step.tokens[1] < step.published[1] < step.tokens[2]
     assert marin.tokens[2] < marin.published[1]
     assert chinchilla.tokens[2] < chinchilla.published[1]
+
+
+def with_losses(name, change):
+    """The sources, where the losses of each table of one are those that `change` makes of its runs."""
+    sources = read_sources(POINTS)
+    tables = {table: replace(runs, loss=change(runs)) for table, runs in sources[name].tables.items()}
+    return sources | {name: replace(sources[name], tables=tables)}
+
+
+def raised(by, where):
+    return lambda runs: runs.loss + np.where(where(runs), by, 0.0)
+
+
+def of_the_law(runs, noise=0.01):
+    """With noise whose 95 % intervals contain the truth; those of one draw in twenty do not."""
+    n = runs.columns.get("n_active_non_embedding", runs.n_active)
+    return LAW.loss(n, runs.tokens, runs.experts) + np.random.default_rng(1).normal(0, noise, len(runs))
+
+
+def spoiled(runs):
+    """Half a nat worse at each size that the law would have chosen."""
+    predicted = LAW.loss(runs["n_active_non_embedding"], runs.tokens, runs.experts)
+    least = [predicted[runs["budget"] == budget].min() for budget in runs["budget"]]
+    return runs.loss + 0.5 * (predicted == least)
+
+
+def largest_best(runs):
+    most = [runs.n_active[runs["budget"] == budget].max() for budget in runs["budget"]]
+    return runs.loss - (runs.n_active == most)
+
+
+@pytest.mark.parametrize(
+    ("finding", "now", "source", "change", "then"),
+    [
+        (experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        (experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts == 2), "holds for most"),
+        (larger_gain_less, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        (
+            *(larger_gain_less, "holds", "clark"),
+            *(raised(-1.0, lambda r: (r.experts > 1) & (r.n_active > 1e9)), "does not hold"),
+        ),
+        (doublings_gain_less, "holds", "clark", raised(-0.1, lambda r: r.experts == 512), "does not hold"),
+        (
+            *(one_law_for_both, "holds, published; not refitted to few shapes", "step_law"),
+            *(of_the_law, "holds, published; also refitted to few shapes"),
+        ),
+        (sizes_are_usable, "usable: too large, at little cost", "marin", spoiled, "not usable: .*, at much cost"),
+        (sizes_are_usable, "usable: too large, at little cost", "marin", largest_best, ".*usable: too small, at .*"),
+        (
+            *(exponents_hold, "does not hold on Chinchilla's corpus", "epoch"),
+            *(of_the_law, "holds on Chinchilla's corpus"),
+        ),
+    ],
+)
+def test_each_verdict_can_come_out_the_other_way(evidence, finding, now, source, change, then):
+    assert finding(evidence)[1] == now
+    other = Evidence(with_losses(source, change), resamples=30)
+    assert re.fullmatch(then, finding(other)[1])
+
+
+def test_a_law_that_forecasts_worse_than_without_experts_does_not_hold(evidence):
+    worse = Evidence(with_losses("step_law", raised(0.1, lambda r: r.experts > 1)), resamples=5)
+    assert one_law_for_both(worse)[1].startswith("does not hold, published")
+    assert (losses_carry_over(evidence), losses_carry_over(worse)) == (True, False)
+
+
+def test_the_short_account_says_when_gains_do_not_carry_over(evidence):
+    (now,) = _gains_in_short(evidence)
+    worse = Evidence(with_losses("clark", raised(1.0, lambda r: r.experts > 1)))
+    (then,) = _gains_in_short(worse)
+    assert ("carries over" in now, "lie below" in now) == (True, True)
+    assert ("does not carry over" in then, "lie above" in then) == (True, True)
+    assert experts_beat_dense(worse)[2] == "0 of 134 pairs of Clark et al."
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(-0.1, ("holds", "4 of 4 pairs")), (0.1, ("does not hold", "0 of 4 pairs"))]
+)
+def test_models_of_equal_memory_are_judged_where_there_are_some(evidence, gain, verdict):
+    """None of the sources has an MoE of as many total parameters as a dense model that saw E times the tokens."""
+    assert memory_matched(evidence)[1:] == ("not tested by these runs", "none of the sources has such a pair")
+    ladder = evidence.sources["marin_ladder"]
+    dense = replace(ladder["dense"], columns={**ladder["dense"].columns, "n_total": ladder["dense"].n_active})
+    moe = replace(dense, experts=np.full(4, 4.0), tokens=4 * dense.tokens, loss=dense.loss + gain)
+    tables = {"marin_ladder": replace(ladder, tables={"dense": dense, "moe": moe})}
+    assert memory_matched(Evidence({**evidence.sources, **tables}))[1:] == verdict
 
 
 def test_a_page_without_a_block_is_refused(tmp_path):
