@@ -10,11 +10,12 @@
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
 # make check-all     all of these, with demo FAST=1
-# make models        docs/models.md again, from scaling_law/report/models.json
-# make evidence      docs/evidence.md again, from its points; DATA=folder: the points first, from other labs' tables
-# make crossing      docs/crossing.md again, from its records; RUNS="folder …": these first, from runs of the sweep;
+# make studies       every page of docs/studies again, from its records: crossing, evidence, granularity, models
+# make models        docs/studies/models.md again, from scaling_law/explorer/models.json
+# make evidence      docs/studies/evidence.md again, from its points; DATA=folder: these first, from other labs' tables
+# make crossing      docs/studies/crossing.md again, from its records; RUNS="folder …": these first, from runs;
 #                    PREDICT=1: first what is expected of models that were not trained yet, once
-# make granularity   docs/granularity.md again, from its records and those of the crossing; RUNS="folder …": these first
+# make granularity   docs/studies/granularity.md again, from its records and the crossing's; RUNS="folder …": these first
 # make explorer-picture  docs/figures/explorer.png again, by the browser of make test-browser
 # make tour          the pictures of docs/tour.md again, by its own code
 # make docs          the documentation as a site in build/site, strict about its links and anchors
@@ -65,7 +66,7 @@ BENCH_RESULTS := $(if $(FAST),build/bench,benchmarks/results)
 BENCH_PAGE := $(if $(FAST),build/bench/benchmarks.md,docs/benchmarks.md)
 
 .PHONY: setup demo test test-slow test-light test-clients test-vllm test-browser test-slurm lint resolve dist check-all
-.PHONY: models evidence crossing granularity explorer-picture tour docs bench clean
+.PHONY: models studies evidence crossing granularity explorer-picture tour docs bench clean
 .PHONY: gpu gpu-smoke gpu-suite gpu-steps gpu-decoding gpu-checkpoints gpu-sweep
 
 setup: $(VENV)/.ready
@@ -164,18 +165,20 @@ check-all:
 	$(MAKE) dist
 	$(MAKE) demo FAST=1
 
+studies: models granularity evidence crossing
+
 models: setup
-	$(BIN)/python -m scaling_law.report.models scaling_law/report/models.json docs/models.md
+	$(BIN)/python -m studies.models scaling_law/explorer/models.json docs/studies/models.md
 
 evidence: setup
-	$(BIN)/python -m scaling_law.report.evidence docs/evidence docs/evidence.md $(if $(DATA),--data $(DATA))
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies.evidence studies/evidence docs/studies/evidence.md $(if $(DATA),--data $(DATA))
 
 crossing: setup
-	$(BIN)/python -m scaling_law.report.crossing docs/crossing docs/crossing.md $(if $(RUNS),--runs $(RUNS)) \
+	OMP_NUM_THREADS=1 $(BIN)/python -m studies.crossing studies/crossing docs/studies/crossing.md $(if $(RUNS),--runs $(RUNS)) \
 		$(if $(PREDICT),--predict)
 
 granularity: setup
-	$(BIN)/python -m scaling_law.report.granularity docs/granularity docs/crossing/runs.jsonl docs/granularity.md \
+	$(BIN)/python -m studies.granularity studies/granularity studies/crossing/runs.jsonl docs/studies/granularity.md \
 		$(if $(RUNS),--runs $(RUNS))
 
 explorer-picture: setup

@@ -5,6 +5,7 @@ from .figures.law_figures import predicted_against_observed as predicted_against
 from .fitting.calibration import Calibration as Calibration
 from .fitting.calibration import calibrate as calibrate
 from .fitting.fitting import FitResult as FitResult
+from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
 from .fitting.rate_surface import LearningRateFit as LearningRateFit

@@ -18,7 +18,9 @@ from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-GUIDES = [path.name for path in sorted(DOCS.glob("*.md")) if path.name != "index.md"]
+GUIDES = [
+    str(path.relative_to(DOCS)) for path in [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md")] if path.name != "index.md"
+]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 APPS = {
     "scaling-law": "scaling_law.commands.cli",
@@ -151,7 +153,7 @@ def test_command_lines_are_those_of_the_programs(page):
 @every_page
 def test_modules_commands_and_options_in_the_text_exist(page):
     """Between backticks, where a command may leave out arguments."""
-    known = {*train_options(), *launch_options(), *benchmark_options(), "-m", "--chat-template"}  # the last is vLLM's
+    known = {*train_options(), *launch_options(), *script_options(), "-m", "--chat-template"}  # the last is vLLM's
     for module in APPS.values():
         known |= options_of(typer.main.get_command(importlib.import_module(module).app))
     for code in inline_code(page):
@@ -165,8 +167,9 @@ def test_modules_commands_and_options_in_the_text_exist(page):
             assert words_with_dashes(code) <= known, f"{page.name}: {code}: {words_with_dashes(code) - known}"
 
 
-def benchmark_options() -> set[str]:
-    sources = "".join(text_of(path) for path in (ROOT / "benchmarks").glob("*.py"))
+def script_options() -> set[str]:
+    scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "studies").glob("*/__main__.py")]
+    sources = "".join(map(text_of, scripts))
     return set(re.findall(r'"(--[a-z][\w-]*)"', sources))
 
 

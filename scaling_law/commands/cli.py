@@ -19,7 +19,6 @@ for _command in (
     scale_out.scale_out,
     questions.learning_rate,
     questions.figures,
-    questions.tables,
     questions.next_runs,
     describe.describe,
     shelf.laws,

@@ -1,4 +1,4 @@
-"""The commands of `scaling-law` that ask a law: losses, optima, plans, learning rates, figures, tables, next runs."""
+"""The commands of `scaling-law` that ask a law: losses, optima, plans, learning rates, figures, next runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from scaling_law.formulas import ChinchillaLaw, JointLaw, Law
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.paper.figures import draw_all
-from scaling_law.paper.tables import all_tables, find
 from scaling_law.planning import design
 from scaling_law.planning import plan as planning
 from scaling_law.planning.break_even import break_even as tokens_from_which_experts_pay
@@ -387,29 +386,6 @@ def figures(
 
 def show_written(paths: list[Path], as_json: bool) -> None:
     show({"written": [str(path) for path in paths]}, as_json, "\n".join(f"wrote {path}" for path in paths))
-
-
-def tables(
-    name: Annotated[str | None, typer.Argument(help="One table; a wrong name lists them. [default: all]")] = None,
-    differing: Annotated[bool, option("Show only cells that differ from print.", "--differing")] = False,
-    law: options.LawName = "published",
-    as_json: Json = False,
-) -> None:
-    """Every table of the paper: printed value, ours, difference.
-
-    Examples:
-
-        scaling-law tables
-
-        scaling-law tables compute_optimal --law printed --differing
-
-        scaling-law tables optimal_experts --json
-    """
-    from rich.console import Group
-
-    chosen = all_tables(options.choose_law(law, JointLaw))
-    chosen = [find(chosen, name)] if name else chosen
-    show([t.to_dict() for t in chosen] if as_json else None, as_json, Group(*(t.render(differing) for t in chosen)))
 
 
 def _pair(text: str) -> tuple[float, float]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import scaling_law.report
 from hub.plain import strict_json
 from hub.plain.markdown import escaped
 from hub.plain.units import format_bytes, format_count, format_flops, parse_count
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 DRAWS = 200  # of a figure's intervals; the table takes all
 POINTS = 120  # of a curve: a browser draws them anew for each change
 MAP_FLOPS, MAP_MEMORY, MAP_POINTS = (1e18, 1e26), (1e9, 1e13), (33, 29)
-MODELS = Path(scaling_law.report.__file__).with_name("models.json")
+MODELS = Path(__file__).with_name("models.json")
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def _grid(span: tuple[float, float], asked: float | None, points: int) -> np.nda
 
 @cache
 def released_models() -> Sequence[tuple[str, Architecture, float]]:
-    """(name, architecture, training tokens) of the models of docs/models.md whose tokens are known."""
+    """(name, architecture, training tokens) of the models of docs/studies/models.md whose tokens are known."""
     data = strict_json.loads(MODELS.read_bytes(), what=str(MODELS))
     known = (model for model in data["models"] if "tokens" in model)
     return [(m["name"], read_model(m["config"]).architecture, parse_count(m["tokens"])) for m in known]

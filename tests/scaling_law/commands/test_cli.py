@@ -59,13 +59,10 @@ def test_reach(shell):
     assert all(text in output for text in ("27.5 GB", "2.54B", "657B"))
 
 
-def test_learning_rate_and_tables(shell):
+def test_learning_rate(shell):
     assert "0.001699" in shell("learning-rate", "--d-model", 512).output
     data = json.loads(shell("learning-rate", "--d-model", 512, "--law", "paper", "--json").output)
     assert data["learning_rate"] == pytest.approx(4.18e-3, rel=1e-3)
-    tables = json.loads(shell("tables", "--json").output)
-    assert {t["name"]: t["agreeing"] for t in tables}["compute_optimal"] == 29
-    assert "differs" in shell("tables", "optimal_experts", "--differing").output
 
 
 def test_figures(shell, tmp_path):
@@ -152,7 +149,6 @@ def test_help_says_what_a_default_means(shell):
         (("optimal", "--flops", "1e22", "--law", "nowhere"), "nowhere"),
         (("fit", "nowhere.jsonl"), "nowhere.jsonl"),
         (("reach", "--loss", "2", "--flops", "1e22", "--memory", "1GB"), "give one of them"),
-        (("tables", "figures"), "'figures' is not one of"),
         (("plan", "--flops", "1e20", "--mfu", "0"), "mfu=0"),
         (("plan", "--flops", "1e20", "--branches", "0"), "branches=0"),
         (("plan", "--flops", "1e20", "--gpu-tflops", "0"), "gpu_flops=0"),

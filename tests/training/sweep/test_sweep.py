@@ -20,8 +20,8 @@ from hub import RunRecord
 from hub.plain import atomic
 from scaling_law import JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
-from scaling_law.report.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from scaling_law.size.architecture import Architecture
+from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import DOCS, ROOT
 from training.configuration.arguments import ConfigurationError

@@ -1,1 +1,0 @@
-"""docs/crossing.md: where experts begin to pay, measured on a sweep of small models and asked of laws."""

@@ -1,1 +1,0 @@
-"""docs/evidence.md: laws on the runs of other labs. The points, derived of public tables, lie beside the page."""

@@ -1,1 +1,0 @@
-"""docs/granularity.md: fine-grained and shared experts and Muon at one active size, predicted by laws and measured."""

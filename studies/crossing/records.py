@@ -1,0 +1,218 @@
+"""Which runs of the sweep count, by rules that were written before any fit, but for the one of 0.5M tokens.
+
+One recipe: 3 blocks, heads of 16, byte vocabulary, sequences of 256, batches of 8, dropless, fp32. At least 1M tokens:
+488 steps, the warm-up 5 % of them; runs of 0.5M, added where the first crossings lay at 1M, bracket crossings and are
+never fitted. One peak learning rate for each size and E: grids at 4M tokens, of sweeps named
+rates, tune it by the means over the seeds that all rates share; where an E has no grid, it is interpolated in ln E
+between those of its size. The sweep may use a rate within one step of the grids, a factor of 1.5; where it has
+several, that of most runs counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hub  # lazy
+from hub import RecordError, RunRecord
+from hub.plain import atomic
+from hub.plain.units import format_count
+from scaling_law import Runs, best_of, load_runs
+
+WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
+PLANNED = {1: WIDTHS, 2: WIDTHS, 4: WIDTHS, 8: WIDTHS}  # E = 16 at two sizes, of choice
+TOKENS = (1e6, 2e6, 4e6, 8e6, 16e6, 32e6)
+BLOCKS, HEAD, VOCABULARY, SEQUENCE, BATCH = 3, 16, 257, 256, 8
+RECIPE = {"n_blocks": BLOCKS, "vocab_size": VOCABULARY, "sequence_length": SEQUENCE, "precision": "fp32"}
+SHORTEST, TUNED_AT, GRID = 5e5, 4e6, "rates"
+WINDOW = 1.5 * 1.01  # the step of the grids, and rounding
+Key = tuple[int, int]  # d_model, E
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The peak learning rate of one size and E. `tried` maps the grid's rates to mean losses at 4M, nats per byte.
+
+    `checked` has such losses at a longer D, the longest at which several rates were trained (None: there is none).
+    `tuned` is the best of the grid (None: no grid), `used` that of the runs that count.
+    """
+
+    d_model: int
+    experts: int
+    tried: Mapping[float, float]
+    checked: tuple[float, Mapping[float, float]] | None
+    tuned: float | None
+    at_edge: bool
+    used: float
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs that count. Tokens are nominal, since training rounds them to whole batches.
+
+    `left_out` says why other runs do not count, and how many.
+    """
+
+    counted: Runs
+    rates: Sequence[Rate]
+    left_out: Mapping[str, int]
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Those that laws are fitted to: of at least 1M tokens, and not of the sizes and E that are predicted."""
+        known = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
+        return self.counted.subset(known & (self.counted.tokens >= TOKENS[0]))
+
+    def missing(self) -> list[tuple[int, int, float]]:
+        """The planned (E, d_model, D) of which there is no run."""
+        runs = self.runs
+        there = {*zip(runs.experts.tolist(), runs["d_model"].tolist(), runs.tokens.tolist(), strict=True)}
+        planned = ((e, d, t) for e, widths in PLANNED.items() for d in widths for t in TOKENS)
+        return [cell for cell in planned if cell not in there]
+
+
+def gather(sources: Iterable[str | Path], target: Path) -> Path:
+    """Write the records of all sources (files, or folders of run.json) to one runs.jsonl, each once and whole.
+
+    RecordError for two records of one run_id that differ.
+    """
+    found: dict[str, RunRecord] = {}
+    for source in sources:
+        for record in hub.load_records(source):
+            if (known := found.setdefault(record.run_id, record)) != record:
+                raise RecordError(f"{source}: {record.run_id}: another run of this run_id has loss {known.eval_loss}")
+    ordered = sorted(found.values(), key=lambda r: (r.d_model, r.experts, r.sweep, r.tokens, r.seed or 0, r.run_id))
+    atomic.write_bytes(target, "".join(f"{record.to_json()}\n" for record in ordered).encode())
+    return target
+
+
+def read_sweep(records: str | Path | Sequence[RunRecord]) -> Sweep:
+    """The runs that count. RecordError if none does, or if their texts or tokenizers differ."""
+    every = hub.load_records(records) if isinstance(records, (str, Path)) else list(records)
+    reasons = [_reason(record) for record in every]
+    sound = [record for record, reason in zip(every, reasons, strict=True) if not reason]
+    if not sound:
+        raise RecordError(f"no run of this sweep counts: {dict(Counter(reasons))}")
+    texts = {(r.dataset.fingerprint, r.tokenizer.fingerprint, r.eval_tokens) for r in sound}
+    if len(texts) > 1:
+        raise RecordError(f"losses on {len(texts)} different texts cannot be compared: {sorted(map(str, texts))}")
+    distinct = _once(sound)
+    runs = _table(distinct)
+    rates = _rates(runs)
+    used = {(rate.d_model, rate.experts): rate.used for rate in rates}
+    models = zip(runs["d_model"].tolist(), runs.experts.tolist(), strict=True)
+    tuned = np.isclose(runs["learning_rate"], [used[int(d), int(e)] for d, e in models], rtol=1e-6)
+    left_out = Counter(filter(None, reasons))
+    left_out["of another learning rate"] = int((~tuned).sum())
+    left_out["trained twice"] = len(sound) - len(distinct)
+    counted = {reason: count for reason, count in left_out.items() if count}
+    return Sweep(runs.subset(tuned), rates, counted)
+
+
+def _reason(record: RunRecord) -> str:
+    """Why a run does not count, whatever its rate; "" if it does."""
+    other = [name for name, value in RECIPE.items() if getattr(record, name) != value]
+    batches = {stage.sequences for stage in record.schedule.batch_ramp}
+    if record.status != "final" or record.eval_loss is None:
+        return "not finished"
+    if other or record.n_heads * HEAD != record.d_model or batches != {BATCH} or record.final_norm is False:
+        return "of another recipe"
+    if record.drop_rate or record.capacity_factor:
+        return "not dropless"
+    return f"shorter than {format_count(SHORTEST)} tokens" if nominal(record.tokens) < SHORTEST else ""
+
+
+def nominal(tokens: float) -> float:
+    """The number of tokens that was asked for: 999,424 is 1M."""
+    return float(f"{tokens:.2g}")
+
+
+def _once(records: Sequence[RunRecord]) -> list[tuple[RunRecord, bool]]:
+    """Each size, E, D, seed and rate once, and whether a grid of rates has it: the sweep trains some of these again.
+
+    The record of the trunk with most runs stays.
+    """
+    branches = Counter(record.parent_run_id for record in records)
+    by_key: dict[tuple[float, ...], list[RunRecord]] = {}
+    for record in sorted(records, key=lambda r: -branches[r.parent_run_id]):
+        rate, seed = record.schedule.peak_learning_rate, -1 if record.seed is None else record.seed
+        key = record.d_model, record.experts, nominal(record.tokens), seed, rate
+        by_key.setdefault(key, []).append(record)
+    return [(same[0], any(record.sweep.startswith(GRID) for record in same)) for same in by_key.values()]
+
+
+def _table(records: Sequence[tuple[RunRecord, bool]]) -> Runs:
+    def rate(row: Mapping[str, Any]) -> float:
+        return float(row["schedule"]["peak_learning_rate"])
+
+    rows = [
+        record.to_dict() | {"tokens": nominal(record.tokens), "of_grid": float(of_grid)} for record, of_grid in records
+    ]
+    return load_runs(rows, columns={"learning_rate": rate})
+
+
+# ------------------------------------------------------------------ the learning rate
+
+
+def _rates(runs: Runs) -> list[Rate]:
+    """Of every size and E, by ascending size and E."""
+    keys = sorted({*zip(runs["d_model"].astype(int).tolist(), runs.experts.astype(int).tolist(), strict=True)})
+    models = {key: runs.subset((runs["d_model"] == key[0]) & (runs.experts == key[1])) for key in keys}
+    tried = {key: _tried(own.subset((own["of_grid"] == 1) & (own.tokens == TUNED_AT))) for key, own in models.items()}
+    tuned = _tuned(tried)
+    found = []
+    for (d, e), model in models.items():
+        best, at_edge = tuned.get((d, e), (None, False))
+        used = _used(model, _wanted((d, e), tuned))
+        found.append(Rate(d, e, tried[d, e], _checked(model), best, at_edge, used))
+    return found
+
+
+def _checked(model: Runs) -> tuple[float, dict[float, float]] | None:
+    """The longest D beyond that of the grids at which seeds share several rates, and their mean losses there."""
+    later = [float(tokens) for tokens in np.unique(model.tokens) if tokens > TUNED_AT]
+    found = [(tokens, _tried(model.subset(model.tokens == tokens))) for tokens in later]
+    return next(((tokens, tried) for tokens, tried in reversed(found) if len(tried) > 1), None)
+
+
+def _tried(own: Runs) -> dict[float, float]:
+    """Rate → mean loss over the seeds that all the rates have."""
+    by_rate = {rate: own.subset(own["learning_rate"] == rate) for rate in np.unique(own["learning_rate"]).tolist()}
+    shared = set.intersection(*({*part["seed"].tolist()} for part in by_rate.values())) if by_rate else set()
+    kept = {rate: part.loss[np.isin(part["seed"], [*shared])] for rate, part in by_rate.items()}
+    return {rate: float(losses.mean()) for rate, losses in kept.items() if len(losses)}
+
+
+def _tuned(tried: Mapping[Key, Mapping[float, float]]) -> dict[Key, tuple[float, bool]]:
+    """(best rate, whether it is at an edge) of each size and E of which several rates were tried."""
+    grids = {key: grid for key, grid in tried.items() if len(grid) > 1}
+    if not grids:
+        return {}
+    rows = [(key, rate, loss) for key, grid in grids.items() for rate, loss in grid.items()]
+    keys, rates, losses = zip(*rows, strict=True)
+    d, e = np.array(keys, float).T
+    table = Runs.from_columns(d, TUNED_AT, e, losses, "run", columns={"learning_rate": rates})  # d stands for the size
+    best = best_of(table, over="learning_rate")
+    columns = best.n_active, best.experts, best["learning_rate"], best["at_edge"]
+    return {(int(d), int(e)): (float(rate), bool(edge)) for d, e, rate, edge in zip(*columns, strict=True)}
+
+
+def _wanted(key: Key, tuned: Mapping[Key, tuple[float, bool]]) -> float | None:
+    """The tuned rate, else that between the tuned ones of this size; None if there are none."""
+    same = {math.log(e): math.log(rate) for (d, e), (rate, _) in sorted(tuned.items()) if d == key[0]}
+    return math.exp(np.interp(math.log(key[1]), [*same], [*same.values()])) if same else None
+
+
+def _used(model: Runs, wanted: float | None) -> float:
+    """Of the rates within the window that of most runs, then the nearest; the wanted one if there is none."""
+    rates, counts = np.unique(model["learning_rate"], return_counts=True)
+    distance = np.abs(np.log(rates / wanted)) if wanted else np.zeros(len(rates))
+    near = [i for i in np.lexsort((distance, -counts)) if distance[i] <= math.log(WINDOW)]
+    return float(rates[near[0]]) if near else float(wanted or rates[0])

@@ -1,0 +1,1 @@
+"""docs/studies/evidence.md: laws on the runs of other labs. The points, derived of public tables, lie here."""

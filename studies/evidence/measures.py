@@ -1,0 +1,161 @@
+"""What else other labs' runs say of the published joint law: the gain of experts, sizes it would choose, its slopes.
+
+Differences of losses of one corpus need no constant: the law is asked as published. N counts no embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scaling_law import FitResult, JointLaw, Law, Runs, errors_of, fit, published
+from studies.common import FloatArray, rms
+from studies.evidence.forecasts import Forecast, as_dense, counted, joined, scales_refitted
+
+REFITS = 200  # of resampled runs
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Losses of MoE models minus that of the model of fewest experts with equal N and D, [n], nats per token.
+
+    `predicted` are those of the joint law as published: `predicted_with` with embeddings in N, `predicted_over_all`
+    with the mean E of all blocks where every second is routed.
+    """
+
+    source: str
+    experts: FloatArray
+    n_active: FloatArray
+    measured: FloatArray
+    predicted: FloatArray
+    predicted_with: FloatArray
+    predicted_over_all: FloatArray
+
+    @property
+    def relative(self) -> FloatArray:
+        """How far the predicted gains are off, [n], in units of the measured ones."""
+        return np.asarray(np.abs(self.predicted / self.measured - 1.0))
+
+    @property
+    def errors(self) -> Forecast:
+        return Forecast(self.predicted - self.measured)
+
+    @property
+    def errors_with(self) -> Forecast:
+        return Forecast(self.predicted_with - self.measured)
+
+
+def gains(source: str, runs: Runs) -> Gains:
+    """Of every run whose N and D a run of the fewest experts shares."""
+    law = JointLaw.published()
+    losses = [law.loss(r.n_active, r.tokens, r.experts) for r in (counted(runs), runs)]
+    losses.append(law.loss(counted(runs).n_active, runs.tokens, (runs.experts + 1) / 2))
+    few = runs.experts == runs.experts.min()
+    same = (runs.n_active[:, None] == runs.n_active) & np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01) & few
+    pairs = np.flatnonzero(~few & same.any(axis=1))
+    reference = same[pairs].argmax(axis=1)
+    differences = [values[pairs] - values[reference] for values in (runs.loss, *losses)]
+    return Gains(source, runs.experts[pairs], runs.n_active[pairs], *differences)
+
+
+def matched_differences(runs: Runs) -> FloatArray:
+    """Losses of MoE models minus those of dense ones of equal N_total (10 %) that saw at most 1/E of their tokens."""
+    moe, dense = runs.subset(runs.experts > 1), runs.subset(runs.experts == 1)
+    same = np.isclose(moe["n_total"][:, None], dense["n_total"], rtol=0.1)
+    matched = same & (moe.tokens[:, None] >= moe.experts[:, None] * dense.tokens)
+    return (moe.loss[:, None] - dense.loss)[matched]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The run of one budget that a law would have trained, and what that costs: its loss minus the least, nats."""
+
+    flops: float
+    n_runs: int
+    best: float
+    chosen: float
+    regret: float
+
+
+def choices(law: str, runs: Runs, flops: FloatArray) -> list[Choice]:
+    """For each budget [n] of which there are four runs: the sizes (N_act) of the best and of the chosen run."""
+    found = []
+    for budget in np.unique(flops):
+        own = runs.subset(flops == budget)
+        if len(own) >= 4:
+            best, chosen = int(np.argmin(own.loss)), int(np.argmin(errors_of(published(law), own) + own.loss))
+            regret = float(own.loss[chosen] - own.loss[best])
+            found.append(Choice(float(budget), len(own), own.n_active[best], own.n_active[chosen], regret))
+    return found
+
+
+# ------------------------------------------------------------------ what a refit leaves open
+
+
+@dataclass(frozen=True)
+class Refits:
+    """The joint law fitted to all of Step Law's points, and the gain over dense that it and the published law see.
+
+    `gain` and `published` are (value, low, high) for each E of the MoE models at N_act and D of `at`, 95 % intervals.
+    """
+
+    joint: FitResult[Any]
+    with_embeddings: FitResult[Any]
+    moe_without_experts: FitResult[Any]
+    moved: float
+    freed: float
+    at: tuple[float, float]
+    gain: Mapping[float, tuple[float, float, float]]
+    published: Mapping[float, tuple[float, float, float]]
+
+
+def refits(dense: Runs, moe: Runs, at: tuple[float, float] = (5e8, 1e10), n_resamples: int = REFITS) -> Refits:
+    """What Step Law's tuned points say of experts, N without embeddings."""
+    both, routed = joined(dense, moe), counted(joined(moe))
+    points, law = counted(both), JointLaw.published()
+    joint = fit(points, "joint")
+    drawn = joint.bootstrap(n_resamples).law
+    errors = errors_of(law, points)
+    return Refits(
+        joint=joint,
+        with_embeddings=fit(both, "joint"),
+        moe_without_experts=fit(as_dense(routed), "chinchilla"),
+        moved=rms(errors - errors.mean()),
+        freed=scales_refitted(points).rmse,
+        at=at,
+        gain={float(e): _gain(drawn, *at, e) for e in np.unique(routed.experts)},
+        published={float(e): _gain(law, *at, e) for e in np.unique(routed.experts)},
+    )
+
+
+def _gain(law: Law, n_active: float, tokens: float, experts: float) -> tuple[float, float, float]:
+    """Loss at this E minus that of the dense model, with its 95 % interval over the law's draws."""
+    value = float(law.loss(n_active, tokens, experts) - law.loss(n_active, tokens, 1.0))
+    drawn = law.loss_draws(n_active, tokens, experts) - law.loss_draws(n_active, tokens, 1.0)
+    low, high = np.quantile(drawn[np.isfinite(drawn)], [0.025, 0.975])
+    return value, float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Exponents of N and D of a Chinchilla law fitted to runs of one E, (value, low, high), and the published ones."""
+
+    source: str
+    experts: float
+    n_runs: int
+    size: tuple[float, float, float]
+    tokens: tuple[float, float, float]
+    published: tuple[float, float]
+
+
+def slopes(source: str, runs: Runs, n_resamples: int = REFITS) -> Slopes:
+    """Of runs of about one E: its mean is that of the published law."""
+    experts = float(np.round(runs.experts.mean()))
+    fitted = fit(as_dense(counted(runs)), "chinchilla")
+    drawn, found = fitted.bootstrap(n_resamples), fitted.law.coefficients
+    _, mu, _, nu = JointLaw.published().chinchilla_coefficients(experts)
+    size, tokens = ((found[name], *drawn.interval(name)) for name in ("mu", "nu"))
+    return Slopes(source, experts, len(runs), size, tokens, (float(mu), float(nu)))

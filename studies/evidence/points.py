@@ -1,0 +1,175 @@
+"""Points for laws, derived from public tables of runs, and the small files that keep them: `studies/evidence/*.json`.
+
+The tables themselves are not kept: two of them state no licence. A file holds the tuned points (or means) with the
+repository and commit that they are from, as columns under the names of `Architecture.variables`. Two files are not
+derived but transcribed from a page; they say where it was read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hub import RecordError
+from hub.plain import atomic, strict_json
+from scaling_law import Runs, best_of, load_runs
+from scaling_law.runs.readers import reader
+
+FORMAT, VERSION = "evidence", 1
+DIGITS = 7  # significant, of every number kept
+_CLARK_VOCABULARY = 32_000  # of the head, whose FLOPs `flops_per_step` holds
+CELL = 2**0.5  # side of a cell of N and of D whose points are averaged
+_NEEDED = ("n_active", "tokens", "experts", "loss")
+_KEPT = (
+    *("n_active_non_embedding", "n_total", "n_total_non_embedding", "density", "granularity", "shared_ratio"),
+    *("routed_experts", "experts_per_token", "d_model", "budget"),
+    *("learning_rate", "batch_tokens", "grid_runs", "at_edge", "regret"),
+)
+Derive = Callable[[Path], Runs]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the points of one source are derived: for each table its file and what is done with it."""
+
+    format: str
+    tables: Mapping[str, tuple[str, Derive]]
+    what: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """The points of one source, by table, and where they are from."""
+
+    name: str
+    what: str
+    derived: str
+    place: str
+    address: str
+    licence: str
+    loss: str
+    tables: Mapping[str, Runs]
+
+    def __getitem__(self, table: str) -> Runs:
+        """The points of a table; KeyError names those there are."""
+        if table not in self.tables:
+            raise KeyError(f"{self.name}: no table {table!r}; there are {', '.join(self.tables)}")
+        return self.tables[table]
+
+
+def _tuned(file: Path) -> Runs:
+    return best_of(load_runs(file, format="step_law"), over=["learning_rate", "batch"])
+
+
+def _routed_by(router: str) -> Derive:
+    sizes = {"n_active_non_embedding": "dense_parameter_count"}
+    sizes["n_active"] = f"dense_parameter_count + 2 * {_CLARK_VOCABULARY} * d_model"
+    where = f"router_type in {{{router}, Dense}}"
+    return lambda file: load_runs(file, format="clark", where=where, columns=sizes)
+
+
+def _averaged(file: Path) -> Runs:
+    return cell_means(load_runs(file, format="epoch_chinchilla"))
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "step_law": Recipe(
+        "step_law",
+        {"dense": ("dense_lr_bs_loss.csv", _tuned), "moe": ("moe_lr_bs_loss.csv", _tuned)},
+        "the run of least smoothed loss for each model and number of tokens",
+    ),
+    "marin": Recipe(
+        "marin_isoflop",
+        {"isoflop": ("v16_isoflop.csv", lambda file: load_runs(file, format="marin_isoflop"))},
+        "the last repeat of each budget and width",
+    ),
+    "epoch": Recipe(
+        "epoch_chinchilla",
+        {"dense": ("svg_extracted_data.csv", _averaged)},
+        "geometric means of the points in cells of a factor of √2 in N and in D",
+    ),
+    "clark": Recipe(
+        "clark",
+        {router: ("curves.csv.gz", _routed_by(router)) for router in ("S-Base", "RL-R", "Hash")},
+        "the last step of each run, N with embeddings of a vocabulary of 32,000; dense runs are in every table",
+    ),
+}
+
+
+def derive(data: Path, folder: Path) -> list[Path]:
+    """Write the points of every source whose files lie somewhere below `data`; returns what was written.
+
+    FileNotFoundError if there is none of them.
+    """
+    written = []
+    for name, recipe in RECIPES.items():
+        files = {file: next(iter(sorted(data.rglob(file))), None) for file, _ in recipe.tables.values()}
+        found = {table: (files[file], make) for table, (file, make) in recipe.tables.items()}
+        if all(files.values()):
+            tables = {table: columns_of(make(file)) for table, (file, make) in found.items() if file}
+            written.append(_written(folder / f"{name}.json", _head(name, recipe) | {"tables": tables}))
+    if not written:
+        wanted = ", ".join(dict.fromkeys(file for recipe in RECIPES.values() for file, _ in recipe.tables.values()))
+        raise FileNotFoundError(f"{data}: none of {wanted} is below it; docs/fitting.md says where they are from")
+    return written
+
+
+def _written(path: Path, fields: Mapping[str, Any]) -> Path:
+    """As `strict_json.write`, with each column on a line."""
+    text = strict_json.versioned(FORMAT, VERSION, fields).decode()
+    columns = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    atomic.write_bytes(path, columns.encode())
+    return path
+
+
+def _head(name: str, recipe: Recipe) -> dict[str, Any]:
+    public = reader(recipe.format)
+    head = {"name": name, "what": public.what, "derived": recipe.what, "place": public.place}
+    address = f"https://github.com/{public.repository}/tree/{public.commit}"
+    return head | {"address": address, "licence": public.licence, "loss": public.loss}
+
+
+def read_sources(folder: Path) -> dict[str, Source]:
+    """All sources of a folder by name. RecordError for a file that is no such source."""
+    return {path.stem: read_source(path) for path in sorted(folder.glob("*.json"))}
+
+
+def read_source(path: Path) -> Source:
+    """The points of one file. RecordError where it is no such file or lacks a field."""
+    data = strict_json.read(path, FORMAT, VERSION)
+    fields = ("name", "what", "derived", "place", "address", "licence", "loss")
+    if missing := [name for name in (*fields, "tables") if name not in data]:
+        raise RecordError(f"{path}: lacks {', '.join(missing)}")
+    tables = {table: _runs(columns, f"{path.stem}, {table}") for table, columns in data["tables"].items()}
+    return Source(**{name: data[name] for name in fields}, tables=tables)
+
+
+def columns_of(runs: Runs) -> dict[str, list[float | None]]:
+    """Columns for a file; None where a run has no value."""
+    names = (*_NEEDED, *(name for name in _KEPT if name in runs.columns))
+    return {name: [_rounded(value) for value in runs[name].tolist()] for name in names}
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
+
+
+def _runs(columns: Mapping[str, list[float | None]], source: str) -> Runs:
+    """Every run is a trunk of its own: none of these shares training with another."""
+    arrays = {name: np.array([np.nan if value is None else value for value in v]) for name, v in columns.items()}
+    n, d, e, loss = (arrays.pop(name) for name in _NEEDED)
+    return Runs.from_columns(n, d, e, loss, "run", source=source, columns=arrays)
+
+
+def cell_means(runs: Runs, factor: float = CELL) -> Runs:
+    """Geometric means of N, D and the loss of dense runs within cells of a `factor` in N and in D."""
+    logs = np.log(np.stack([runs.n_active, runs.tokens, runs.loss]))
+    cell = np.unique(np.floor(logs[:2] / np.log(factor)), axis=1, return_inverse=True)[1].ravel()
+    counts = np.bincount(cell)
+    n, d, loss = (np.exp(np.bincount(cell, values) / counts) for values in logs)
+    return Runs.from_columns(n, d, 1.0, loss, "run", source=runs.source, columns={"grid_runs": counts})

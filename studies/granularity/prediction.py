@@ -1,0 +1,112 @@
+"""What the laws of the shelf say of each comparison, written down before the runs.
+
+A law is asked for the ratio of two losses, which does not depend on the unit: its own losses are per token of another
+corpus. Where it cannot tell the two models apart by the variables that it has, or was fitted at one E and is asked of
+two, it cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hub import RecordError
+from hub.plain import strict_json
+from scaling_law import Architecture, EfficiencyLeverage, Law, PublishedLaw, laws
+from scaling_law.planning.describe import unknown_parts
+from studies.granularity.contenders import ALL, CONTENDERS, TOKENS, Contender
+
+FORMAT, VERSION = "granularity_prediction", 1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one law says of one comparison at D `tokens`.
+
+    `ratio` is the loss over that of the model compared with, `low` to `high` its 95 % interval (None: the law has
+    none). `leverage`, of laws that have no loss, is how many times the compute the other model needs for the same
+    loss. Both are None where the law cannot say, and `why` says why.
+    """
+
+    law: str
+    contender: str
+    tokens: float
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    leverage: float | None = None
+    why: str = ""
+
+
+def predict() -> tuple[Prediction, ...]:
+    """Every law of the shelf that answers a loss or a leverage, on every comparison."""
+    shelf = [law for law in laws().entries if law.answers in ("loss", "leverage")]
+    return tuple(_said(law, contender, tokens) for law in shelf for contender in CONTENDERS for tokens in TOKENS)
+
+
+def _said(own: PublishedLaw, contender: Contender, tokens: float) -> Prediction:
+    other = ALL[contender.against]
+    if contender.optimizer != other.optimizer:
+        return Prediction(own.name, contender.name, tokens, why="has no optimizer among its variables")
+    if own.make is None:
+        return Prediction(own.name, contender.name, tokens, why="its coefficients are not public")
+    law, pair = own.law(), (contender.architecture, other.architecture)
+    if isinstance(law, EfficiencyLeverage):
+        one, two = (_leverage(law, architecture, tokens) for architecture in pair)
+        known = {} if one == two else {"leverage": one / two}
+        return Prediction(
+            own.name, contender.name, tokens, **known, why="" if known else "takes both for the same model"
+        )
+    assert isinstance(law, Law)
+    if why := _cannot_say(law, *pair):
+        return Prediction(own.name, contender.name, tokens, why=why)
+    every = [architecture.variables() | {"tokens": tokens} for architecture in pair]
+    here, there = ({name: variables[name] for name in law.variables} for variables in every)
+    ratio, low, high = float(law.loss(**here) / law.loss(**there)), None, None
+    if law.draws is not None:
+        low, high = map(float, np.quantile(law.loss_draws(**here) / law.loss_draws(**there), [0.025, 0.975]))
+    return Prediction(own.name, contender.name, tokens, ratio, low, high)
+
+
+def _cannot_say(law: Law, one: Architecture, two: Architecture) -> str:
+    """Why a law has no ratio of these two; "" if it has."""
+    if unknown := unknown_parts(one, law) or unknown_parts(two, law):
+        return f"ignores {', '.join(unknown)}"
+    here, there = ({name: a.variables().get(name) for name in law.variables} for a in (one, two))
+    if here == there:
+        return "takes both for the same model"
+    low, high = law.conditions.fitted_limits().get("E", (0.0, 1.0)) if law.conditions else (0.0, 1.0)
+    if low == high and one.experts_equivalent != two.experts_equivalent:
+        return f"was fitted at E = {low:g} alone"
+    return ""
+
+
+def _leverage(law: EfficiencyLeverage, a: Architecture, tokens: float) -> float:
+    """Over a dense model, as the law counts: FLOPs without embeddings, G = 2 d_model / d_expert."""
+    if a.experts == 1:
+        return 1.0
+    flops, granularity = 6.0 * a.n_active_non_embedding * tokens, 2.0 * a.d_model / a.d_expert
+    return float(law.leverage(1.0 / a.experts_equivalent, granularity, flops, force=True))
+
+
+def save(predictions: tuple[Prediction, ...], path: Path) -> Path:
+    """Write them, unless there are some already: FileExistsError, since a prediction is made once."""
+    if path.exists():
+        raise FileExistsError(f"{path}: predictions are made once; remove the file to make them again")
+    return strict_json.write(path, FORMAT, VERSION, {"predictions": [_told(prediction) for prediction in predictions]})
+
+
+def _told(prediction: Prediction) -> Mapping[str, object]:
+    return {name: value for name, value in asdict(prediction).items() if value not in (None, "")}
+
+
+def load(path: Path) -> tuple[Prediction, ...]:
+    """RecordError for a file that holds no predictions."""
+    data = strict_json.read(path, FORMAT, VERSION)
+    try:
+        return tuple(Prediction(**fields) for fields in data["predictions"])
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path}: no predictions of laws ({error!r})") from None

@@ -1,0 +1,269 @@
+"""docs/studies/evidence.md: its numbers are those of studies/evidence/*.json, and points are derived as it says."""
+
+import csv
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scaling_law import JointLaw, Runs
+from studies.common import markdown_of
+from studies.evidence.forecasts import (
+    FREED,
+    JOINT,
+    MEAN,
+    PER_E,
+    REFIT,
+    Forecast,
+    Question,
+    counted,
+    joined,
+    longest_of_each,
+    scales_refitted,
+)
+from studies.evidence.measures import choices, gains
+from studies.evidence.page import (
+    BLOCKS,
+    Evidence,
+    _gains_in_short,
+    doublings_gain_less,
+    experts_beat_dense,
+    exponents_hold,
+    larger_gain_less,
+    losses_carry_over,
+    memory_matched,
+    one_law_for_both,
+    sizes_are_usable,
+    write_page,
+)
+from studies.evidence.points import cell_means, derive, read_source, read_sources
+from tests.guides import DOCS, ROOT
+
+POINTS, PAGE = ROOT / "studies" / "evidence", DOCS / "studies" / "evidence.md"
+NUMBER = re.compile(r"[-+]?\d+\.\d+|\d+")
+LAW = JointLaw.published()
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    return Evidence(read_sources(POINTS))
+
+
+def test_the_page_is_what_make_evidence_writes(evidence):
+    """Refits of flat directions differ between machines in their last digit."""
+    page = PAGE.read_text()
+    for name in BLOCKS:
+        written = page.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+        fresh = markdown_of(BLOCKS[name](evidence))
+        assert NUMBER.sub("#", fresh) == NUMBER.sub("#", written)
+        np.testing.assert_allclose(*(list(map(float, NUMBER.findall(t))) for t in (fresh, written)), 0.02, 0.0021)
+
+
+def test_the_sentences_of_the_page_hold(evidence):
+    """What the hand-written prose says without numbers."""
+    for name in ("Step Law: all MoE models", "Marin, isoFLOP: budgets from 1e20"):
+        assert evidence.ask(name, JOINT).rmse < 0.5 * evidence.ask(name, MEAN).rmse
+    assert evidence.ask("Step Law: all MoE models", JOINT).rmse < evidence.ask("Step Law: all MoE models", FREED).rmse
+    confounded = evidence.refits
+    assert confounded.moe_without_experts.rmse < confounded.joint.rmse < 0.5 * confounded.moved
+    assert confounded.gain[45.0][1] > 0 > confounded.published[45.0][2]
+    assert all((g.measured < 0).all() for g in evidence.gains)
+    step, marin, chinchilla = evidence.slopes
+    assert step.tokens[1] < step.published[1] < step.tokens[2]
+    assert marin.tokens[2] < marin.published[1]
+    assert chinchilla.tokens[2] < chinchilla.published[1]
+
+
+def with_losses(name, change):
+    """The sources, where the losses of each table of one are those that `change` makes of its runs."""
+    sources = read_sources(POINTS)
+    tables = {table: replace(runs, loss=change(runs)) for table, runs in sources[name].tables.items()}
+    return sources | {name: replace(sources[name], tables=tables)}
+
+
+def raised(by, where):
+    return lambda runs: runs.loss + np.where(where(runs), by, 0.0)
+
+
+def of_the_law(runs, noise=0.01):
+    """With noise whose 95 % intervals contain the truth; those of one draw in twenty do not."""
+    n = runs.columns.get("n_active_non_embedding", runs.n_active)
+    return LAW.loss(n, runs.tokens, runs.experts) + np.random.default_rng(1).normal(0, noise, len(runs))
+
+
+def spoiled(runs):
+    """Half a nat worse at each size that the law would have chosen."""
+    predicted = LAW.loss(runs["n_active_non_embedding"], runs.tokens, runs.experts)
+    least = [predicted[runs["budget"] == budget].min() for budget in runs["budget"]]
+    return runs.loss + 0.5 * (predicted == least)
+
+
+def largest_best(runs):
+    most = [runs.n_active[runs["budget"] == budget].max() for budget in runs["budget"]]
+    return runs.loss - (runs.n_active == most)
+
+
+@pytest.mark.parametrize(
+    ("finding", "now", "source", "change", "then"),
+    [
+        (experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        (experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts == 2), "holds for most"),
+        (larger_gain_less, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        (
+            *(larger_gain_less, "holds", "clark"),
+            *(raised(-1.0, lambda r: (r.experts > 1) & (r.n_active > 1e9)), "does not hold"),
+        ),
+        (doublings_gain_less, "holds", "clark", raised(-0.1, lambda r: r.experts == 512), "does not hold"),
+        (
+            *(one_law_for_both, "holds, published; not refitted to few shapes", "step_law"),
+            *(of_the_law, "holds, published; also refitted to few shapes"),
+        ),
+        (sizes_are_usable, "usable: too large, at little cost", "marin", spoiled, "not usable: .*, at much cost"),
+        (sizes_are_usable, "usable: too large, at little cost", "marin", largest_best, ".*usable: too small, at .*"),
+        (
+            *(exponents_hold, "does not hold on Chinchilla's corpus", "epoch"),
+            *(of_the_law, "holds on Chinchilla's corpus"),
+        ),
+    ],
+)
+def test_each_verdict_can_come_out_the_other_way(evidence, finding, now, source, change, then):
+    assert finding(evidence)[1] == now
+    other = Evidence(with_losses(source, change), resamples=30)
+    assert re.fullmatch(then, finding(other)[1])
+
+
+def test_a_law_that_forecasts_worse_than_without_experts_does_not_hold(evidence):
+    worse = Evidence(with_losses("step_law", raised(0.1, lambda r: r.experts > 1)), resamples=5)
+    assert one_law_for_both(worse)[1].startswith("does not hold, published")
+    assert (losses_carry_over(evidence), losses_carry_over(worse)) == (True, False)
+
+
+def test_the_short_account_says_when_gains_do_not_carry_over(evidence):
+    (now,) = _gains_in_short(evidence)
+    worse = Evidence(with_losses("clark", raised(1.0, lambda r: r.experts > 1)))
+    (then,) = _gains_in_short(worse)
+    assert ("carries over" in now, "lie below" in now) == (True, True)
+    assert ("does not carry over" in then, "lie above" in then) == (True, True)
+    assert experts_beat_dense(worse)[2] == "0 of 134 pairs of Clark et al."
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(-0.1, ("holds", "4 of 4 pairs")), (0.1, ("does not hold", "0 of 4 pairs"))]
+)
+def test_models_of_equal_memory_are_judged_where_there_are_some(evidence, gain, verdict):
+    """None of the sources has an MoE of as many total parameters as a dense model that saw E times the tokens."""
+    assert memory_matched(evidence)[1:] == ("not tested by these runs", "none of the sources has such a pair")
+    ladder = evidence.sources["marin_ladder"]
+    dense = replace(ladder["dense"], columns={**ladder["dense"].columns, "n_total": ladder["dense"].n_active})
+    moe = replace(dense, experts=np.full(4, 4.0), tokens=4 * dense.tokens, loss=dense.loss + gain)
+    tables = {"marin_ladder": replace(ladder, tables={"dense": dense, "moe": moe})}
+    assert memory_matched(Evidence({**evidence.sources, **tables}))[1:] == verdict
+
+
+def test_a_page_without_a_block_is_refused(tmp_path):
+    (tmp_path / "page.md").write_text("nothing\n")
+    with pytest.raises(ValueError, match="no block `<!-- short -->`"):
+        write_page(POINTS, tmp_path / "page.md")
+
+
+def law_runs(shift=0.0, experts=(1, 4, 16)):
+    n, d, e = (v.ravel() for v in np.meshgrid([1e8, 3e8, 1e9], [2e9, 8e9, 3e10, 1e11], experts))
+    sizes = {"n_active_non_embedding": 0.8 * n, "n_total": n * e, "n_total_non_embedding": 0.8 * n * e}
+    losses = LAW.loss(0.8 * n, d, e) + shift
+    return Runs.from_columns(n, d, e, losses, "run", columns=sizes | {"density": 1 / e, "d_model": np.sqrt(n)})
+
+
+def test_the_true_law_moved_by_a_constant_forecasts_without_error():
+    runs = law_runs(shift=0.3)
+    question = Question("a lab", "MoE", runs.subset(runs.experts == 1), runs.subset(runs.experts > 1))
+    assert question.ask(JOINT).rmse < 1e-12
+    assert question.ask(FREED).rmse < 1e-4
+    assert question.ask(MEAN).rmse > 0.05
+    assert question.ask(REFIT) is question.ask(PER_E) is None  # dense runs alone
+
+
+def test_a_chinchilla_law_per_experts_is_asked_of_its_own():
+    runs = law_runs(experts=(1, 8))
+    longest = longest_of_each(runs)
+    assert sorted(runs.tokens[longest]) == [1e11] * 6
+    question = Question("a lab", "longest", runs.subset(~longest), runs.subset(longest))
+    assert question.ask(PER_E).rmse < 1e-4
+    assert scales_refitted(counted(runs)).law.c == pytest.approx(LAW.c, rel=1e-3)
+
+
+def test_intervals_of_the_error_contain_it():
+    errors = np.random.default_rng(0).normal(0, 0.02, 40)
+    low, high = Forecast(errors).interval
+    assert low < np.sqrt(np.mean(errors**2)) < high
+    assert 0.01 < low < high < 0.03
+
+
+def test_gains_are_differences_of_runs_with_equal_size_and_tokens():
+    found = gains("a lab", law_runs(shift=0.3))
+    assert len(found.measured) == 24
+    np.testing.assert_allclose(found.predicted, found.measured, atol=1e-12)
+    assert np.abs(found.predicted_with - found.measured).max() > 1e-3
+    alone = law_runs().subset(law_runs().experts > 1)
+    np.testing.assert_array_equal(np.unique(gains("a lab", alone).experts), [16])
+
+
+def test_the_regret_of_a_choice_is_the_measured_loss_over_the_best():
+    n = np.array([1e8, 2e8, 4e8, 8e8])
+    runs = Runs.from_columns(n, 1e20 / 6 / n, 1, [3.0, 2.9, 2.95, 3.1], "run")
+    predicted = LAW.loss(runs.n_active, runs.tokens, 1)
+    (choice,) = choices("ludziejewski", runs, np.full(4, 1e20))
+    at = int(np.argmin(predicted))
+    assert (choice.best, choice.chosen, choice.regret) == (2e8, n[at], pytest.approx(runs.loss[at] - 2.9))
+
+
+def test_dense_runs_have_one_expert_that_all_use():
+    runs = joined(law_runs(experts=(1,)), law_runs(experts=(4,)))
+    assert set(runs["density"]) == {1.0, 0.25}
+    assert set(runs["granularity"][:12]) == {1.0}
+    assert np.isnan(runs["granularity"][12:]).all()
+
+
+@pytest.mark.parametrize(("source", "vocabulary"), [("marin_ladder", 16_384), ("marin_experts", 128_256)])
+def test_transcribed_sizes_count_both_embeddings(evidence, source, vocabulary):
+    for runs in evidence.sources[source].tables.values():
+        embeddings = 2 * vocabulary * runs["d_model"]
+        np.testing.assert_allclose(runs.n_active - runs["n_active_non_embedding"], embeddings, rtol=1e-4)
+        assert (runs["n_total"] >= runs.n_active).all()
+
+
+def test_cell_means_are_geometric():
+    runs = Runs.from_columns([1.1e9, 1.2e9, 4e9], [1e10, 1.1e10, 1e10], 1, [3.0, 2.9, 2.5], "run")
+    found = cell_means(runs, factor=2.0)
+    np.testing.assert_allclose(found.loss, [np.sqrt(3.0 * 2.9), 2.5])
+    np.testing.assert_allclose(found["grid_runs"], [2, 1])
+
+
+def test_points_survive_the_file_and_the_tables_do_not(tmp_path):
+    """A grid of Step Law's format gives one point for each model, with its source; missing values stay missing."""
+    data, points = tmp_path / "data", tmp_path / "points"
+    (data / "deep").mkdir(parents=True)
+    points.mkdir()
+    dense = {"h": 960, "ffnh": 9368, "numh": 15, "numl": 7, "D": 4e9, "N": 214663680}
+    grid = [
+        dense
+        | {"lr": lr, "bs": bs, "ti": round(4e9 / bs / 2048), "smooth loss": 2.6 + (np.log(lr / 3e-3)) ** 2 + bs / 1e6}
+        for lr in (1e-3, 3e-3, 9e-3)
+        for bs in (64, 128)
+    ]
+    moe = {"seq_len": 2048, "topk": 1, "nume": 8, "moeh": 352, "sed": 352, "Na": 187973632, "N": 2150612992}
+    for name, rows in (("dense", grid), ("moe", [row | moe for row in grid])):
+        with (data / "deep" / f"{name}_lr_bs_loss.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0], "exp_name", "loss"])
+            writer.writeheader()
+            writer.writerows(row | {"exp_name": f"{name}{i}", "loss": 2.7} for i, row in enumerate(rows))
+    assert derive(data, points) == [points / "step_law.json"]
+    found = read_source(points / "step_law.json")
+    assert (len(found["dense"]), len(found["moe"])) == (1, 1)
+    assert found["moe"]["learning_rate"] == 3e-3
+    assert found["moe"].experts == pytest.approx((8 * 352 + 352) / (352 + 352))
+    assert "32a8f4cc" in found.place
+    with pytest.raises(KeyError, match="there are dense, moe"):
+        _ = found["sparse"]
+    with pytest.raises(FileNotFoundError, match=r"none of dense_lr_bs_loss\.csv"):
+        derive(points, points)

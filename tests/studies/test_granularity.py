@@ -1,0 +1,177 @@
+"""docs/studies/granularity.md: what laws say of each comparison, and differences of paired runs."""
+
+import math
+import re
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from hub import RecordError
+from scaling_law import Architecture, published
+from scaling_law.size.model_sections import model_section
+from studies.common import markdown_of
+from studies.granularity.__main__ import main
+from studies.granularity.contenders import ALL, CONTENDERS, EIGHTHS, EITHER, HALVES, TOKENS
+from studies.granularity.figures import differences
+from studies.granularity.measures import read_measures
+from studies.granularity.page import BLOCKS, PREDICTION, RECORDS, read_page, write_page
+from studies.granularity.prediction import load, predict, save
+from tests.guides import DOCS, ROOT
+from tests.studies.test_crossing import record
+
+STUDIES, PAGE = ROOT / "studies", DOCS / "studies" / "granularity.md"
+FOLDER, CROSSING = STUDIES / "granularity", STUDIES / "crossing" / "runs.jsonl"
+NOMINAL = {999_424: 1e6, 1_998_848: 2e6, 3_999_744: 4e6}
+
+
+def of(name, tokens=999_424, seed=0, loss=1.5, rate=None, **changes):
+    """A record of a contender."""
+    c = ALL[name]
+    a, fine = c.architecture, {}
+    if c.model_type is not None:
+        asked = a.variables()
+        names = ("experts_per_token", "d_expert", "shared_experts", "granularity", "density", "activation_ratio")
+        fine = {n: asked[n] for n in (*names, "shared_ratio", "n_active_non_embedding", "n_total_non_embedding")}
+        fine |= {"model_type": c.model_type, "dense_blocks": 0, "experts_equivalent": a.experts_equivalent}
+    optimizer = record().to_dict()["optimizer"] | {"name": c.optimizer}
+    if c.optimizer == "muon":
+        optimizer |= {"muon_learning_rate": rate or 0.0065}
+    fields = {"n_active": a.n_active, "n_total": a.n_total, "optimizer": optimizer} | fine | changes
+    sweep = changes.get("sweep", "granularity")
+    fields["run_id"] = re.sub(r"[^A-Za-z0-9.]+", "-", f"{sweep}-{name}-{rate}-{tokens}-{seed}")
+    return record(32, a.experts, tokens, seed, rate or 0.0065, loss, **({"sweep": sweep} | fields))
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Measures of these records beside those of the crossing, which have losses of 1.5."""
+
+    def read(*records):
+        own, crossing = tmp_path / "own.jsonl", tmp_path / "crossing.jsonl"
+        own.write_text("".join(f"{one.to_json()}\n" for one in records))
+        ours = [record(32, e, t, s, rate, sweep="crossing") for e, rate in ((1, 0.009), (8, 0.0065))
+                for t in NOMINAL for s in (0, 1)]  # fmt: skip
+        crossing.write_text("".join(f"{one.to_json()}\n" for one in ours))
+        return read_measures(own, crossing)
+
+    return read
+
+
+# ------------------------------------------------------------------ contenders and laws
+
+
+def test_contenders_have_the_same_parameters_and_the_classes_that_plans_name():
+    assert len({c.architecture.n_active for c in ALL.values()}) == 1
+    assert len({c.architecture.n_total for c in ALL.values() if c.architecture.experts > 1}) == 1
+    for c in ALL.values():
+        if c.architecture.granularity > 1 and c.model_type != EITHER:
+            assert model_section(c.architecture)["type"] == c.model_type
+        assert c.against in {"", *ALL} - {c.name}
+
+
+def are_the_committed(predictions):
+    """But for the last digit, in which processors differ."""
+    for one, other in zip(load(FOLDER / PREDICTION), predictions, strict=True):
+        fields = asdict(other).items()
+        assert asdict(one) == {n: pytest.approx(v, rel=1e-9) if isinstance(v, float) else v for n, v in fields}
+
+
+def test_what_was_predicted_is_what_the_laws_say():
+    are_the_committed(predict())
+
+
+@pytest.mark.parametrize(
+    ("law", "contender", "why"),
+    [
+        ("chinchilla", "dense", "takes both for the same model"),
+        ("ludziejewski", EIGHTHS, "ignores top-8 routing, granularity 8"),
+        ("krajewski", "dense", "was fitted at E = 64 alone"),
+        ("krajewski", "15 halves, top-1, and 1 shared", "ignores 1 shared expert"),
+        ("hunyuan", "dense, Muon", "has no optimizer among its variables"),
+        ("yun", HALVES, "its coefficients are not public"),
+        ("ling", "15 halves, top-1, and 1 shared", "takes both for the same model"),
+    ],
+)
+def test_a_law_that_cannot_say_says_why(law, contender, why):
+    (said,) = (s for s in predict() if (s.law, s.contender, s.tokens) == (law, contender, 4e6))
+    assert (said.ratio, said.leverage, said.why) == (None, None, why)
+
+
+def test_a_law_is_asked_about_the_architectures_themselves():
+    """Krajewski et al.: (g / G^γ + a) / N^α + b / D^β + c, of the total without embeddings."""
+    law, n, d = published("krajewski"), Architecture(32, 8, 3, 2, 257).n_total_non_embedding, 4e6
+    fine, whole = ((law.g / g**law.gamma + law.a) / n**law.alpha + law.b / d**law.beta + law.c for g in (2.0, 1.0))
+    (said,) = (s for s in predict() if (s.law, s.contender, s.tokens) == ("krajewski", HALVES, d))
+    assert said.ratio == pytest.approx(fine / whole)
+    (joint,) = (s for s in predict() if (s.law, s.contender, s.tokens) == ("ludziejewski", "dense", d))
+    assert joint.low < joint.ratio < joint.high
+
+
+def test_predictions_are_made_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["granularity", str(tmp_path), "--predict"])
+    main()
+    are_the_committed(load(tmp_path / PREDICTION))
+    with pytest.raises(FileExistsError, match="predictions are made once"):
+        save(predict(), tmp_path / PREDICTION)
+
+
+# ------------------------------------------------------------------ measures
+
+
+def test_differences_are_of_pairs_of_one_seed(measured):
+    """Relative to the other's loss; the scatter is pooled over comparisons."""
+    halves = [of(HALVES, seed=s, loss=loss) for s, loss in ((0, 1.47), (1, 1.5), (7, 9.0))]
+    bridge = [of("8, top-1, Qwen3", seed=s, loss=1.5) for s in (0, 1, 2)]
+    found = {d.contender.name: d for d in measured(*halves, *bridge).differences}
+    assert found[HALVES].tokens.tolist() == [1e6]
+    assert found[HALVES].pairs.tolist() == [2]
+    assert found[HALVES].mean == pytest.approx([-0.01])
+    # One degree of freedom each of 16 halves, of the bridge and of dense; only the first scatters.
+    pooled = math.sqrt(2 * 0.01**2 / 3)
+    assert found[HALVES].error == pytest.approx([pooled / math.sqrt(2)])
+    assert found["dense"].at(4e6) == (0.0, pytest.approx(0.0))
+    assert found[HALVES].at(4e6) is None
+
+
+def test_a_grid_is_apart_from_the_runs_that_count(measured):
+    main, other = of("8, top-1, Muon", loss=1.4), of("8, top-1, Muon", rate=0.013, loss=1.3, sweep="granularity-rates")
+    found = measured(main, other)
+    assert found.losses["8, top-1, Muon"] == {1e6: {0: 1.4}}
+    assert found.grids == {("8, top-1, Muon", 1e6, 0): {0.0065: 1.4, 0.013: 1.3}}
+
+
+def test_runs_that_do_not_compare_are_refused(measured):
+    with pytest.raises(RecordError, match="a model or an optimizer of no comparison"):
+        measured(of(HALVES, experts_per_token=4))
+    with pytest.raises(RecordError, match="losses on 2 different texts cannot be compared"):
+        measured(of(HALVES, eval_tokens=7))
+
+
+# ------------------------------------------------------------------ the page
+
+
+def test_the_page_is_what_make_granularity_writes():
+    text, content = PAGE.read_text(), read_page(FOLDER, CROSSING)
+    for name, block in BLOCKS.items():
+        written = text.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+        assert markdown_of(block(content)) == written
+
+
+def test_the_figure_has_a_panel_for_each_comparison():
+    content = read_page(FOLDER, CROSSING)
+    panels = differences(content.measures, content.predictions).axes
+    assert [ax.get_title().splitlines()[0] for ax in panels] == [c.name for c in CONTENDERS]
+    assert any(np.array_equal(line.get_xdata(), TOKENS) for line in panels[0].get_lines())
+    labels = panels[0].get_legend_handles_labels()[1]
+    assert {*labels} == {said.law for said in content.predictions if said.ratio} | {"measured"}
+    assert [text.get_text() for text in panels[0].texts] == ["abnar: +51 %"]
+
+
+def test_a_page_without_a_block_stays_as_it_was(tmp_path):
+    (tmp_path / "page.md").write_text("nothing\n")
+    with pytest.raises(ValueError, match="no block `<!-- short -->`"):
+        write_page(FOLDER, CROSSING, tmp_path / "page.md")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+    assert (FOLDER / RECORDS).exists()

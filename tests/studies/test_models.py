@@ -1,0 +1,53 @@
+"""docs/studies/models.md: its tables are those of models.json, its code runs, and sources are asked for."""
+
+import json
+
+import pytest
+
+from studies.models.study import read_entries, write_page
+from tests.guides import DOCS, ROOT, run_python
+
+ENTRIES, PAGE = ROOT / "scaling_law" / "explorer" / "models.json", DOCS / "studies" / "models.md"
+
+
+def test_the_page_is_what_make_models_writes(tmp_path):
+    page = tmp_path / "models.md"
+    page.write_text(PAGE.read_text())
+    write_page(ENTRIES, page)
+    assert page.read_text() == PAGE.read_text()
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_python(PAGE)
+
+
+def test_models_that_are_trained_beyond_the_guard_are_refused():
+    """Qwen3 0.6B: 36T tokens on 0.6B parameters."""
+    found = {entry.name: entry.description for entry in read_entries(ENTRIES)}
+    small = found["Qwen3 0.6B"].prediction
+    assert small.tokens / found["Qwen3 0.6B"].architecture.n_active > 10_000
+    assert (small.trusted, small.optimum) == (False, None)
+    assert found["DeepSeek-V3"].trusted
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": None}, "'A': lacks source"),
+        ({"tokens": "1T"}, "'A': tokens and tokens_source go together"),
+    ],
+)
+def test_a_model_without_its_sources_is_refused(changes, message, tmp_path):
+    entry = json.loads(ENTRIES.read_text())["models"][0]
+    entry = {"name": "A", "config": entry["config"], "source": "https://example.org"} | changes
+    path = tmp_path / "models.json"
+    path.write_text(json.dumps({"models": [{name: value for name, value in entry.items() if value is not None}]}))
+    with pytest.raises(ValueError, match=message):
+        read_entries(path)
+
+
+def test_a_page_without_a_block_is_refused(tmp_path):
+    (tmp_path / "page.md").write_text("<!-- sizes -->\n<!-- /sizes -->\n")
+    with pytest.raises(ValueError, match="no block `<!-- predictions -->`"):
+        write_page(ENTRIES, tmp_path / "page.md")

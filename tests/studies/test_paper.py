@@ -1,0 +1,79 @@
+"""The paper's tables: how many cells agree is a fact about the paper, and must stay what it is."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from scaling_law import JointLaw
+from studies.paper.__main__ import main
+from studies.paper.study import all_tables, find
+
+
+@pytest.fixture(scope="module")
+def recovered():
+    return all_tables(JointLaw.published())
+
+
+@pytest.fixture(scope="module")
+def printed():
+    return all_tables(JointLaw.published(rounded=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "with_recovered", "with_printed"),
+    [
+        ("coefficients", 11, 9, 11),
+        ("chinchilla", 30, 30, 11),
+        ("compute_optimal", 36, 29, 12),
+        ("optimal_experts", 12, 9, 9),
+        ("listing", 106, 106, 106),
+        ("learning_rate", 3, 3, 3),
+        ("text", 5, 5, 5),
+    ],
+)
+def test_agreement(recovered, printed, name, cells, with_recovered, with_printed):
+    ours, rounded = find(recovered, name), find(printed, name)
+    assert (len(ours.cells), ours.agreeing, rounded.agreeing) == (cells, with_recovered, with_printed)
+
+
+def test_median_differences_of_the_compute_optimal_table(recovered, printed):
+    for tables, median in ((recovered, 0.0013), (printed, 0.0057)):
+        found = [abs(cell.relative) for cell in find(tables, "compute_optimal").cells]
+        assert np.median(found) == pytest.approx(median, abs=5e-5)
+
+
+def test_cells_beyond_coarse_rounding(recovered):
+    by_name = {(c.row, c.column): c for c in find(recovered, "compute_optimal").cells}
+    assert by_name["1e20, E = 8", "N_act"].value == pytest.approx(984.6e6, rel=1e-4)
+    assert by_name["1e20, E = 4", "D"].value == pytest.approx(13.81e9, rel=5e-4)
+    assert by_name["1e22, E = 1", "D"].value == pytest.approx(88.55e9, rel=1e-4)
+
+
+def test_optimal_experts_where_print_and_law_differ(recovered):
+    cells = [c for c in find(recovered, "optimal_experts").cells if not c.agrees]
+    assert [(c.row, c.column, c.printed_value, c.value) for c in cells] == [
+        ("1e21", "24 GB", 16, 32),
+        ("1e23", "80 GB", 8, 4),
+        ("1e24", "640 GB", 16, 8),
+    ]
+    for cell in cells:
+        gigabytes = float(cell.column.split()[0])
+        table = JointLaw.published().optimal(float(cell.row), max_memory_bytes=gigabytes * 1e9, kv_cache_tokens=16_384)
+        assert abs(table[cell.printed_value].loss - table[cell.value].loss) < 0.007
+
+
+def test_the_command_prints_each_table(monkeypatch, capsys):
+    def printed(*words):
+        monkeypatch.setattr(sys, "argv", ["paper", *words])
+        main()
+        return capsys.readouterr().out
+
+    assert {t["name"]: t["agreeing"] for t in json.loads(printed("--json"))}["compute_optimal"] == 29
+    (table,) = json.loads(printed("compute_optimal", "--law", "printed", "--json"))
+    assert table["agreeing"] == 12
+    assert "differs" in printed("optimal_experts", "--differing")
+    with pytest.raises(SystemExit):
+        printed("figures")
+    assert "invalid choice: 'figures'" in capsys.readouterr().err
