@@ -80,17 +80,17 @@ def tools(laws: Mapping[str, Law]) -> list[Callable[..., dict[str, Any]]]:
         made = planned(asked, chosen(laws, law))
         return plain(made.to_dict() | {"yaml": made.to_yaml(), "command": asked.command()})
 
-    def loss(n_active: float, tokens: float, experts: float = 1.0, law: str = PUBLISHED) -> dict[str, Any]:
+    def loss(n_active: float, tokens: float, experts: float | None = None, law: str = PUBLISHED) -> dict[str, Any]:
         """The loss that a law predicts for a model, in nats per token, and how far it extrapolates.
 
         Args:
             n_active: active parameters with embedding and head: 1.1e9
             tokens: training tokens: 2e10
-            experts: number of experts, 1 for a dense model
+            experts: number of experts, 1 for a dense model; empty for the law's own
             law: name of the scaling law: "published"
         """
         own = chosen(laws, law)
-        at = {"n_active": n_active, "tokens": tokens, "experts": experts}
+        at = {"n_active": n_active, "tokens": tokens} | ({} if experts is None else {"experts": experts})
         found = {
             "loss": float(own.loss(**at)),
             "trusted": bool(own.check(**at).trusted),

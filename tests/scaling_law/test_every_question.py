@@ -142,8 +142,9 @@ NOT_QUESTIONS = {  # why → what
     "is the formula of repeated data": "effective_parameters effective_tokens unique_parameters",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters decode_seconds training_memory scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit calibrate split profile_interval best_of fit_throughput
-        fit_learning_rate fit_learning_rate_grid predicted_against_observed published_design step_law_steps""",
+    "reads, shows or fits measured runs": """load_runs fit calibrate split profile_interval best_of errors_of
+        fit_throughput fit_learning_rate fit_learning_rate_grid predicted_against_observed published_design
+        step_law_steps""",
     "makes a question, which next_runs asks": "log_optimal_parameters",
     "serves; what its page and tools answer is asked below": "explore",
 }
@@ -244,7 +245,6 @@ SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each co
 }
 NOT_IN_THE_SHELL = {
     "scale-out": "counts bytes and seconds; no law of the loss",
-    "tables": "the paper's own questions, beside its answers",
     "laws": "lists",
     **dict.fromkeys(("fit", "calibrate", "profile", "split", "fit-learning-rate"), "fits measured runs"),
     "report": "asks the law of the runs about themselves",

@@ -232,7 +232,7 @@ def _seed_masks(device: torch.device, seed: int, position: int) -> None:
     """
     number = int.from_bytes(hashlib.sha256(f"masks:{seed}:{position}".encode()).digest()[:8], "little")
     torch.default_generator.manual_seed(number)  # `torch.manual_seed` takes a millisecond where there is no GPU
-    if device.type != "cpu":
+    if device.type not in ("cpu", "meta"):
         torch.get_device_module(device).manual_seed(number)
 
 

@@ -21,7 +21,7 @@ COLOUR = re.compile(r"\x1b\[([\d;]*)m")
         "reach --loss 2.15 --flops 1e22",
         "speedup --flops 1e21 --experts 8 --gpu h100 --gpus 8",
         "learning-rate --d-model 1024 --experts 8",
-        "tables compute_optimal",
+        "break-even --n-active 1e9 --experts 8",
         "laws",
         "compare --flops 1e22",
     ],

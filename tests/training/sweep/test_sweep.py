@@ -23,7 +23,7 @@ from scaling_law.planning.plan import plan as plan_of_law
 from scaling_law.size.architecture import Architecture
 from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
-from tests.guides import DOCS, ROOT
+from tests.guides import ROOT
 from training.configuration.arguments import ConfigurationError
 from training.sweep import __main__ as sweep_module
 from training.sweep import run as sweep_run
@@ -57,7 +57,7 @@ def sweep_of(tiny, tmp_path):
 def test_the_sweep_of_the_crossing_has_the_models_and_rates_of_its_page():
     runs = [run.arguments for run in Sweep.load(CONFIGS.parent / "crossing.yaml").runs]
     rates = {(run.model.d_model, run.model.experts): run.optimizer.learning_rate for run in runs}
-    used = {(rate.d_model, rate.experts): rate.used for rate in read_sweep(DOCS / "crossing" / "runs.jsonl").rates}
+    used = {(rate.d_model, rate.experts): rate.used for rate in read_sweep(ROOT / "studies/crossing/runs.jsonl").rates}
     assert rates == {(d, e): rate for (d, e), rate in used.items() if d in WIDTHS and e in EXPERTS}
     assert {*TOKENS} <= {float(tokens) for run in runs for tokens in run.schedule.tokens}
 
