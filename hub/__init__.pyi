@@ -5,7 +5,6 @@ from .plain.errors import FilesError as FilesError
 from .plain.errors import HubError as HubError
 from .plain.errors import IntegrityError as IntegrityError
 from .plain.errors import NotFoundError as NotFoundError
-from .plain.errors import PushErrors as PushErrors
 from .plain.errors import RecordError as RecordError
 from .plain.errors import UnavailableError as UnavailableError
 from .record.filter import parse_filter as parse_filter
@@ -24,6 +23,7 @@ from .release.index import load_index as load_index
 from .release.index import push_index as push_index
 from .release.index import push_repo_cards as push_repo_cards
 from .release.index import repair_index as repair_index
+from .release.push import PushErrors as PushErrors
 from .release.push import collect as collect
 from .release.push import push_run as push_run
 from .release.push import push_runs as push_runs

@@ -8,13 +8,13 @@ from .fitting.fitting import FitResult as FitResult
 from .fitting.fitting import errors_of as errors_of
 from .fitting.fitting import fit as fit
 from .fitting.learning_rate import fit_learning_rate as fit_learning_rate
+from .fitting.profiles import profile_interval as profile_interval
 from .fitting.rate_surface import LearningRateFit as LearningRateFit
 from .fitting.rate_surface import SettingsGrid as SettingsGrid
 from .fitting.rate_surface import fit_learning_rate_grid as fit_learning_rate_grid
 from .fitting.splits import split as split
 from .fitting.throughput import fit_throughput as fit_throughput
 from .fitting.uncertainty import Bootstrap as Bootstrap
-from .fitting.uncertainty import profile_interval as profile_interval
 from .formulas import ChinchillaLaw as ChinchillaLaw
 from .formulas import ClarkLaw as ClarkLaw
 from .formulas import Conditions as Conditions

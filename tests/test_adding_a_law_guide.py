@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from scaling_law.fitting.uncertainty import profile_interval
+from scaling_law.fitting.profiles import profile_interval
 from scaling_law.formulas import LAWS
 from scaling_law.law_files import load_law, loading_code
 from tests.guides import DOCS, blocks, run_python, text_of

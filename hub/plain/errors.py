@@ -7,11 +7,7 @@ every text that comes from a server or from a lower layer.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hub.record.run_record import RunRecord
+from typing import Any
 
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
 # none, because an underscore follows within a few letters.
@@ -69,26 +65,6 @@ class UnavailableError(HubError, ConnectionError):
     passing: bool = True
     connected: bool = True
     full: str | None = None
-
-
-class PushErrors(HubError):
-    """Some of several pushes failed; pushing again goes on where they stopped.
-
-    `failures` has (run id, error) of each, `pushed` the records of those that succeeded.
-    """
-
-    exit_status = 4
-
-    def __init__(self, failures: Sequence[tuple[str, BaseException]], pushed: list[RunRecord]) -> None:
-        self.failures, self.pushed = list(failures), pushed
-        runs_of: dict[str, list[str]] = {}  # a reason that holds for many is given once
-        for run_id, error in failures:
-            runs_of.setdefault(redacted(str(error)), []).append(run_id)
-        lines = []
-        for reason, runs in runs_of.items():
-            more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-            lines.append(f"{', '.join(runs[:3])}{more}: {reason}")
-        super().__init__(f"{len(failures)} of the pushes failed: " + "; ".join(lines))
 
 
 def problem_lines(problem: Any, shown: str | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hub.plain import strict_json
-from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, PushErrors, RecordError
+from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, RecordError, redacted
 from hub.plain.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
@@ -30,6 +30,26 @@ _MAX_TAG_LENGTH = 64
 _AWAKE_SECONDS = 0.2
 
 Run = tuple[str | Path, RunRecord]  # folder and record
+
+
+class PushErrors(HubError):
+    """Some pushes failed; push again to resume.
+
+    `failures` has (run id, error) of each, `pushed` the records of those that succeeded.
+    """
+
+    exit_status = 4
+
+    def __init__(self, failures: Sequence[tuple[str, BaseException]], pushed: list[RunRecord]) -> None:
+        self.failures, self.pushed = list(failures), pushed
+        runs_of: dict[str, list[str]] = {}  # a reason that holds for many is given once
+        for run_id, error in failures:
+            runs_of.setdefault(redacted(str(error)), []).append(run_id)
+        lines = []
+        for reason, runs in runs_of.items():
+            more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+            lines.append(f"{', '.join(runs[:3])}{more}: {reason}")
+        super().__init__(f"{len(failures)} of the pushes failed: " + "; ".join(lines))
 
 
 def push_run(

@@ -15,7 +15,7 @@ from hub.plain.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import choose_law, exit_untrusted, option, quantity
 from scaling_law.commands.questions import show_written
-from scaling_law.fitting import calibration, fitting, splits, uncertainty
+from scaling_law.fitting import calibration, fitting, profiles, splits
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.rate_surface import fit_learning_rate_grid
 from scaling_law.planning.matched import plan_matched
@@ -169,10 +169,10 @@ def profile(
     settings = _settings(fix, bound, outliers, mix, allow_unidentifiable)
     result = fitting.fit(_load(runs, loss, status, where=where, columns=columns, format=format), kind, **settings)
     names = [name.strip() for name in coefficients.split(",")] if coefficients else result.fitted
-    found = [uncertainty.profile_interval(result, name, level) for name in names]
+    found = [profiles.profile_interval(result, name, level) for name in names]
     rows = [{name: getattr(p, name) for name in ("coefficient", "value", "low", "high")} for p in found]
     value = {"level": level, "profiles": rows, "status": result.status.verdict}
-    show(value, as_json, uncertainty.profile_table(found, level))
+    show(value, as_json, profiles.profile_table(found, level))
     exit_untrusted(result.status.converged)
 
 

@@ -23,7 +23,7 @@ from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import design_problems
 from scaling_law.fitting.fitting import LEAVE_OUT, FitResult, as_table, errors_of, finite, fit, rms
 from scaling_law.fitting.problem import Problem, make_problem
-from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
+from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions, joined_limits
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
@@ -75,7 +75,7 @@ class Calibration(ResultTable):
 
     def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
         """Refits to resampled trunks; what is not refitted comes from the published law's draws, if it has any."""
-        return bootstrap(self.fit, n_resamples, seed, progress, held=self.published.draws)
+        return self.fit.bootstrap(n_resamples, seed, progress, held=self.published.draws)
 
     @property
     def warnings(self) -> Names:

@@ -170,8 +170,11 @@ class FitResult(ResultTable, Generic[LawT_co]):
         errors, experts = self.residuals[self.measured], self.runs.experts[self.measured]
         return {float(e): errors[experts == e] for e in np.unique(experts)}
 
-    def bootstrap(self, n_resamples: int = 1000, seed: int = 0, progress: bool = False) -> Bootstrap:
-        return bootstrap(self, n_resamples, seed, progress=progress)
+    def bootstrap(
+        self, n_resamples: int = 1000, seed: int = 0, progress: bool = False, held: FloatArray | None = None
+    ) -> Bootstrap:
+        """Refits to resampled trunks, from the optimum; `held`: as of `uncertainty.bootstrap`."""
+        return bootstrap(self.law, self.problem, self.theta, self.runs, n_resamples, seed, progress, held)
 
     def to_dict(self) -> dict[str, Any]:
         return {

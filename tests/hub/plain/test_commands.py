@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hub import PushErrors
 from hub.plain.commands import BYTES, App, Version, status_of
 from hub.plain.errors import (
     AccessError,
@@ -15,7 +16,6 @@ from hub.plain.errors import (
     FilesError,
     IntegrityError,
     NotFoundError,
-    PushErrors,
     RecordError,
     UnavailableError,
 )

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hub import load_index, push_runs
-from hub.plain.errors import FilesError, PushErrors, UnavailableError
+from hub import PushErrors, load_index, push_runs
+from hub.plain.errors import FilesError, UnavailableError
 from hub.release.push import push_listing
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store

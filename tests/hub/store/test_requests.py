@@ -2,9 +2,9 @@
 
 import pytest
 
-from hub import load_index, pull_run, push_index, push_run, push_runs
+from hub import PushErrors, load_index, pull_run, push_index, push_run, push_runs
 from hub.plain.commands import status_of
-from hub.plain.errors import AccessError, FilesError, PushErrors, UnavailableError
+from hub.plain.errors import AccessError, FilesError, UnavailableError
 from hub.release.index import read_branches
 from hub.store.hub import HubStore
 from hub.store.transport import Transport

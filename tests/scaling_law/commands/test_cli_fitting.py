@@ -9,8 +9,8 @@ import pytest
 
 from hub.plain.commands import NOT_TRUSTED
 from scaling_law import JointLaw, calibrate, fit, load_runs
+from scaling_law.fitting.profiles import ProfileInterval, profile_interval
 from scaling_law.fitting.splits import compare, split
-from scaling_law.fitting.uncertainty import ProfileInterval, profile_interval
 from scaling_law.planning.design import next_runs, predicted_loss
 from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
 

@@ -5,7 +5,7 @@ import pytest
 
 from hub.plain.tables import as_text
 from scaling_law import JointLaw, Runs, fit
-from scaling_law.fitting.uncertainty import profile_interval
+from scaling_law.fitting.profiles import profile_interval
 from scaling_law.law_files import law_card
 from scaling_law.planning.matched import plan_matched
 from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
