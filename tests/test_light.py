@@ -122,5 +122,5 @@ def test_an_index_without_pyarrow_has_no_old_parquet_file(tmp_path):
     index.mkdir(parents=True)
     (index / "runs.parquet").write_bytes(b"of an earlier push")
     push_index(store, "demo", [old])
-    assert sorted(path.name for path in index.iterdir() if path.is_file()) == ["README.md", "runs.jsonl"]
+    assert sorted(path.name for path in index.iterdir() if path.is_file()) == [".sha256", "README.md", "runs.jsonl"]
     assert "path: runs.jsonl" in (index / "README.md").read_text()

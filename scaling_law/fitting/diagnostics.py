@@ -143,11 +143,11 @@ def omitted_variables(problem: Problem, theta: FloatArray, runs: Runs, errors: F
         elif fdtrc(added, spare, (before - after) / added / max(after / spare, 1e-300)) < CHANCE:
             low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
             ends = f"{means[low]:+.3f} nats at {label} = {low:g} and {means[high]:+.3f} at {label} = {high:g}"
-            said = f", whose mean error is {ends}"
+            said = f": its mean error is {ends}"
         else:
             continue
         columns = more
-        found.append(f"{label} varies in the runs but is no variable of this law{said}")
+        found.append(f"{label} varies in the runs but not in this law{said}")
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ from scaling_law.planning.plan import plan
 from tests.scaling_law.synthetic import tiny_runs
 
 SIZES, TOKENS = (8e7, 2e8, 5e8, 1e9), (2e9, 8e9, 3e10)
-SENTENCE = "E varies in the runs but is no variable of this law, whose mean error is -0.04"
+SENTENCE = "E varies in the runs but not in this law: its mean error is -0.04"
 
 
 def mixed_runs(effect: bool = True, noise: float = 0.004, seed: int = 0) -> Runs:
