@@ -19,6 +19,7 @@ _BYTES = {"": 1.0, "B": 1.0}
 _BYTES |= {f"{prefix}{b}": 1000.0**power for power, prefix in enumerate("kMGTP", start=1) for b in ("B", "")}
 _BYTES |= {f"{prefix}i{b}": 1024.0**power for power, prefix in enumerate("KMGTP", start=1) for b in ("B", "")}
 _CONTEXTS = {"": 1.0, "k": 1024.0, "M": 1024.0**2}
+LEAST_BYTES = 1e6  # of a size without a unit
 UNKNOWN = "–"  # what is shown for a value that is not known
 
 
@@ -31,8 +32,14 @@ def parse_count(text: str | float, field: str = "value") -> float:
 
 
 def parse_bytes(text: str | float, field: str = "memory") -> float:
-    """A memory size in bytes: "80GB", "80 gb" or "80G" (80e9), "80GiB" or "80Gi" (80·1024³), or a number of bytes."""
-    return _parsed(text, field, _BYTES)
+    """A memory size in bytes: "80GB", "80 gb" or "80G" (80e9), "80GiB" or "80Gi" (80·1024³), or a number of bytes.
+
+    Raises ValueError as `parse_count`, and for text such as "80": a few bytes are a forgotten unit.
+    """
+    size = _parsed(text, field, _BYTES)
+    if isinstance(text, str) and 0 < size < LEAST_BYTES and text.strip()[-1].isdigit():
+        raise ValueError(f"{field}={text!r} is {size:g} bytes: did you mean {text.strip()}GB?")
+    return size
 
 
 def parse_context(text: str | float, field: str = "kv_cache_tokens") -> float:

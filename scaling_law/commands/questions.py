@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hub.plain.commands import COUNT, COUNTS, EXPERTS, Json
-from hub.plain.tables import Table, show
+from hub.plain.tables import Table, enumerated, show
 from hub.plain.units import format_count, parse_count, parse_counts
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
@@ -55,6 +55,12 @@ def loss(
     """
     chosen: Law = options.choose_law(law)
     own = round(chosen.default_experts()) if isinstance(chosen, ChinchillaLaw) else chosen.check().at["experts"]
+    given = {"n_active": n_active, "tokens": tokens, "experts": experts or [own], **dict(variable)}
+    if missing := [name for name in chosen.variables if given.get(name) in (None, [])]:
+        flags = [f"--{name.replace('_', '-')}" if name in given else f"--variable {name}=…" for name in missing]
+        raise ValueError(
+            f"{enumerated(flags)}: missing; the {chosen.name} law depends on {enumerated(chosen.variables)}"
+        )
     grid = product(n_active or [None], tokens or [None], experts or [own])
     rows = [_loss_row(chosen, {"n_active": n, "tokens": d, "experts": e} | dict(variable)) for n, d, e in grid]
     warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))

@@ -19,7 +19,7 @@ from hub.plain.units import (
 GB, GIB = 1e9, 1024**3
 MEANINGS = {
     parse_count: {"1e22": 1e22, " 1.1B ": 1.1e9, "100B": 1e11, "7b": 7e9, "16k": 16_000, "50_257": 50_257, 3: 3},
-    parse_bytes: {"80GB": 80 * GB, "80gb": 80 * GB, "80G": 80 * GB, "640 GB": 640 * GB, "1000": 1000}
+    parse_bytes: {"80GB": 80 * GB, "80gb": 80 * GB, "80G": 80 * GB, "640 GB": 640 * GB, "12000000": 12e6, 80: 80}
     | {"80GiB": 80 * GIB, "80 gib": 80 * GIB, "80Gi": 80 * GIB},
     parse_context: {"16k": 16_384, "16K": 16_384, "16000": 16_000, "1M": 1024**2},
 }
@@ -35,6 +35,12 @@ def test_nonsense_is_refused(parse):
     for text in ("", "GB", "80 bananas", "1e", "-5GB", "nan", "inf", "1e999", "80gbb", "0x10", "1,5GB", "__"):
         with pytest.raises(ValueError, match=r"(value|memory|kv_cache_tokens)="):
             parse(text)
+
+
+@pytest.mark.parametrize("text", ["80", " 80 ", "8e4", "640.5"])
+def test_a_memory_whose_unit_was_forgotten_is_refused(text):
+    with pytest.raises(ValueError, match=rf"memory='{text}' is .* bytes: did you mean {text.strip()}GB\?"):
+        parse_bytes(text)
 
 
 @given(st.text(max_size=12))

@@ -272,6 +272,20 @@ def test_hours(shell, published, tmp_path):
     assert "takes more memory than 8 × NVIDIA H100 SXM have" in limited["warnings"][0]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--n-active 1B", "--tokens: missing; the joint law depends on n_active, experts and tokens"),
+        ("", "--n-active and --tokens: missing"),
+        ("--law abnar --tokens 1B", "--variable n_total=… and --variable density=…: missing"),
+    ],
+)
+def test_what_is_missing_is_named_as_it_is_typed(shell, words, message):
+    result = shell("loss", *words.split())
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def test_scale_out(shell):
     made = json.loads(shell("scale-out", 2304, "--gpus", "8,64", "--json").stdout)
     assert [(row["gpus"], row["limited_by"]) for row in made["rows"]] == [(8, "compute"), (64, "compute")]
