@@ -160,7 +160,7 @@ check-all:
 	$(MAKE) test-clients
 	$(MAKE) test-vllm
 	$(MAKE) docs
-	$(MAKE) test-browser
+	BURSTS=50 $(MAKE) test-browser
 	$(MAKE) test-slurm
 	$(MAKE) dist
 	$(MAKE) demo FAST=1

@@ -3,6 +3,7 @@
 `make test-vllm` makes an environment without this project; its folder is in `VLLM`. Without it the tests are skipped.
 """
 
+import itertools
 import json
 import os
 import shlex
@@ -90,7 +91,19 @@ def greedy(model, ids, count):
     return ids[-count:]
 
 
+def scores_of(model, ids):
+    """Log-probabilities [tokens - 1, vocabulary] of all next tokens, and [tokens - 1] of those that follow."""
+    with torch.no_grad():
+        rows = model(torch.tensor([ids])).logits[0, :-1].float().log_softmax(-1)
+    return rows, rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def rms(errors):
+    return errors.square().mean().sqrt().item()
+
+
 AFTERWARDS = """
+import itertools
 import json
 from pathlib import Path
 prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
@@ -108,14 +121,15 @@ Path("result.json").write_text(json.dumps({
 
 
 @pytest.mark.parametrize(
-    ("fields", "dtype", "served_as", "tolerance"),
+    ("fields", "dtype", "served_as"),
     [
-        pytest.param(SWITCH, "float32", "TransformersMoEForCausalLM", 1e-4, id="switch-float32"),
-        pytest.param(SWITCH, "auto", "TransformersMoEForCausalLM", 0.2, id="switch-auto"),
-        pytest.param(QWEN3, "float32", "Qwen3MoeForCausalLM", 1e-4, id="qwen3"),
+        pytest.param(SWITCH, "float32", "TransformersMoEForCausalLM", id="switch-float32"),
+        pytest.param(SWITCH, "auto", "TransformersMoEForCausalLM", id="switch-auto"),
+        pytest.param(QWEN3, "float32", "Qwen3MoeForCausalLM", id="qwen3"),
     ],
 )
-def test_log_probabilities_and_greedy_text(python, trained, tmp_path, fields, dtype, served_as, tolerance):
+def test_log_probabilities_and_greedy_text(python, trained, tmp_path, fields, dtype, served_as):
+    """Errors are root mean squares: in bf16 a token whose router is undecided goes to another expert now and then."""
     folder = trained(fields)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     texts = [" ".join(WORDS * 3), " ".join(WORDS[::-1] * 2), " ".join(sorted(WORDS))]
@@ -125,19 +139,20 @@ def test_log_probabilities_and_greedy_text(python, trained, tmp_path, fields, dt
 
     assert result["architecture"] == served_as
     assert result["dtype"] == ("torch.float32" if dtype == "float32" else "torch.bfloat16")
-    for ids, scores in zip(prompts, result["scores"], strict=True):
-        with torch.no_grad():
-            rows = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-        expected = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(scores), expected, rtol=0, atol=tolerance)
+    expected = torch.cat([scores_of(model, ids)[1] for ids in prompts])
+    if dtype == "float32":
+        allowed = 1e-5
+    else:  # what transformers itself loses in bf16
+        rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        allowed = 4 * rms(torch.cat([scores_of(rounded, ids)[1] for ids in prompts]) - expected)
+    assert rms(torch.tensor([*itertools.chain(*result["scores"])]) - expected) < allowed
     for ids, written in zip(prompts, result["written"], strict=True):  # each token the likeliest, but for near ties
-        with torch.no_grad():
-            rows = model(torch.tensor([ids + written])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
-        chosen = rows.gather(1, torch.tensor(written)[:, None])[:, 0]
-        torch.testing.assert_close(chosen, rows.max(dim=1).values, rtol=0, atol=2 * tolerance)
+        rows, chosen = (values[len(ids) - 1 :] for values in scores_of(model, ids + written))
+        assert rms(rows.max(dim=1).values - chosen) < 2 * allowed
 
 
 CHAT = """
+import itertools
 import json
 from pathlib import Path
 from openai import BadRequestError

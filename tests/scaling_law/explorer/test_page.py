@@ -216,19 +216,19 @@ def test_changes_typed_while_an_answer_is_on_its_way_are_not_lost(visit, publish
 
 @pytest.mark.timeout(1800)
 def test_whatever_is_typed_and_clicked_the_page_agrees_with_its_fields(visit, monkeypatch, capsys):
-    """50 times a few changes at random, at random speed, under load."""
-    seed = int(os.environ.get("SEED", "1"))
+    """A few changes at random, at random speed, under load; BURSTS times."""
+    seed, bursts = int(os.environ.get("SEED", "1")), int(os.environ.get("BURSTS", "10"))
     chance, laws, page = random.Random(seed), app.offered_laws(), visit()
     changes, begun = 0, time.monotonic()
     with load(monkeypatch, random.Random(seed)):
-        for _ in range(50):
+        for _ in range(bursts):
             for _ in range(chance.randint(1, 4)):
                 change(page, chance)
                 page.wait_for_timeout(chance.choice([0, 0, 50, 300]))
                 changes += 1
             settled(page, laws)
     with capsys.disabled():
-        print(f"\nexplorer: {changes} changes in 50 bursts, {time.monotonic() - begun:.0f} s")
+        print(f"\nexplorer: {changes} changes in {bursts} bursts, {time.monotonic() - begun:.0f} s")
 
 
 def field_of(page, name):
