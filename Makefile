@@ -6,6 +6,7 @@
 # make test-vllm     docs/serving.md: vLLM on a CPU beside transformers; skipped where vLLM cannot be installed
 # make test-browser  the explorer and the site in a headless Chromium (on PATH, or CHROMIUM=); axe-core comes by npm
 # make test-slurm    sweeps on a SLURM of two nodes on this machine, from the packages slurm-wlm and munge; as root
+#                    FAST=1: the smallest form of either, as CI runs it
 # make lint          ruff, mypy, and the order of the packages and their rooms (import-linter)
 # make resolve       check that all extras install together under constraints.txt (nothing is installed)
 # make dist          the wheel and the sdist in dist/, checked and tried in a fresh environment
@@ -110,7 +111,7 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations=15
 
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m 'slow and not slurm'
 
 test-light: $(LIGHT)/.ready
 	$(LIGHT)/bin/python -m pytest -m light tests/test_light.py
@@ -130,10 +131,10 @@ $(AXE):
 	-cd build/axe && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz
 
 test-browser: setup $(AXE)
-	AXE=$(AXE) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer tests/test_site.py
+	AXE=$(AXE) BURSTS=$(if $(FAST),10,50) $(BIN)/python -m pytest -m browser tests/scaling_law/explorer tests/test_site.py
 
 test-slurm: setup
-	$(BIN)/python -m pytest -m slurm tests/slurm
+	$(BIN)/python -m pytest -m 'slurm$(if $(FAST), and not slow)' tests/slurm
 
 lint: setup
 	$(BIN)/ruff check .
@@ -160,7 +161,7 @@ check-all:
 	$(MAKE) test-clients
 	$(MAKE) test-vllm
 	$(MAKE) docs
-	BURSTS=50 $(MAKE) test-browser
+	$(MAKE) test-browser
 	$(MAKE) test-slurm
 	$(MAKE) dist
 	$(MAKE) demo FAST=1

@@ -146,6 +146,7 @@ def _running(cluster, sweep):
     return [run.name for run in sweep.runs if cluster.job(job_of(run), "JobState") == "RUNNING"]
 
 
+@pytest.mark.slow
 def test_a_preempted_task_makes_room_and_goes_on(sweep, cluster, tmp_path):
     run = sweep.runs[0]
     command("run", "--on", "slurm", "--only", run.name, *ON_CPU)
@@ -192,6 +193,7 @@ def test_two_submits_at_once_queue_each_run_of_a_sweep_larger_than_an_array_once
         cluster("scontrol", "update", "PartitionName=all", "State=UP")
 
 
+@pytest.mark.slow
 def test_jobs_of_a_submit_that_was_killed_are_found_and_cancelled(sweep, cluster, tmp_path):
     (tmp_path / "bin").mkdir()
     sbatch = tmp_path / "bin" / "sbatch"
@@ -209,6 +211,7 @@ def test_jobs_of_a_submit_that_was_killed_are_found_and_cancelled(sweep, cluster
     wait_for("an empty queue", lambda: not tasks(cluster))
 
 
+@pytest.mark.slow
 def test_a_sweep_larger_than_an_array_runs_whole(five, cluster):
     command("run", "--on", "slurm", "--at-most", "2", *ON_CPU)
     wait_for("an array behind another", lambda: "pending (Dependency)" in {one["queue"] for one in status().values()})

@@ -217,7 +217,7 @@ def test_changes_typed_while_an_answer_is_on_its_way_are_not_lost(visit, publish
 @pytest.mark.timeout(1800)
 def test_whatever_is_typed_and_clicked_the_page_agrees_with_its_fields(visit, monkeypatch, capsys):
     """A few changes at random, at random speed, under load; BURSTS times."""
-    seed, bursts = int(os.environ.get("SEED", "1")), int(os.environ.get("BURSTS", "10"))
+    seed, bursts = int(os.environ.get("SEED", "1")), int(os.environ.get("BURSTS", "50"))
     chance, laws, page = random.Random(seed), app.offered_laws(), visit()
     changes, begun = 0, time.monotonic()
     with load(monkeypatch, random.Random(seed)):
