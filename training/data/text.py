@@ -216,20 +216,32 @@ class OpenText:
         resumed = start.state is not None and (self._shuffled or start.datasets == self._version)
         if resumed or self._shuffled:
             self._rows.load_state_dict(start.state or {"part": 0, "rows": 0})
-        documents = self._documents(start.documents - start.after_state if resumed else 0)
-        if skipped := start.after_state if resumed else start.documents:
-            before = next(itertools.islice(documents, skipped - 1, None), "")
-            if _digest(before) != start.last:
-                raise ValueError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
-        place, state = start, self._rows.state_dict()
+        skipped = start.after_state if resumed else start.documents
+        n_read = start.documents - skipped
+        documents = self._documents(n_read)
+        place, state = start, start.state if resumed else self._rows.state_dict()
+        # What lies before `start` is read in the same batches as the first time, so that a kill does not change where
+        # later batches begin, and the places that a cache keeps do not depend on it.
         while batch := list(itertools.islice(documents, size)):
-            yield batch, place
+            known, texts = batch[:skipped], batch[skipped:]
+            skipped -= len(known)
+            if known and not skipped:
+                self._check_unchanged(known[-1], start)
+            if texts:
+                yield texts, place
+            n_read += len(batch)
             # The state before this batch, not after it, so that there is always a document to check on resuming.
-            place = Place(place.documents + len(batch), _digest(batch[-1]), state, len(batch), self._version)
+            place = Place(n_read, _digest(batch[-1]), state, len(batch), self._version)
             state = self._rows.state_dict()
+        if skipped:
+            self._check_unchanged("", start)
         self.following = None
         if self._shuffled and not self._rows.ended:
             self.following = Place(place.documents, place.last, self._rows.state_dict(), 0, self._version)
+
+    def _check_unchanged(self, document: str, place: Place) -> None:
+        if _digest(document) != place.last:
+            raise ValueError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
 
     def _documents(self, before: int) -> Iterator[str]:
         """The texts from the state of the rows on, with so many documents before it. Raises as `TextSource.open`."""
