@@ -1,7 +1,7 @@
 """Joint scaling laws of dense and Mixture-of-Experts models: query, fit, and say how sure (arXiv 2502.05172).
 
     >>> from scaling_law import JointLaw
-    >>> table = JointLaw.published().optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384)
+    >>> table = JointLaw.published().optimal(1e22, memory=80e9, kv_tokens=16_384)
     >>> table.best.experts
     16.0
 

@@ -95,7 +95,7 @@ def test_the_tour_draws_its_pictures_and_every_result_shows_itself(tmp_path, mon
     results = [code.splitlines()[-1] for code in blocks(page, "python") if re.fullmatch(r"\w+", code.splitlines()[-1])]
     assert results == ["answer", "runs", "result"]
     assert all("<table>" in left[name]._repr_html_() for name in results)
-    again = left["bootstrap"].law.optimal(1e21, max_memory_bytes="24GB", kv_cache_tokens="16k")
+    again = left["bootstrap"].law.optimal(1e21, memory="24GB", kv_tokens="16k")
     assert (left["answer"].best.experts, again.best.experts) == (32, 16)
 
 

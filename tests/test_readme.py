@@ -81,7 +81,7 @@ def test_the_evidence_is_that_of_its_pages():
 
 def test_the_first_paragraph_is_what_the_law_answers():
     law = JointLaw.published()
-    table = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True)
+    table = law.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True)
     best, dense = table.best, next(row for row in table if row.experts == 1)
     compute = float(cheapest_budget(law, best.loss, 1).flops) / 1e22
     first = README.split("\n\n")[1]

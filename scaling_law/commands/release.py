@@ -71,7 +71,7 @@ def law_of(records: Sequence[RunRecord], law: Law | None = None, mix: Collection
         runs = load_runs([record for record in records if record.eval_loss is not None])
         if law is not None:
             return LawOnRuns(law, runs, fitted=False)
-        result = fit(runs, law="joint", mix=mix)
+        result = fit(runs, kind="joint", mix=mix)
     except ValueError as error:
         logger.warning("released without a law: %s", error)
         return None

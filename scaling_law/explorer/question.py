@@ -96,8 +96,8 @@ class Question:
     def limits(self) -> dict[str, Any]:
         """Keyword arguments of `law.optimal`. ValueError names the field, the text and what is allowed."""
         return {
-            "max_memory_bytes": parse_bytes(self.memory, "memory") if self.memory else None,
-            "kv_cache_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
+            "memory": parse_bytes(self.memory, "memory") if self.memory else None,
+            "kv_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
             "inference_tokens": parse_count(self.inference_tokens or "0", "inference_tokens"),
         }
 

@@ -58,7 +58,7 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
     loss = str(mapping.pop("loss")) if mapping.get("loss") in names else None
     runs = load_runs(path, loss, columns=mapping)
     if action != CALIBRATE:
-        return with_intervals(fit(runs, law="joint" if action == JOINT else "chinchilla", progress=False))
+        return with_intervals(fit(runs, kind="joint" if action == JOINT else "chinchilla", progress=False))
     if law is None:
         raise ValueError("choose a law to calibrate first")
     return with_intervals(calibrate(law, runs))

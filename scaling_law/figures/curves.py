@@ -137,7 +137,7 @@ def memory_curves(
     budget: Budget,
     experts: Sequence[float] | None = None,
     *,
-    kv_cache_tokens: float = 0.0,
+    kv_tokens: float = 0.0,
     inference_tokens: float = 0.0,
     bytes_per_parameter: float = 1.0,
     bytes_per_kv: float = 1.0,
@@ -150,7 +150,7 @@ def memory_curves(
     """
     columns = np.atleast_1d(asked_experts(law, experts))
     limits: dict[str, Any] = {"bytes_per_parameter": bytes_per_parameter, "bytes_per_kv": bytes_per_kv}
-    constraints = Constraints.of(law, kv_cache_tokens=kv_cache_tokens, inference_tokens=inference_tokens, **limits)
+    constraints = Constraints.of(law, kv_tokens=kv_tokens, inference_tokens=inference_tokens, **limits)
     within = models_within_memory(law, budget, columns, constraints, points)
     best = np.argmin(within.loss, axis=1)
     regions = tuple(Region(float(columns[i]), part) for part, i in parts_of(best))
@@ -217,7 +217,7 @@ def models_within_memory(
     The limits of `constraints` are left aside. The loss of an E without an optimum is infinite; ValueError if all are.
     """
     columns = np.asarray(experts, float)
-    free = best_widths(law, budget, columns, replace(constraints, max_memory_bytes=None, max_parameters=None))
+    free = best_widths(law, budget, columns, replace(constraints, memory=None, max_parameters=None))
     sizes = (constraints.weight_bytes(free.d_model, columns) + constraints.kv_bytes(free.d_model))[free.exists]
     memory = np.geomspace(sizes.min() / 12, sizes.max() * 1.3, points)
     widths = np.minimum(free.d_model, constraints.width_of_memory(memory[:, None], columns))
@@ -321,7 +321,7 @@ def best_experts(
     grid, columns = np.broadcast_arrays(budgets[:, None], e)
     found, near = [], []
     for limit in bytes_.tolist():
-        constraints = Constraints.of(law, **limits, max_memory_bytes=limit)
+        constraints = Constraints.of(law, **limits, memory=limit)
         own = optimal_widths(law, grid, columns, constraints)
         found.append(own)
         at = model_variables(law, own.d_model, columns, grid, constraints)

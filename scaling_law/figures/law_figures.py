@@ -93,22 +93,22 @@ def memory_optimal(
     law: Law,
     flops: float = 1e22,
     experts: Sequence[float] = PAPER.experts,
-    kv_cache_tokens: float = 0.0,
+    kv_tokens: float = 0.0,
     inference_tokens: float = 0.0,
     ax: Axes | None = None,
 ) -> Axes:
     """Loss under a memory limit, a curve for each E up to its compute optimum, shaded where each E is best."""
     ax = drawing.axes_or_new(ax, 7.0, 4.6)
-    draw_memory_optimal(ax, law, flops, experts, kv_cache_tokens, inference_tokens)
+    draw_memory_optimal(ax, law, flops, experts, kv_tokens, inference_tokens)
     drawing.legend(ax, fontsize=9)
     return ax
 
 
 def draw_memory_optimal(
-    ax: Axes, law: Law, flops: float, experts: Sequence[float], kv_cache_tokens: float, inference_tokens: float
+    ax: Axes, law: Law, flops: float, experts: Sequence[float], kv_tokens: float, inference_tokens: float
 ) -> None:
     """Draw one panel of `memory_optimal`."""
-    served: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "inference_tokens": inference_tokens}
+    served: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
     found = memory_curves(law, flops, experts, **served)
     shade(ax, found.memory, found.regions)
     for curve in found.curves:
@@ -124,7 +124,7 @@ def draw_memory_optimal(
     reached = found.best.loss
     ax.set(xlim=found.memory[[0, -1]], ylim=(reached.min() - 0.03, reached[0] + 0.02), ylabel=LOSS)
     drawing.log_axis(ax, "memory limit (parameters)")
-    cache = f", KV cache of {kv_cache_tokens:,.0f} tokens" if kv_cache_tokens else ""
+    cache = f", KV cache of {kv_tokens:,.0f} tokens" if kv_tokens else ""
     inference = f", inference on {format_count(inference_tokens)} tokens" if inference_tokens else ""
     ax.set_title(f"{format_flops(flops)} FLOPs{inference}{cache}", fontsize=10 if not (cache and inference) else 8.5)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 EXPERTS = PAPER.experts
 SCENARIOS: tuple[tuple[str, dict[str, float]], ...] = (
     ("model size", {}),
-    ("with KV cache of 32k tokens", {"kv_cache_tokens": 32_768}),
+    ("with KV cache of 32k tokens", {"kv_tokens": 32_768}),
     ("with inference on 100B tokens", {"inference_tokens": 1e11}),
 )
 
@@ -125,7 +125,7 @@ def _models_by_budget(law: JointLaw, flops: Any, size: float, extra: dict[str, f
     memory = float(dense.weight_bytes(width, 1) + dense.kv_bytes(width))
     grid = np.broadcast_to(flops[:, None], (len(flops), len(EXPERTS)))
     experts = np.broadcast_to(np.array(EXPERTS, float), grid.shape)
-    return optimal_widths(law, grid, experts, replace(dense, max_memory_bytes=memory))
+    return optimal_widths(law, grid, experts, replace(dense, memory=memory))
 
 
 def _draw_differences(ax: Axes, law: JointLaw, flops: Any, found: WidthOptimum) -> None:

@@ -117,7 +117,7 @@ class LawComparison(ResultTable):
             }
             for o in self.opinions
         ]
-        memory = self.constraints.max_memory_bytes
+        memory = self.constraints.memory
         limit = f", weights within {format_bytes(memory)}" if memory else ""
         notes = [
             f"Every model: the d / 64 rule with a vocabulary of {self.constraints.vocab_size:,}, and 6 N_act D FLOPs.",
@@ -147,11 +147,11 @@ def compare(
     answers, and one because the answer is beyond its range guard.
     """
     budget = float(positive("flops", flops))
-    constraints = Constraints(max_memory_bytes=memory, vocab_size=vocab_size)
+    constraints = Constraints(memory=memory, vocab_size=vocab_size)
     asked = [entry(name) for name in (laws or [name for name, own in SHELF.items() if own.make])]
     reference = entry(REFERENCE).law()
     assert isinstance(reference, Law)
-    best = reference.optimal(budget, max_memory_bytes=memory, vocab_size=vocab_size, force=True).best
+    best = reference.optimal(budget, memory=memory, vocab_size=vocab_size, force=True).best
     opinions = tuple(_opinion(own, budget, constraints, best, force) for own in asked)
     if not any(o.answers for o in opinions) and (refused := [o for o in opinions if o.beyond_guard]):
         raise ExtrapolationError("; ".join(f"{o.law}: {o.silent}" for o in refused))
@@ -190,7 +190,7 @@ def _best_design(law: Law, flops: float, constraints: Constraints, force: bool) 
     """The best row over granularity and shared experts, where the law depends on them, and its granularity."""
     fine = {"granularity", "experts_per_token", "active_experts"} & {*law.variables}
     shared = SHARED if "shared_ratio" in law.variables else (0.0,)
-    limits: dict[str, Any] = {name: getattr(constraints, name) for name in ("max_memory_bytes", "vocab_size")}
+    limits: dict[str, Any] = {name: getattr(constraints, name) for name in ("memory", "vocab_size")}
     rows, refused = [], []
     for g, s in product(GRANULARITIES if fine else (1.0,), shared):
         try:

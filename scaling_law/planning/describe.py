@@ -174,7 +174,7 @@ def _predict(
     law: Law, a: Architecture, at: dict[str, float], tokens: float, bytes_per_parameter: float, force: bool
 ) -> Prediction:
     flops, refusal, optimum = a.training_flops(tokens), None, None
-    limits: dict[str, Any] = {"max_memory_bytes": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
+    limits: dict[str, Any] = {"memory": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
     try:
         optimum = optimal(law, flops, force=force, bytes_per_parameter=bytes_per_parameter, **limits)
     except ValueError as error:  # also where every answer is beyond the range guard

@@ -173,8 +173,8 @@ def smallest_memory(
     The budget is of `flops`, or (`flops` None) of hours or money, as in `law.optimal`.
     """
     time, constraints = TimeBudget.of(flops, hours, money, gpus, throughput, price), Constraints.of(law, **limits)
-    if constraints.max_memory_bytes is not None:
-        raise ValueError("max_memory_bytes is what is asked for: leave it out")
+    if constraints.memory is not None:
+        raise ValueError("memory is what is asked for: leave it out")
     target, e = float(positive("loss", loss)), np.atleast_1d(asked_experts(law, experts))
 
     def models(width: FloatArray, e: FloatArray) -> dict[str, Any]:

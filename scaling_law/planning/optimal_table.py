@@ -270,8 +270,8 @@ class OptimalTable(ResultTable):
         parts = {
             f"of which inference on {served} tokens": c.inference_tokens,
             f"N_total ≤ {format_count(c.max_parameters or 0)}": c.max_parameters,
-            f"≤ {format_bytes(c.max_memory_bytes or 0)}": c.max_memory_bytes,
-            f"KV cache of {c.kv_cache_tokens:,.0f} tokens": c.kv_cache_tokens,
+            f"≤ {format_bytes(c.memory or 0)}": c.memory,
+            f"KV cache of {c.kv_tokens:,.0f} tokens": c.kv_tokens,
             f"granularity {c.granularity:g}": c.granularity != 1,
             f"{format_count(c.unique_tokens or 0)} unique tokens": c.unique_tokens,
         }
@@ -290,7 +290,7 @@ class OptimalTable(ResultTable):
             "FLOPs": "" if self.time is None else format_flops(row.training_flops),
             "epochs": "" if row.epochs is None else f"{row.epochs:.3g}",
             "weights": format_bytes(row.weight_bytes),
-            "KV cache": format_bytes(row.kv_cache_bytes) if self.constraints.kv_cache_tokens else "",
+            "KV cache": format_bytes(row.kv_cache_bytes) if self.constraints.kv_tokens else "",
             "loss": row.loss,
             "95 %": "{:.4f}…{:.4f}".format(*row.loss_interval) if row.loss_interval else "",
             "behind": "" if behind is None else f"{behind:.4f}",
@@ -335,13 +335,13 @@ def optimal(
         hours, money: of training, in the place of flops, on so many `gpus`; money by a `price` per GPU-hour.
         throughput: how fast they train: a `Throughput`, a throughput.json, or "h100", whose MFU is then assumed.
         decode_batch: with these, also what it takes to serve so many sequences at once (`size.serving`), which hold
-            `kv_cache_tokens` together.
+            `kv_tokens` together.
         experts: one E or several; None asks for those of `default_experts`.
         integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
         batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times; None:
             the paper's.
         force: compare answers beyond the range guard, too.
-        limits: the fields of `planning.optimum.Constraints`: max_memory_bytes="80GB" and so on.
+        limits: the fields of `planning.optimum.Constraints`: memory="80GB" and so on.
 
     ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError where
     no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
@@ -474,7 +474,7 @@ def _served(
     if time is None:
         raise ValueError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
     c, gpu = constraints, named_gpu(time.cluster.throughput.device)
-    cached = c.kv_heads_ratio * c.kv_cache_tokens
+    cached = c.kv_heads_ratio * c.kv_tokens
     sizes: dict[str, Any] = {"bytes_per_parameter": c.bytes_per_parameter, "bytes_per_kv": c.bytes_per_kv}
     sizes |= {"shared_ratio": c.shared_ratio, "vocab_size": c.vocab_size}
     seconds = (decode_seconds_by_width(gpu, row.d_model, row.experts, size, cached, **sizes) for row in rows)

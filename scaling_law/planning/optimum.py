@@ -47,8 +47,8 @@ MOST_REASONS = 6  # E of which each has a sentence of its own
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _PARSERS: dict[str, Callable[[str, str], float]] = {
     "max_parameters": parse_count,
-    "max_memory_bytes": parse_bytes,
-    "kv_cache_tokens": parse_context,
+    "memory": parse_bytes,
+    "kv_tokens": parse_context,
     "inference_tokens": parse_count,
     "unique_tokens": parse_count,
 }
@@ -58,7 +58,7 @@ _PARSERS: dict[str, Callable[[str, str], float]] = {
 class Constraints:
     """Limits and costs of a model; None means no limit. Numbers, or text such as "80GB", "7B", "16k".
 
-    `max_parameters` limits N_total, `max_memory_bytes` the weights and the key-value cache, `kv_cache_tokens` over all
+    `max_parameters` limits N_total, `memory` the weights and the key-value cache, `kv_tokens` over all
     sequences; `inference_tokens` are served over the model's life. `kv_heads_ratio` is key-value heads / heads: below
     1 for grouped queries, the parameter count left as it is. `granularity` G splits every expert into G and activates
     G times as many, of which a part `shared_ratio` is shared. More than `unique_tokens` are repetitions, worth less
@@ -67,8 +67,8 @@ class Constraints:
     """
 
     max_parameters: float | None = None
-    max_memory_bytes: float | None = None
-    kv_cache_tokens: float = 0.0
+    memory: float | None = None
+    kv_tokens: float = 0.0
     bytes_per_parameter: float = 2.0
     bytes_per_kv: float = 2.0
     inference_tokens: float = 0.0
@@ -111,15 +111,15 @@ class Constraints:
         return Architecture.split(round(d_model), int(experts), self.granularity, self.shared_ratio, self.vocab_size)
 
     def kv_bytes(self, d_model: ArrayLike) -> Any:
-        return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_cache_tokens)
+        return self.bytes_per_kv * self.kv_heads_ratio * kv_cache_elements(d_model, self.kv_tokens)
 
     def width_limit(self, experts: ArrayLike) -> Any:
         """The largest (fractional) d_model that both limits allow, for each E; infinite without limits."""
         limit = np.full(np.shape(experts), np.inf)
         if self.max_parameters is not None:
             limit = np.minimum(limit, width_of_total(self.max_parameters, experts, self.vocab_size))
-        if self.max_memory_bytes is not None:
-            limit = np.minimum(limit, self.width_of_memory(self.max_memory_bytes, experts))
+        if self.memory is not None:
+            limit = np.minimum(limit, self.width_of_memory(self.memory, experts))
         return limit
 
     def width_of_memory(self, memory_bytes: ArrayLike, experts: ArrayLike) -> Any:

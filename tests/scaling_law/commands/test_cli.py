@@ -30,7 +30,7 @@ def test_optimal(shell):
     words = ("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k")
     data = json.loads(shell(*words, "--json").output)
     assert data["best"]["experts"] == 16
-    assert data["constraints"]["kv_cache_tokens"] == 16384
+    assert data["constraints"]["kv_tokens"] == 16384
     assert data["best"]["memory_bytes"] == pytest.approx(80e9)
     assert data["comparison"]["tied"] == [16, 8, 32]
     text = shell(*words).output

@@ -7,7 +7,7 @@ from scaling_law import published as shelf
 from scaling_law.figures import curves, drawing, law_figures
 from scaling_law.planning.hours import TimeBudget
 
-LIMITS = {"kv_cache_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
+LIMITS = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def law(published):
 def test_curves_within_memory_pass_through_the_answers(law):
     found = curves.memory_curves(law, 1e22, [1, 8, 32], **LIMITS)
     limit = float(found.memory[150])
-    table = law.optimal(1e22, [1, 8, 32], max_memory_bytes=limit, **LIMITS)
+    table = law.optimal(1e22, [1, 8, 32], memory=limit, **LIMITS)
     for row, curve in zip(table, found.curves, strict=True):
         assert row.limited_by == ("memory" if limit < curve.x[-1] else "compute")
         at = min(np.searchsorted(curve.x, limit), curve.mark)
@@ -41,7 +41,7 @@ def test_isoflop_curves_are_lowest_at_the_optimum(law, served):
 
 
 def test_curves_over_tokens_keep_the_model(law):
-    table = law.optimal(1e22, [1, 8], max_memory_bytes=80e9)
+    table = law.optimal(1e22, [1, 8], memory=80e9)
     for row, curve in zip(table, curves.token_curves(law, table), strict=True):
         assert np.ptp(curve.n_active) == 0
         assert (curve.loss[curve.mark], curve.interval[0][curve.mark]) == pytest.approx(
@@ -52,11 +52,11 @@ def test_curves_over_tokens_keep_the_model(law):
 
 def test_the_map_has_the_answers_and_their_ties(law):
     flops, memory = [1e19, 1e22, 1e24], [24e9, 80e9, 640e9]
-    found = curves.best_experts(law, flops, memory, kv_cache_tokens=16_384)
+    found = curves.best_experts(law, flops, memory, kv_tokens=16_384)
     for i, limit in enumerate(memory):
         for j, budget in enumerate(flops):
             try:
-                table = law.optimal(budget, max_memory_bytes=limit, kv_cache_tokens=16_384)
+                table = law.optimal(budget, memory=limit, kv_tokens=16_384)
             except ValueError:  # beyond the range guard
                 assert np.isnan(found.experts[i, j])
                 continue
@@ -117,7 +117,7 @@ def test_curves_of_a_budget_of_hours_pass_through_the_answers(law):
     time = TimeBudget.of(None, 100, None, 8, "h100")
     found = curves.memory_curves(law, time, [1, 8], **LIMITS)
     limit = float(found.memory[150])
-    table = law.optimal(**asked, experts=[1, 8], max_memory_bytes=limit, **LIMITS)
+    table = law.optimal(**asked, experts=[1, 8], memory=limit, **LIMITS)
     for row, curve in zip(table, found.curves, strict=True):
         at = min(np.searchsorted(curve.x, limit), curve.mark)
         assert (curve.loss[at], curve.tokens[at]) == pytest.approx((row.loss, row.tokens), rel=2e-2)

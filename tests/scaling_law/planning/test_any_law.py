@@ -22,7 +22,7 @@ SPARSITY, DENSE = published("abnar"), published("kaplan")  # of N total and the 
 @settings(max_examples=60)
 @given(st.floats(18, 25), st.one_of(st.just(0.0), st.floats(1e6, 1e12)), st.floats(9, 13), st.booleans())
 def test_the_search_finds_the_closed_form(log_flops, served, log_memory, integral):
-    limits = {"max_memory_bytes": 10**log_memory, "inference_tokens": served, "kv_cache_tokens": 1e5}
+    limits = {"memory": 10**log_memory, "inference_tokens": served, "kv_tokens": 1e5}
     law, constraints, flops = JointLaw.published(), Constraints(**limits), np.full(6, 10**log_flops)
     try:
         closed = optimal_widths(law, flops, EXPERTS, constraints, integral)
@@ -81,7 +81,7 @@ def test_a_fit_knows_the_ranges_of_its_laws_own_variables():
     n = active_parameters(width)
     tokens = n * 10 ** random.uniform(0.5, 2, 200)
     losses = SPARSITY.loss(tokens=tokens, **own) * np.exp(random.normal(0, 0.002, 200))
-    law = fit(Runs.from_columns(n, tokens, experts, losses, "run", columns=own), law="sparsity").bootstrap(20).law
+    law = fit(Runs.from_columns(n, tokens, experts, losses, "run", columns=own), kind="sparsity").bootstrap(20).law
     assert law.conditions.variables == {k: (v.min(), v.max()) for k, v in own.items()}
     assert Conditions.from_dict(law.conditions.to_dict()) == law.conditions
     warnings = law.warnings(n_total=1e9, tokens=1e10, density=1 / 16)

@@ -69,7 +69,7 @@ def test_more_budget_means_less_variance(law):
 
 
 def test_the_best_number_of_experts_as_the_answer(law):
-    answer = advantage(1e21, 4, 1, max_memory_bytes=24e9)
+    answer = advantage(1e21, 4, 1, memory=24e9)
     assert answer(JointLaw.published()) > 0  # four experts have the lower loss
     design = next_runs(law, answer, 1e20, noise=NOISE)
     assert design.deviation_after < design.deviation_before

@@ -62,7 +62,7 @@ def test_no_width_is_better(law, measured, name, experts):
 
 def test_limits_and_sizes_that_exist(law, measured):
     asked = {"hours": 72, "gpus": 8, "throughput": measured, "experts": [1, 32]}
-    table = law.optimal(**asked, max_memory_bytes="24GB", integral=True)
+    table = law.optimal(**asked, memory="24GB", integral=True)
     row = table[32]
     assert row.limited_by == "memory"
     assert row.memory_bytes <= 24e9
@@ -164,7 +164,7 @@ def test_reach_in_hours_inverts_the_best_loss_in_hours(law, measured):
         assert found.money == pytest.approx(72 * 8 * 2)
         assert found.n_active == pytest.approx(row.n_active, rel=1e-3)
         assert found.flops == pytest.approx(row.training_flops, rel=1e-3)
-    limited = cheapest_budget(law, 2.6, [8], max_memory_bytes="4GB", **asked)
+    limited = cheapest_budget(law, 2.6, [8], memory="4GB", **asked)
     assert limited.memory_bytes == pytest.approx(4e9)
     assert limited.hours > cheapest_budget(law, 2.6, [8], **asked).hours
     assert np.isinf(cheapest_budget(law, 1.3, [1], **asked).hours).all()
@@ -186,7 +186,7 @@ def test_least_memory_in_hours(law, measured):
     found = smallest_memory(law, None, 2.5, [1, 8], hours=72, **asked)
     np.testing.assert_allclose(found.hours, 72)
     for e, memory in zip((1, 8), found.memory_bytes, strict=True):
-        at_most = law.optimal(hours=72, experts=[e], max_memory_bytes=memory, **asked).best
+        at_most = law.optimal(hours=72, experts=[e], memory=memory, **asked).best
         assert at_most.loss == pytest.approx(2.5, abs=1e-6)
         assert at_most.limited_by == "memory"
 

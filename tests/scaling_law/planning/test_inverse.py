@@ -20,7 +20,7 @@ def test_flop_savings_of_the_paper(published):
 
 
 def test_cheapest_budget_reaches_the_loss_and_no_less_does(published):
-    limits = {"max_memory_bytes": 24e9, "kv_cache_tokens": 16_384, "inference_tokens": 1e10}
+    limits = {"memory": 24e9, "kv_tokens": 16_384, "inference_tokens": 1e10}
     found = cheapest_budget(published, 2.3, EXPERTS, **limits)
     for e, row in zip(EXPERTS, found.to_rows(), strict=True):
         best = published.optimal(row["flops"], [e], **limits)[e]
@@ -28,7 +28,7 @@ def test_cheapest_budget_reaches_the_loss_and_no_less_does(published):
         for name in ("n_active", "n_total", "tokens", "memory_bytes"):
             assert row[name] == pytest.approx(getattr(best, name))
         assert published.optimal(row["flops"] * 0.99, [e], **limits)[e].loss > 2.3
-    assert np.isinf(cheapest_budget(published, 1.9, [32], max_memory_bytes="24GB").flops).all()
+    assert np.isinf(cheapest_budget(published, 1.9, [32], memory="24GB").flops).all()
     assert np.isinf(cheapest_budget(published, 1.3, [1]).flops).all()  # below the irreducible loss
     with pytest.raises(ValueError, match="loss=-1"):
         cheapest_budget(published, -1)
@@ -41,11 +41,11 @@ def test_smallest_memory_that_beats_a_dense_model(published):
     assert found.memory_bytes[0] == pytest.approx(2.2e9, rel=1e-6)
     assert np.all(np.diff(found.memory_bytes) < 0)
     for e, memory in zip(EXPERTS, found.memory_bytes, strict=True):
-        assert published.optimal(flops, [e], max_memory_bytes=memory)[e].loss == pytest.approx(loss, abs=1e-9)
-        assert published.optimal(flops, [e], max_memory_bytes=0.98 * memory)[e].loss > loss
+        assert published.optimal(flops, [e], memory=memory)[e].loss == pytest.approx(loss, abs=1e-9)
+        assert published.optimal(flops, [e], memory=0.98 * memory)[e].loss > loss
     assert np.isinf(smallest_memory(published, 1e18, 2.0, [1]).memory_bytes[0])
-    with pytest.raises(ValueError, match="max_memory_bytes"):
-        smallest_memory(published, 1e20, 2.5, max_memory_bytes=1e9)
+    with pytest.raises(ValueError, match="memory"):
+        smallest_memory(published, 1e20, 2.5, memory=1e9)
 
 
 def test_an_answer_beyond_the_guard_is_refused_or_marked(published):

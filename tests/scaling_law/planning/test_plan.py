@@ -12,9 +12,9 @@ from training.configuration.schedule import Schedule, total_tokens
 
 
 def test_plan_of_a_run(published):
-    made = plan(published, 1e20, [4], branches=3, max_memory_bytes=10e9, gpu_flops=1e15, mfu=0.5)
+    made = plan(published, 1e20, [4], branches=3, memory=10e9, gpu_flops=1e15, mfu=0.5)
     a = made.architecture
-    row = published.optimal(1e20, [4], max_memory_bytes=10e9, integral=True)[4]
+    row = published.optimal(1e20, [4], memory=10e9, integral=True)[4]
     assert a == row.architecture
     assert made.tokens == pytest.approx(row.tokens, rel=1e-4)
     assert made.training_flops == 6 * a.n_active * made.tokens
