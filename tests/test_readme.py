@@ -52,7 +52,7 @@ def test_the_python_blocks_run_in_their_order(demo_output, capsys):
     answer = scaling_law(*shlex.split(question), "--json")
     assert answer.returncode == 0, answer.stderr
     found, (low, high) = json.loads(answer.stdout), namespace["result"].law.conditions.overall.n_active
-    assert found["constraints"]["vocab_size"] == 2048  # the runs', not GPT-2's
+    assert found["limits"]["vocab_size"] == 2048  # the runs', not GPT-2's
     assert low <= found["best"]["n_active"] <= high
 
 

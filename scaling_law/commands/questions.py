@@ -17,14 +17,13 @@ from scaling_law.commands.options import exit_untrusted, option, quantity, step_
 from scaling_law.figures.drawing import SUFFIXES, save
 from scaling_law.figures.law_figures import memory_optimal
 from scaling_law.formulas import ChinchillaLaw, JointLaw, Law
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.paper.figures import draw_all
 from scaling_law.planning import design
 from scaling_law.planning import plan as planning
 from scaling_law.planning.break_even import break_even as tokens_from_which_experts_pay
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
-from scaling_law.planning.optimum import positive
 from scaling_law.planning.speedup import effective_speedup
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 
@@ -196,7 +195,7 @@ def plan(
         raise ValueError(f"-o {output}: there is such a file already; --overwrite replaces it")
     rates = LearningRateLaw.named(learning_rate_law)
     chosen: Law = options.choose_law(law)
-    made = planning.plan(chosen, **question, gpu_flops=gpu_tflops * 1e12, learning_rate_law=rates)
+    made = planning.plan(chosen, **question, gpu_tflops=gpu_tflops, learning_rate_law=rates)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(made.to_yaml(sweep), encoding="utf-8")

@@ -16,11 +16,14 @@ from scaling_law.figures import drawing
 from scaling_law.figures.curves import Curve, Region, best_experts, isoflop_curves, memory_curves, token_curves
 from scaling_law.figures.drawing import LOSS, TIED, colour_of
 from scaling_law.formulas import Law
+from scaling_law.planning.budget import Budget
+from scaling_law.planning.limits import ModelFields
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from typing_extensions import Unpack
 
 FloatArray = NDArray[np.float64]
 
@@ -109,7 +112,7 @@ def draw_memory_optimal(
 ) -> None:
     """Draw one panel of `memory_optimal`."""
     served: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
-    found = memory_curves(law, flops, experts, **served)
+    found = memory_curves(law, Budget(flops), experts, **served)
     shade(ax, found.memory, found.regions)
     for curve in found.curves:
         drawing.draw(ax, curve)
@@ -136,15 +139,17 @@ def shade(ax: Axes, x: FloatArray, regions: Sequence[Region], alpha: float = 0.1
         ax.axvspan(left, right, color=colour_of(region.experts), alpha=alpha, linewidth=0)
 
 
-def best_experts_map(law: Law, flops: ArrayLike, memory: ArrayLike, ax: Axes | None = None, **limits: Any) -> Axes:
-    """The best E over budgets and memory limits (bytes), hatched where another ties; `limits` as of `law.optimal`.
+def best_experts_map(
+    law: Law, flops: ArrayLike, memory: ArrayLike, ax: Axes | None = None, **costs: Unpack[ModelFields]
+) -> Axes:
+    """The best E over budgets and memory limits (bytes), hatched where another ties; `costs` as of `law.optimal`.
 
     A dashed line surrounds what lies within the fitted range.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    found = best_experts(law, flops, memory, **limits)
+    found = best_experts(law, flops, memory, **costs)
     ax = drawing.axes_or_new(ax, 6.4, 4.6)
     ax.grid(False)
     shown = np.unique(found.experts[np.isfinite(found.experts)])

@@ -276,6 +276,15 @@ def numbers(name: str, values: Any) -> FloatArray:
         raise ValueError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
 
 
+def positive(name: str, value: ArrayLike) -> FloatArray:
+    """An array of positive finite numbers; text such as "1e22" or "100B" is read. ValueError for anything else."""
+    array = numbers(name, value)
+    wrong = array[~((array > 0) & (array < np.inf))]
+    if wrong.size:
+        raise ValueError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
+    return array
+
+
 def checked_experts(experts: ArrayLike) -> FloatArray:
     """ValueError unless all are finite and at least 1."""
     e = np.asarray(experts, float)

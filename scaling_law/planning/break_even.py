@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.planning.optimum import asked_experts, positive
+from scaling_law.formulas.law import positive
+from scaling_law.planning.optimum import asked_experts
 
 FloatArray = NDArray[np.float64]
 TOKENS_RANGE = (1e3, 1e15)  # that are searched

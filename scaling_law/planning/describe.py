@@ -12,9 +12,8 @@ from typing import Any
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops, parse_context
 from scaling_law.formulas import JointLaw, Law
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.planning.optimal_table import OptimalTable, optimal
-from scaling_law.planning.optimum import positive
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import Model, read_model
 

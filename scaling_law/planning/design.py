@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,14 @@ from hub.plain.tables import ResultTable, Table, literal
 from hub.plain.units import format_count, format_flops
 from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError, RangeCheck
-from scaling_law.planning.optimum import Constraints, compute_optimal, model_variables, optimal_widths, positive
+from scaling_law.formulas.law import positive
+from scaling_law.planning.limits import LimitFields, Limits
+from scaling_law.planning.optimum import compute_optimal, model_variables, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 FloatArray = NDArray[np.float64]
 Answer = Callable[[Law], float]
@@ -47,14 +52,14 @@ def predicted_loss(
     return ask
 
 
-def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
-    """How much lower the best loss with `one` number of experts is than with `other`, under `Constraints`."""
-    Constraints(**{name: value for name, value in limits.items() if value is not None})  # bad input ends here
+def advantage(flops: float, one: float, other: float, **limits: Unpack[LimitFields]) -> Answer:
+    """How much lower the best loss with `one` number of experts is than with `other`, under `Limits`."""
+    Limits.of(**limits)  # bad input ends here
 
     def ask(law: Law) -> float:
-        constraints, e = Constraints.of(law, **limits), np.array([one, other], float)
-        found = optimal_widths(law, flops, e, constraints)
-        law.check(**model_variables(law, found.d_model, e, flops, constraints)).refuse()
+        within, e = Limits.of(law, **limits), np.array([one, other], float)
+        found = optimal_widths(law, flops, e, within)
+        law.check(**model_variables(law, found.d_model, e, flops, within)).refuse()
         return float(found.loss[1] - found.loss[0])
 
     return ask

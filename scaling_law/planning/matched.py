@@ -21,7 +21,8 @@ from hub.plain.units import format_flops
 from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.formulas import ChinchillaForm, JointLaw
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.planning.optimum import compute_optimal, drawn_optimum, positive
+from scaling_law.formulas.law import positive
+from scaling_law.planning.optimum import compute_optimal, drawn_optimum
 from scaling_law.runs.table import Runs
 from scaling_law.size.architecture import HEAD_DIM, Architecture, active_parameters, affordable_tokens, width_of_total
 

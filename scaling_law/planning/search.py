@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law.formulas import Law
-from scaling_law.planning.optimum import Constraints
+from scaling_law.planning.limits import Limits
 from scaling_law.size.architecture import training_flops
 
 FloatArray = NDArray[np.float64]
@@ -77,7 +77,7 @@ def cheapest_width(
     coefficients: FloatArray,
     loss: FloatArray,
     experts: Any,
-    constraints: Constraints,
+    limits: Limits,
     cost: Callable[[FloatArray, Mapping[str, Any], FloatArray], FloatArray],
     middle: FloatArray,
     spans: Any,
@@ -88,7 +88,7 @@ def cheapest_width(
     """
 
     def log_cost(x: FloatArray) -> FloatArray:
-        found = constraints.variables(np.exp(x), experts, 1.0)
+        found = limits.variables(np.exp(x), experts, 1.0)
         with np.errstate(invalid="ignore"):
             return np.log(cost(np.exp(x), found, tokens_needed(law, coefficients, loss, found)))
 

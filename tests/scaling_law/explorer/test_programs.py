@@ -34,8 +34,8 @@ def test_the_api_has_three_endpoints_that_answer(client, published):
 
 def test_programs_ask_in_hours(client, published):
     found = client.predict(hours="72", gpus="8", api_name="/optimal")
-    table = published.optimal(hours=72, gpus=8, throughput="h100", integral=True)
-    assert (found["best"]["loss"], found["time"]["hours"]) == (table.best.loss, 72)
+    table = published.optimal(hours=72, gpus=8, gpu="h100", integral=True)
+    assert (found["best"]["loss"], found["budget"]["hours"]) == (table.best.loss, 72)
     with pytest.raises(Exception, match="flops='1e22', hours='72': give exactly one of them"):
         client.predict(flops="1e22", hours="72", api_name="/optimal")
 

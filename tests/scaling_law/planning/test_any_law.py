@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from scaling_law import ExtrapolationError, Form, JointLaw, Law, Runs, Term, fit, published
 from scaling_law.formulas.conditions import Conditions
-from scaling_law.planning.optimum import Constraints, optimal_widths, searched_widths
+from scaling_law.planning.limits import Limits
+from scaling_law.planning.optimum import optimal_widths, searched_widths
 from scaling_law.size.architecture import HEAD_DIM, active_parameters, total_parameters
 
 EXPERTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
@@ -23,12 +24,12 @@ SPARSITY, DENSE = published("abnar"), published("kaplan")  # of N total and the 
 @given(st.floats(18, 25), st.one_of(st.just(0.0), st.floats(1e6, 1e12)), st.floats(9, 13), st.booleans())
 def test_the_search_finds_the_closed_form(log_flops, served, log_memory, integral):
     limits = {"memory": 10**log_memory, "inference_tokens": served, "kv_tokens": 1e5}
-    law, constraints, flops = JointLaw.published(), Constraints(**limits), np.full(6, 10**log_flops)
+    law, limits, flops = JointLaw.published(), Limits(**limits), np.full(6, 10**log_flops)
     try:
-        closed = optimal_widths(law, flops, EXPERTS, constraints, integral)
+        closed = optimal_widths(law, flops, EXPERTS, limits, integral)
     except ValueError:
         return
-    found = searched_widths(law, flops, EXPERTS, constraints, integral)
+    found = searched_widths(law, flops, EXPERTS, limits, integral)
     assert np.array_equal(found.fits, closed.fits)
     assert np.array_equal(found.truncated, closed.truncated)
     for name in ("free", "d_model", "n_active", "tokens", "loss"):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from scaling_law import Architecture, JointLaw, Throughput
-from scaling_law.planning.hours import Cluster
+from scaling_law.planning.budget import Cluster
 from scaling_law.planning.placement import RESERVED, DoesNotFit, place
 from scaling_law.planning.plan import plan
 from scaling_law.size.recipe import BatchRamp, RampStage

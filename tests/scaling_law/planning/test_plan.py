@@ -12,7 +12,7 @@ from training.configuration.schedule import Schedule, total_tokens
 
 
 def test_plan_of_a_run(published):
-    made = plan(published, 1e20, [4], branches=3, memory=10e9, gpu_flops=1e15, mfu=0.5)
+    made = plan(published, 1e20, [4], branches=3, memory=10e9, gpu_tflops=1000, mfu=0.5)
     a = made.architecture
     row = published.optimal(1e20, [4], memory=10e9, integral=True)[4]
     assert a == row.architecture

@@ -12,9 +12,9 @@ from scaling_law import (
     effective_speedup,
     published,
 )
-from scaling_law.planning.hours import Cluster, work_of
+from scaling_law.planning.budget import Cluster, work_of
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.matched import tokens_to_reach
-from scaling_law.planning.optimum import Constraints
 from scaling_law.planning.speedup import EffectiveSpeedup
 from scaling_law.size.architecture import width_of_active
 from scaling_law.size.throughput import ModelWork
@@ -161,7 +161,7 @@ def test_hours_of_both_models(law):
     few, h100 = law.replace(draws=law.draws[:20]), Throughput.assumed("h100")
     found = effective_speedup(few, 8, 1, flops=1e21, gpus=8, throughput=h100)
     best, same = found.rows
-    cluster, limits = Cluster(8, h100), Constraints()
+    cluster, limits = Cluster(8, h100), Limits()
     own = cluster.seconds(work_of(width_of_active(found.n_active), 8.0, limits), found.tokens)
     for row in (best, same):
         seconds = cluster.seconds(work_of(width_of_active(row.n_active), 1.0, limits), row.tokens)

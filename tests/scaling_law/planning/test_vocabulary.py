@@ -8,6 +8,7 @@ from scaling_law import JointLaw, fit, load_runs
 from scaling_law.figures.curves import memory_curves
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.law_files import law_card, law_from_dict, law_to_dict
+from scaling_law.planning.budget import Budget
 from scaling_law.planning.design import advantage, next_runs, predicted_loss
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
 from scaling_law.planning.matched import matched_memory, plan_matched
@@ -98,7 +99,7 @@ def test_plans_new_runs_and_figures_count_it_too(law, published):
     assert not any("tokenizer" in warning for warning in plan(published, 1e20).warnings)
     design = next_runs(law, predicted_loss(5e5, 5e6, 2), 1e16, warmup_tokens=0)
     assert {architecture.vocab_size for architecture, _ in design.runs()} == {1024}
-    ends = [curve.n_active[-1] for curve in memory_curves(law, FLOPS, [1, 2]).curves]
+    ends = [curve.n_active[-1] for curve in memory_curves(law, Budget(FLOPS), [1, 2]).curves]
     assert ends == pytest.approx([row.n_active for row in law.optimal(FLOPS, [1, 2])])
 
 

@@ -52,7 +52,7 @@ def test_shared_experts_are_always_read():
 
 def test_rows_of_an_optimum_say_what_serving_takes():
     law = JointLaw.published()
-    asked = {"hours": 72, "gpus": 8, "throughput": "h100", "experts": [1, 8], "decode_batch": 32}
+    asked = {"hours": 72, "gpus": 8, "gpu": "h100", "experts": [1, 8], "decode_batch": 32}
     table = law.optimal(**asked, price=2.5, kv_tokens="64k", integral=True)
     for row in table:
         expected = decode_seconds(row.architecture, H100, 32, context=2048)
