@@ -19,6 +19,4 @@ _hub = find_spec("hub")
 if _hub is not None and _hub.origin is not None and not (Path(_hub.origin).parent / "plain").is_dir():
     raise ImportError(f"{_hub.origin} hides the package `hub` that scaling_law needs: rename or move that file")
 
-import scaling_law.law_methods  # noqa: E402, F401 - gives every law its methods
-
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

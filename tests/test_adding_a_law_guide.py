@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from scaling_law.fitting.profiles import profile_interval
-from scaling_law.formulas import LAWS
-from scaling_law.law_files import load_law, loading_code
+from scaling_law.law import LAWS
+from scaling_law.law.base import load_law
+from scaling_law.law_files import loading_code
 from tests.guides import DOCS, blocks, run_python, text_of
 
 PAGE = DOCS / "adding_a_law.md"

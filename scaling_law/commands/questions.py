@@ -16,15 +16,15 @@ from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
 from scaling_law.figures.drawing import SUFFIXES, save
 from scaling_law.figures.law_figures import memory_optimal
-from scaling_law.formulas import ChinchillaLaw, JointLaw, Law
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.law import ChinchillaLaw, JointLaw, Law
 from scaling_law.paper.figures import draw_all
 from scaling_law.planning import design
 from scaling_law.planning import plan as planning
 from scaling_law.planning.break_even import break_even as tokens_from_which_experts_pay
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
-from scaling_law.planning.speedup import effective_speedup
+from scaling_law.planning.speedup import speedup as effective_speedup
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 
 GRANULARITY = "Experts of 1/G of the width, G times as many active."

@@ -27,8 +27,9 @@ from scaling_law.commands.options import option
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import errors_of, fit
-from scaling_law.formulas import Law
-from scaling_law.law_files import FILE_NAME, law_card, law_to_json, load_law, loading_code
+from scaling_law.law import Law
+from scaling_law.law.base import load_law
+from scaling_law.law_files import FILE_NAME, law_card, law_to_json, loading_code
 from scaling_law.runs.table import Runs, load_runs
 
 if TYPE_CHECKING:

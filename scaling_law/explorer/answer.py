@@ -19,7 +19,7 @@ from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import Page, Placed
 from scaling_law.figures.law_figures import shown_losses
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import Plan
 from scaling_law.planning.plan import plan as plan_of

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hub.plain.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 from scaling_law.planning.budget import Budget
 from scaling_law.size.gpus import GPUS
 

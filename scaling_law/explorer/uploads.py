@@ -8,8 +8,8 @@ from pathlib import Path
 from hub.plain.tables import as_text, enumerated
 from scaling_law.fitting.calibration import Calibration, calibrate
 from scaling_law.fitting.fitting import FitResult, fit
-from scaling_law.formulas import Law
-from scaling_law.law_files import load_law
+from scaling_law.law import Law
+from scaling_law.law.base import load_law
 from scaling_law.runs.columns import Column
 from scaling_law.runs.table import load_runs, recognised
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaling_law.formulas import Law
-from scaling_law.formulas.law import LawT, positive
+from scaling_law.formulas import Formula
+from scaling_law.formulas.law import FormulaT, positive
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.hours import best_widths, drawn_losses, models_of
 from scaling_law.planning.limits import Limits, ModelFields
@@ -101,13 +101,13 @@ def interval_of(draws: FloatArray) -> Interval | None:
     return tuple(np.quantile(finite, LEVEL, axis=0)) if len(finite) > 1 else None
 
 
-def near_the_runs(law: Law, **at: Any) -> NDArray[np.bool_]:
+def near_the_runs(law: Formula, **at: Any) -> NDArray[np.bool_]:
     """Which models a figure shows: those inside the range guard, or all where none is (a law of small runs)."""
     inside = ~law.beyond_guard(**at)
     return inside if inside.any() else ~inside
 
 
-def thinned(law: LawT, draws: int) -> LawT:
+def thinned(law: FormulaT, draws: int) -> FormulaT:
     """The law with every k-th of its draws, `draws` at most: intervals of figures that are drawn often."""
     if law.draws is None or len(law.draws) <= draws:
         return law
@@ -115,7 +115,7 @@ def thinned(law: LawT, draws: int) -> LawT:
 
 
 def loss_curve(
-    law: Law, x: ArrayLike, at: Mapping[str, Any], experts: float, mark: int | None = None, band: bool = True
+    law: Formula, x: ArrayLike, at: Mapping[str, Any], experts: float, mark: int | None = None, band: bool = True
 ) -> Curve:
     """The curve of the models `at` (N_act, D, and the law's other variables, by name) along `x`; they broadcast.
 
@@ -132,7 +132,7 @@ def loss_curve(
 
 
 def memory_curves(
-    law: Law,
+    law: Formula,
     budget: Budget,
     experts: Sequence[float] | None = None,
     *,
@@ -173,7 +173,7 @@ def memory_curves(
     return MemoryCurves(limits, within.memory, tuple(curves), regions, _winner(law, within, best), boundaries)
 
 
-def _winner(law: Law, within: WithinMemory, best: NDArray[np.int64]) -> Curve:
+def _winner(law: Formula, within: WithinMemory, best: NDArray[np.int64]) -> Curve:
     """The best model under each limit, whichever its E; `experts` is NaN and `inside` is not told."""
     chosen = np.arange(len(best)), best
     at, width = {name: values[chosen] for name, values in within.at.items()}, within.d_model[chosen]
@@ -207,14 +207,14 @@ class WithinMemory:
     at: dict[str, FloatArray]
     loss: FloatArray
 
-    def drawn(self, law: Law, chosen: Any) -> FloatArray | None:
+    def drawn(self, law: Formula, chosen: Any) -> FloatArray | None:
         """The losses of the models at this index of [points, E] under each draw, [n_draws, n]."""
         at = {name: values[chosen] for name, values in self.at.items()}
         return drawn_losses(law, self.budget, at, self.d_model[chosen], self.limits)
 
 
 def models_within_memory(
-    law: Law, budget: Budget, experts: FloatArray, limits: Limits, points: int = 300
+    law: Formula, budget: Budget, experts: FloatArray, limits: Limits, points: int = 300
 ) -> WithinMemory:
     """From the smallest limit inside the dense model's range guard to past the last optimum.
 
@@ -238,7 +238,7 @@ def parts_of(best: NDArray[np.int64]) -> list[tuple[slice, int]]:
     return [(slice(int(first), int(last) + 1), int(best[first])) for first, last in pairwise(edges)]
 
 
-def boundary_interval(law: Law, within: WithinMemory, left: int, right: int) -> tuple[float, float]:
+def boundary_interval(law: Formula, within: WithinMemory, left: int, right: int) -> tuple[float, float]:
     """95 % interval of the memory limit from which the E numbered `right` beats the one numbered `left`.
 
     Each draw judges the same models, those that are best under the law itself, so that errors which both E share
@@ -255,7 +255,7 @@ def boundary_interval(law: Law, within: WithinMemory, left: int, right: int) -> 
 
 
 def budget_curves(
-    law: Law,
+    law: Formula,
     budget: Budget,
     experts: Sequence[float] | None = None,
     *,
@@ -269,7 +269,7 @@ def budget_curves(
 
 
 def isotime_curves(
-    law: Law, time: Budget, experts: Sequence[float] | None = None, *, points: int = 120
+    law: Formula, time: Budget, experts: Sequence[float] | None = None, *, points: int = 120
 ) -> tuple[Curve, ...]:
     """As `isoflop_curves`, for models that train so long: smaller ones see more tokens."""
     e, limits = np.atleast_1d(asked_experts(law, experts)), Limits.of(law)
@@ -283,7 +283,12 @@ def isotime_curves(
 
 
 def isoflop_curves(
-    law: Law, flops: float, experts: Sequence[float] | None = None, *, inference_tokens: float = 0.0, points: int = 200
+    law: Formula,
+    flops: float,
+    experts: Sequence[float] | None = None,
+    *,
+    inference_tokens: float = 0.0,
+    points: int = 200,
 ) -> tuple[Curve, ...]:
     """Loss against tokens along a budget for each E that has an optimum, which is marked. ValueError if none has."""
     e = np.atleast_1d(asked_experts(law, experts))
@@ -301,7 +306,7 @@ def isoflop_curves(
     return tuple(curves)
 
 
-def token_curves(law: Law, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
+def token_curves(law: Formula, table: OptimalTable, points: int = 120) -> tuple[Curve, ...]:
     """Loss against training tokens for the model of each row of `table`, whose own tokens are marked."""
     own = [row.tokens for row in table]
     span = np.geomspace(min(own) / 20, max(own) * 20, points)
@@ -314,7 +319,7 @@ def token_curves(law: Law, table: OptimalTable, points: int = 120) -> tuple[Curv
 
 
 def best_experts(
-    law: Law,
+    law: Formula,
     flops: ArrayLike,
     memory: ArrayLike,
     experts: Sequence[float] | None = None,
@@ -355,7 +360,7 @@ def best_experts(
     )
 
 
-def _tied(law: Law, at: dict[str, Any], loss: FloatArray, compared: Any, best: Any) -> NDArray[np.bool_]:
+def _tied(law: Formula, at: dict[str, Any], loss: FloatArray, compared: Any, best: Any) -> NDArray[np.bool_]:
     """Where another E is as good: the interval of the difference reaches zero; without draws, it is below the RMSE."""
     if law.draws is None:
         error = (law.conditions and law.conditions.rmse) or 0.0

@@ -15,7 +15,7 @@ from hub.plain.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import Curve, Region, best_experts, isoflop_curves, memory_curves, token_curves
 from scaling_law.figures.drawing import LOSS, TIED, colour_of
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import ModelFields
 from scaling_law.planning.optimal_table import OptimalTable
@@ -54,7 +54,7 @@ def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:
 
 
 def isoflop(
-    law: Law, flops: ArrayLike = (1e19, 1e20, 1e21, 1e22), experts: Sequence[float] = (1, 4, 16), axes: Any = None
+    law: Formula, flops: ArrayLike = (1e19, 1e20, 1e21, 1e22), experts: Sequence[float] = (1, 4, 16), axes: Any = None
 ) -> NDArray[Any]:
     """Loss against tokens along budgets, compute-optimal points marked (Fig. 2a); one panel for each budget.
 
@@ -80,7 +80,7 @@ def shown_losses(curves: Sequence[Curve]) -> tuple[float, float]:
     return low - 0.25 * (high - low) - 0.005, high + 2.0 * (high - low) + 0.05
 
 
-def loss_by_tokens(law: Law, table: OptimalTable, ax: Axes | None = None) -> Axes:
+def loss_by_tokens(law: Formula, table: OptimalTable, ax: Axes | None = None) -> Axes:
     """Loss of the model of each row against the tokens that it is trained on; its own tokens are marked."""
     ax = drawing.axes_or_new(ax)
     curves = token_curves(law, table)
@@ -93,7 +93,7 @@ def loss_by_tokens(law: Law, table: OptimalTable, ax: Axes | None = None) -> Axe
 
 
 def memory_optimal(
-    law: Law,
+    law: Formula,
     flops: float = 1e22,
     experts: Sequence[float] = PAPER.experts,
     kv_tokens: float = 0.0,
@@ -108,7 +108,7 @@ def memory_optimal(
 
 
 def draw_memory_optimal(
-    ax: Axes, law: Law, flops: float, experts: Sequence[float], kv_tokens: float, inference_tokens: float
+    ax: Axes, law: Formula, flops: float, experts: Sequence[float], kv_tokens: float, inference_tokens: float
 ) -> None:
     """Draw one panel of `memory_optimal`."""
     served: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
@@ -140,7 +140,7 @@ def shade(ax: Axes, x: FloatArray, regions: Sequence[Region], alpha: float = 0.1
 
 
 def best_experts_map(
-    law: Law, flops: ArrayLike, memory: ArrayLike, ax: Axes | None = None, **costs: Unpack[ModelFields]
+    law: Formula, flops: ArrayLike, memory: ArrayLike, ax: Axes | None = None, **costs: Unpack[ModelFields]
 ) -> Axes:
     """The best E over budgets and memory limits (bytes), hatched where another ties; `costs` as of `law.optimal`.
 

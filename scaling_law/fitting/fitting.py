@@ -19,8 +19,8 @@ from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
-from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions
+from scaling_law.law import Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.table import Runs, load_runs
 

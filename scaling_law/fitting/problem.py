@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from hub.plain.tables import literal
 from scaling_law.fitting.objective import Evaluation, Objective
 from scaling_law.fitting.solver import Solutions, minimise
-from scaling_law.formulas import LAWS
 from scaling_law.formulas.terms import (
     BY_DESIGN,
     CONSTANT,
@@ -32,6 +31,7 @@ from scaling_law.formulas.terms import (
     Term,
     without,
 )
+from scaling_law.law import LAWS
 from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]

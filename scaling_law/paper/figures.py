@@ -18,9 +18,9 @@ from scaling_law.figures import drawing
 from scaling_law.figures.curves import Region, interval_of, near_the_runs, parts_of
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import draw_memory_optimal, isoflop, memory_optimal, shade
-from scaling_law.formulas import JointLaw
-from scaling_law.formulas.law import joint_to_chinchilla
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.law import JointLaw
+from scaling_law.law.kinds import joint_to_chinchilla
 from scaling_law.planning.inverse import flop_savings
 from scaling_law.planning.limits import Limits, ModelFields
 from scaling_law.planning.matched import matched_memory

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hub.plain.units import format_flops
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.planning.limits import LimitFields, Limits, Quantity
 from scaling_law.size.gpus import find_gpu, named_gpu
@@ -225,7 +225,7 @@ def cluster_fields(fields: Any) -> ClusterFields:
     return cast(ClusterFields, {name: fields[name] for name in ClusterFields.__annotations__ if name in fields})
 
 
-def read_costs(law: Law, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
+def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster | None, Limits]:
     """The GPUs of a question whose answer is its budget, None for one of FLOPs, and its limits."""
     of_limits = _checked(fields)
     for name, value in {"hours": fields.get("hours"), "money": fields.get("money")}.items():
@@ -236,7 +236,7 @@ def read_costs(law: Law, **fields: Unpack[QuestionFields]) -> tuple[Cluster | No
 
 
 def read_question(
-    law: Law, flops: Quantity | None, batch_ramp: BatchRamp | None = None, **fields: Unpack[QuestionFields]
+    law: Formula, flops: Quantity | None, batch_ramp: BatchRamp | None = None, **fields: Unpack[QuestionFields]
 ) -> tuple[Budget, Limits]:
     """The budget and the limits of a question to a law. TypeError, as of any function, for another keyword."""
     of_limits = _checked(fields)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget, work_of
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import (
@@ -29,19 +29,19 @@ SEARCHED = ((7.0, 281), (0.05, 9), (0.005, 5))  # ln d_model around MIDDLE: see 
 MIDDLE = np.log(2000.0)
 
 
-def best_widths(law: Law, budget: Budget, e: FloatArray, limits: Limits, integral: bool = False) -> WidthOptimum:
+def best_widths(law: Formula, budget: Budget, e: FloatArray, limits: Limits, integral: bool = False) -> WidthOptimum:
     """The best model for each E, [n], for a budget of either kind. ValueError where none has an optimum."""
     if budget.flops is None:
         return widths_in_time(law, budget, e, limits, integral)
     return optimal_widths(law, budget.flops, e, limits, integral)
 
 
-def models_of(law: Law, d_model: Any, experts: Any, budget: Budget, limits: Limits) -> dict[str, Any]:
+def models_of(law: Formula, d_model: Any, experts: Any, budget: Budget, limits: Limits) -> dict[str, Any]:
     """N_act, D, E and the law's other variables, for models of these widths that spend the budget; broadcasts."""
     return of_law(law, budget.variables(d_model, experts, limits))
 
 
-def widths_in_time(law: Law, time: Budget, e: FloatArray, limits: Limits, integral: bool = False) -> WidthOptimum:
+def widths_in_time(law: Formula, time: Budget, e: FloatArray, limits: Limits, integral: bool = False) -> WidthOptimum:
     """The best model for each E, [n], in the time and within the limits. ValueError where not one step is done."""
     refuse_other_variables(law, limits, e)
     if limits.inference_tokens:
@@ -72,7 +72,7 @@ def refuse_less_than_a_step(time: Budget, experts: float, limits: Limits) -> Non
 
 
 def drawn_losses(
-    law: Law, budget: Budget, at: Mapping[str, Any], d_model: FloatArray, limits: Limits
+    law: Formula, budget: Budget, at: Mapping[str, Any], d_model: FloatArray, limits: Limits
 ) -> FloatArray | None:
     """Losses of these models, [n_draws, n], where law and throughput are drawn together; None without any draws.
 

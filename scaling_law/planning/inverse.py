@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
-from scaling_law.formulas import ChinchillaForm, Law
+from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, read_question, work_of
@@ -76,8 +76,23 @@ class Reached(ResultTable):
         return {name: value for name, value in found.items() if value is not None}
 
 
+def reach(
+    law: Formula,
+    loss: ArrayLike,
+    experts: ArrayLike | None = None,
+    *,
+    flops: Quantity | None = None,
+    force: bool = False,
+    **question: Unpack[QuestionFields],
+) -> Reached:
+    """Answer `Law.reach`."""
+    if flops is None and question.get("hours") is None and question.get("money") is None:
+        return cheapest_budget(law, loss, experts, force=force, **question)
+    return smallest_memory(law, flops, loss, experts, force=force, **question)
+
+
 def cheapest_budget(
-    law: Law,
+    law: Formula,
     loss: ArrayLike,
     experts: ArrayLike | None = None,
     *,
@@ -114,7 +129,7 @@ def _least_flops(
 
 
 def _least_cost(
-    law: Law, target: FloatArray, e: FloatArray, limits: Limits, cluster: Cluster | None
+    law: Formula, target: FloatArray, e: FloatArray, limits: Limits, cluster: Cluster | None
 ) -> tuple[FloatArray, FloatArray]:
     """As `_least_flops`, for any law, or of least hours on a cluster."""
     for name in ("inference_tokens", "unique_tokens"):
@@ -139,7 +154,9 @@ def _least_cost(
     return tuple(np.where(known, values, np.nan).reshape(shape) for values in (flops, width))  # type: ignore[return-value]
 
 
-def flop_savings(law: Law, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False) -> FloatArray:
+def flop_savings(
+    law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
+) -> FloatArray:
     """Part of the dense compute-optimal budget that an MoE of equal loss saves: flops.shape + experts.shape.
 
     ExtrapolationError where one of the models lies beyond the range guard, unless `force`.
@@ -152,9 +169,9 @@ def flop_savings(law: Law, flops: ArrayLike, experts: ArrayLike | None = None, *
 
 
 def smallest_memory(
-    law: Law,
+    law: Formula,
     flops: Quantity | None,
-    loss: Quantity,
+    loss: ArrayLike,
     experts: ArrayLike | None = None,
     *,
     force: bool = False,
@@ -185,7 +202,7 @@ def smallest_memory(
 
 
 def _reached(
-    law: Law,
+    law: Formula,
     target: FloatArray,
     experts: FloatArray,
     flops: FloatArray,

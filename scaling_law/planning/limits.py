@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from hub.plain.tables import literal
 from hub.plain.units import parse_bytes, parse_context, parse_count
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.formulas.repeated import effective_tokens, effective_tokens_slope
 from scaling_law.size.architecture import (
     VOCAB_SIZE,
@@ -87,7 +87,7 @@ class Limits:
     vocab_size: int = VOCAB_SIZE
 
     @classmethod
-    def of(cls, law: Law | None = None, **limits: Unpack[LimitFields]) -> Limits:
+    def of(cls, law: Formula | None = None, **limits: Unpack[LimitFields]) -> Limits:
         """Read numbers, or text such as "80GB", "7B", "16k"; without a vocabulary, that of the law."""
         fields_of: Any = {name: value for name, value in limits.items() if value is not None}
         return cls(**{"vocab_size": law.vocab_size if law else VOCAB_SIZE} | fields_of)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable, Table, as_text, enumerated
 from hub.plain.units import format_bytes, format_count, format_flops, listed_experts
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
@@ -307,7 +307,7 @@ class OptimalTable(ResultTable):
 
 
 def optimal(
-    law: Law,
+    law: Formula,
     flops: Quantity | None = None,
     experts: ArrayLike | None = None,
     *,
@@ -318,25 +318,7 @@ def optimal(
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> OptimalTable:
-    """The best model for each E under compute and memory limits, and the best of all.
-
-    Args:
-        flops: of training (6 N_act D) and inference (2 N_act D_inf); a number or text such as "1e22".
-        hours, money: of training, instead of flops, on so many `gpus`; money by a `price` per GPU-hour.
-        gpu, mfu, throughput: how fast they train: a GPU such as "h100", whose MFU is assumed unless it is given, or a
-            `Throughput` or throughput.json.
-        decode_batch: with these, also what it takes to serve so many sequences at once (`size.serving`), which hold
-            `kv_tokens` together.
-        experts: one E or several; None asks for those of `default_experts`.
-        integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
-        batch_ramp: its last batch goes into learning-rate laws that have a batch, its batches into step times; None:
-            the paper's.
-        force: compare answers beyond the range guard, too.
-        question: the fields of `Limits`: memory="80GB" and so on.
-
-    ValueError where nothing fits, the law has no optimum, or not exactly one budget is given; ExtrapolationError where
-    no answer is within the range guard. Ludziejewski et al. 2025, Section "Compute and Memory Optimality".
-    """
+    """Answer `Law.optimal`."""
     if np.ndim(cast(Any, flops)):
         budgets = np.asarray(flops).tolist()
         raise ValueError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
@@ -384,7 +366,7 @@ def optimal(
     return replace(table, flops=spent, equal_flops=same, notes=notes)
 
 
-def _largest_wins(table: OptimalTable, asked: FloatArray, law: Law, by_default: bool) -> str | None:
+def _largest_wins(table: OptimalTable, asked: FloatArray, law: Formula, by_default: bool) -> str | None:
     """A sentence where the best E is the largest of several: a larger one may be better."""
     best = table.best.experts
     if asked.size == 1 or best < asked.max():
@@ -413,7 +395,7 @@ def _notes_on_time(table: OptimalTable, cluster: Cluster) -> Iterator[str]:
 
 
 def _rows(
-    law: Law,
+    law: Formula,
     found: WidthOptimum,
     asked: FloatArray,
     at: Mapping[str, FloatArray],

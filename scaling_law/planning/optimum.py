@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
 from hub.plain.units import listed_experts, parse_experts
-from scaling_law.formulas import ChinchillaForm, JointLaw, Law
+from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.formulas.law import joint_to_chinchilla, positive
+from scaling_law.formulas.law import positive
 from scaling_law.planning.limits import LimitFields, Limits
 from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
@@ -40,7 +40,7 @@ SEARCHED = 400  # widths between d_model 1 and that for which the budget buys on
 MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
-def asked_experts(law: Law, experts: Any) -> FloatArray:
+def asked_experts(law: Formula, experts: Any) -> FloatArray:
     """The expert counts to answer for: as given, text such as "1,2,4-8", or the law's own for None."""
     if isinstance(experts, str):
         return np.array(parse_experts(experts), float)
@@ -72,12 +72,9 @@ class ComputeOptimum(ResultTable):
 
 
 def compute_optimal(
-    law: Law, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
+    law: Formula, flops: ArrayLike, experts: ArrayLike | None = None, *, force: bool = False
 ) -> ComputeOptimum:
-    """Compute-optimal N_act, D and loss for each E and budget: arrays of shape flops.shape + experts.shape.
-
-    ValueError where the law has no optimum; ExtrapolationError for an answer beyond the range guard, unless `force`.
-    """
+    """Answer `Law.compute_optimal`."""
     budget = positive("flops", flops)
     e = asked_experts(law, experts)
     expanded, limits = budget.reshape(budget.shape + (1,) * e.ndim), Limits.of(law)
@@ -97,12 +94,12 @@ def compute_optimal(
     return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), check)
 
 
-def model_variables(law: Law, d_model: Any, experts: Any, flops: Any, limits: Limits) -> dict[str, Any]:
+def model_variables(law: Formula, d_model: Any, experts: Any, flops: Any, limits: Limits) -> dict[str, Any]:
     """N_act, D, E and the law's other variables, for models of these widths that spend the budget."""
     return of_law(law, limits.variables(d_model, experts, flops))
 
 
-def of_law(law: Law, variables: Mapping[str, Any]) -> dict[str, Any]:
+def of_law(law: Formula, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Of an architecture's variables N_act, D, E and those of the law, in one shape."""
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     return dict(zip(names, np.broadcast_arrays(*(variables[name] for name in names)), strict=True))
@@ -137,7 +134,7 @@ class WidthOptimum:
 
 
 def optimal_widths(
-    law: Law, flops: ArrayLike, experts: ArrayLike, limits: Limits, integral: bool = False
+    law: Formula, flops: ArrayLike, experts: ArrayLike, limits: Limits, integral: bool = False
 ) -> WidthOptimum:
     """The constrained optimum, `flops` and `experts` broadcast; no range check. ValueError where no E has one.
 
@@ -154,7 +151,7 @@ def optimal_widths(
 
 
 def searched_widths(
-    law: Law, budget: FloatArray, e: FloatArray, limits: Limits, integral: bool = False
+    law: Formula, budget: FloatArray, e: FloatArray, limits: Limits, integral: bool = False
 ) -> WidthOptimum:
     """As `optimal_widths`, for any law of tokens and of what an architecture has, whatever its form."""
     free, exists = searched_width(law, budget, e, limits)
@@ -170,7 +167,7 @@ def searched_widths(
 
 
 def searched_width(
-    law: Law, budget: FloatArray, e: FloatArray, limits: Limits
+    law: Formula, budget: FloatArray, e: FloatArray, limits: Limits
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """The d_model of lowest loss along each budget, and whether there is one (elsewhere NaN).
 
@@ -198,12 +195,12 @@ def searched_width(
     return width, np.isfinite(width)
 
 
-def loss_of_variables(law: Law, variables: Mapping[str, Any], limits: Limits) -> Any:
+def loss_of_variables(law: Formula, variables: Mapping[str, Any], limits: Limits) -> Any:
     """With tokens that repeat counted for what they are worth; nothing is checked."""
     return law.evaluate(tuple(law.coefficients.values()), limits.worth(variables))
 
 
-def refuse_other_variables(law: Law, limits: Limits, experts: FloatArray) -> None:
+def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) -> None:
     """ValueError for a variable that is none of an architecture, and for experts that the law does not know."""
     if isinstance(law, ChinchillaForm):
         law.chinchilla_coefficients(experts)
@@ -269,7 +266,7 @@ def settled(
 
 
 def optimum_draws(
-    law: JointLaw,
+    law: ChinchillaForm,
     flops: ArrayLike,
     experts: ArrayLike | None = None,
     *,
@@ -287,7 +284,7 @@ def optimum_draws(
         raise ValueError(f"unique_tokens={within.unique_tokens:g}: optima of draws know no repeated tokens")
     budget, coefficients = positive("flops", flops), law.chinchilla_coefficients(e)
     with np.errstate(all="ignore"):  # in draws without an optimum
-        found = widths_of(joint_to_chinchilla(columns, e), columns[-1], budget, e, within)
+        found = widths_of(law.chinchilla_of(columns, e), columns[-1], budget, e, within)
         own = widths_of(coefficients, law.irreducible_loss, budget, e, within)
     n_active, tokens = (np.where(own.fits, values, np.nan) for values in (own.n_active, own.tokens))
     law.check(n_active, tokens, e).refuse(force)
@@ -295,18 +292,20 @@ def optimum_draws(
     return replace(found, **{name: np.where(found.fits, getattr(found, name), np.nan) for name in names})
 
 
-def drawn_optimum(law: JointLaw, flops: ArrayLike, experts: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+def drawn_optimum(
+    law: ChinchillaForm, flops: ArrayLike, experts: ArrayLike
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The compute-optimal N_act, D and loss of every draw, [n_draws, E], NaN for none; or one E at several budgets."""
     columns, e = _draws(law), np.atleast_1d(np.asarray(experts, float))
     with np.errstate(all="ignore"):  # in draws without an optimum
-        coefficients = joint_to_chinchilla(columns, e)
+        coefficients = law.chinchilla_of(columns, e)
         n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(flops, 1.0))
         loss = law.evaluate(columns, {"n_active": n_active, "tokens": tokens, "experts": e})
     n_active, tokens, loss = (np.where(has_optimum(coefficients), v, np.nan) for v in (n_active, tokens, loss))
     return n_active, tokens, loss
 
 
-def _draws(law: JointLaw) -> FloatArray:
+def _draws(law: ChinchillaForm) -> FloatArray:
     """The coefficients of the draws, [coefficients, n_draws, 1]."""
     if law.draws is None:
         raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
@@ -346,7 +345,7 @@ def has_optimum(coefficients: tuple[Any, Any, Any, Any]) -> NDArray[np.bool_]:
     return np.asarray((mu < 0) & (nu < 0) & (m > 0) & (n > 0))
 
 
-def why_no_optimum(law: Law, experts: float) -> str:
+def why_no_optimum(law: Formula, experts: float) -> str:
     """Why an E has none: "its loss rises with D (exponent +0.012)" where `has_optimum` is False."""
     if not isinstance(law, ChinchillaForm):
         return "its loss has no minimum along the budget"

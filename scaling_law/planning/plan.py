@@ -13,11 +13,10 @@ from numpy.typing import ArrayLike
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, cluster_fields
-from scaling_law.planning.describe import experts_of, law_variables
 from scaling_law.planning.limits import Quantity
 from scaling_law.planning.optimal_table import OptimalTable, optimal
 from scaling_law.planning.placement import DoesNotFit, Placement, place
@@ -161,7 +160,7 @@ class Plan(Summarised):
 
 
 def plan(
-    law: Law,
+    law: Formula,
     flops: Quantity | None = None,
     experts: ArrayLike | None = None,
     *,
@@ -173,15 +172,7 @@ def plan(
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> Plan:
-    """The run of the best architecture that exists for a budget; budget, experts and limits as in `law.optimal`,
-    `granularity` and `shared_ratio` too.
-
-    `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … Without a `gpu` or a
-    `throughput`, which go with flops, too, GPU-hours follow from the peak `gpu_tflops` of an accelerator (989: an H100
-    in bf16) and the part `mfu` of it (0.4). A budget of hours or money is that of the full run alone. A model that the
-    memory of those GPUs cannot train gives way to the widest of its E that it can, or to another E: `warnings` say so.
-    Errors as `law.optimal`, and ValueError where no model can be trained.
-    """
+    """Answer `Law.plan`."""
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
     positive("gpu_tflops", gpu_tflops)
@@ -298,3 +289,23 @@ def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
     """Tokens of the decay of a run of `tokens` tokens: whole steps, as the training loop branches off."""
     end = ramp.steps(tokens)
     return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - PAPER.decay_fraction)), max(end - 1, 0)))
+
+
+def law_variables(law: Formula, a: Architecture, tokens: float) -> dict[str, float]:
+    """N_act, D, E and the law's other variables. ValueError for one that is none of an architecture."""
+    found = a.variables() | {"tokens": tokens}
+    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
+    if unknown := [name for name in names if name not in found]:
+        raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+    return {name: found[name] for name in names}
+
+
+def experts_of(a: Architecture) -> str:
+    """The feed-forward, in words."""
+    if a.experts == 1:
+        return f"dense, feed-forward width {a.d_expert:,}"
+    text = f"{a.experts_per_token} of {a.experts} per token, each {a.d_expert:,} wide"
+    if a.shared_experts:
+        text += f"; {a.shared_experts} shared, {a.d_shared:,} wide"
+    dense = f"; {a.dense_blocks} dense blocks, {a.d_ff:,} wide" if a.dense_blocks else ""
+    return f"{text}{dense}; granularity {a.granularity:.3g}"

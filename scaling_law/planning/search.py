@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.planning.limits import Limits
 from scaling_law.size.architecture import training_flops
 
@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float64]
 ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
 
 
-def coefficients_of(law: Law) -> FloatArray:
+def coefficients_of(law: Formula) -> FloatArray:
     """The law's own coefficients and those of its draws, [n_coefficients, 1 + n_draws, 1]."""
     every = np.array([[*law.coefficients.values()], *(() if law.draws is None else law.draws)])
     return np.asarray(every.T[..., None])
@@ -41,13 +41,15 @@ def least(function: Callable[[FloatArray], FloatArray], middle: FloatArray, span
     return middle
 
 
-def floor(law: Law, coefficients: FloatArray, variables: Mapping[str, Any]) -> FloatArray:
+def floor(law: Formula, coefficients: FloatArray, variables: Mapping[str, Any]) -> FloatArray:
     """The loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
     with np.errstate(all="ignore"):
         return np.asarray(law.evaluate(coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
 
 
-def tokens_needed(law: Law, coefficients: FloatArray, loss: FloatArray, variables: Mapping[str, Any]) -> FloatArray:
+def tokens_needed(
+    law: Formula, coefficients: FloatArray, loss: FloatArray, variables: Mapping[str, Any]
+) -> FloatArray:
     """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast.
 
     By secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
@@ -73,7 +75,7 @@ def tokens_needed(law: Law, coefficients: FloatArray, loss: FloatArray, variable
 
 
 def cheapest_width(
-    law: Law,
+    law: Formula,
     coefficients: FloatArray,
     loss: FloatArray,
     experts: Any,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hub.plain.tables import ResultTable, Table, as_text
 from hub.plain.units import format_count, format_flops
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.formulas.law import checked_experts, positive
 from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, work_of
 from scaling_law.planning.limits import Limits, Quantity
@@ -165,8 +165,8 @@ class EffectiveSpeedup(ResultTable):
         return f"{text}, α = {self.exponent:.4f}. Pinned there with the same α and loss at a's FLOPs: × FLOPs {pinned}"
 
 
-def effective_speedup(
-    law: Law,
+def speedup(
+    law: Formula,
     a: Model,
     b: Model = 1.0,
     *,
@@ -175,18 +175,7 @@ def effective_speedup(
     force: bool = False,
     **question: Unpack[QuestionFields],
 ) -> EffectiveSpeedup:
-    """How many times a's compute and tokens model b needs for a's loss, with 95 % of the law's draws.
-
-    Args:
-        a, b: an E, which stands for its compute-optimal model, or an `Architecture`.
-        flops: that a spends (6 N_act D), a number or text such as "1e22"; or, for an architecture, its `tokens`.
-        question: `gpu` or `throughput` with `gpus`, for hours, too (the best size is still that of least FLOPs);
-            `granularity`, `shared_ratio` and `vocab_size` of the models that an E stands for: as in `law.optimal`.
-
-    An E as b answers at its best size and at a's N_act, an architecture at its own. ValueError for a law without
-    tokens and unless exactly one of flops and tokens is given; ExtrapolationError where a is beyond the range guard,
-    unless `force`.
-    """
+    """Answer `Law.speedup`."""
     if "tokens" not in law.variables:
         raise ValueError(f"this {law.name} law knows no tokens: it cannot say how many more are needed")
     cluster, limits = read_costs(law, **question)
@@ -225,7 +214,7 @@ def effective_speedup(
 class _Target:
     """a's loss under the law itself and under each of its draws, [1 + n_draws], for others to reach."""
 
-    law: Law
+    law: Formula
     coefficients: FloatArray  # [n_coefficients, 1 + n_draws, 1], the law's own first
     loss: FloatArray  # [1 + n_draws, 1]
     tokens: float
@@ -234,7 +223,7 @@ class _Target:
     cluster: Cluster | None
 
     @classmethod
-    def of(cls, law: Law, own: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Target:
+    def of(cls, law: Formula, own: Mapping[str, Any], work: ModelWork, cluster: Cluster | None) -> _Target:
         columns, tokens = coefficients_of(law), float(own["tokens"])
         loss = np.asarray(law.evaluate(columns, own), float)
         seconds = None if cluster is None else _seconds(cluster, work, np.full(len(loss), tokens))
@@ -307,7 +296,7 @@ def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArra
     return np.where(i == 0, own, drawn[(i - 1) % len(drawn), i])
 
 
-def _spent(law: Law, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
+def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
     """The variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
     if (flops is None) == (tokens is None):
         raise ValueError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
@@ -328,7 +317,7 @@ def _spent(law: Law, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple
     return {name: variables[name] for name in names}, width
 
 
-def _frontier(law: Law, question: _Target, experts: float, limits: Limits) -> dict[str, Any]:
+def _frontier(law: Formula, question: _Target, experts: float, limits: Limits) -> dict[str, Any]:
     """L∞, α and the loss at a's FLOPs, along the best models with E experts."""
     found = _asymptote(question, limits.variables(64.0, experts, 1.0))
     budgets = question.flops * np.array([1.0, 2.0])

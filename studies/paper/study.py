@@ -13,7 +13,7 @@ from typing import Any
 from hub.plain.tables import Table
 from hub.plain.units import format_count, format_flops, parse_count
 from scaling_law import Architecture, JointLaw, LearningRateLaw
-from scaling_law.size.recipe import ROWS
+from scaling_law.size import ROWS
 
 # Table "Example compute-optimal training configurations": FLOPs → (N_act, D) as printed, for E = 1, 2, 4, 8, 16, 32.
 COMPUTE_OPTIMAL = {

@@ -5,9 +5,10 @@ from dataclasses import make_dataclass
 import numpy as np
 import pytest
 
-from scaling_law import Form, Law, Parameter, Runs, Term, Transform, fit, register
+from scaling_law import Law, Runs, fit, register
 from scaling_law.fitting.problem import make_problem
-from scaling_law.formulas import LAWS
+from scaling_law.formulas import Form, Parameter, Term, Transform
+from scaling_law.law import LAWS
 
 SHARED = Form(
     (

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, SaturationLaw, fit, published
-from scaling_law.formulas import LAWS, register
+from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, fit, published
+from scaling_law.formulas.published import PRINTED, RECOVERED
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
-from scaling_law.law_files import law_to_dict, load_law
-from scaling_law.paper.published import PRINTED, RECOVERED
+from scaling_law.law import LAWS, SaturationLaw, register
+from scaling_law.law.base import load_law
+from scaling_law.law_files import law_to_dict
 
 # E → (m, μ, n, ν), as the LaTeX source of the table "reduced to the Chinchilla scaling law" holds them.
 CHINCHILLA_TABLE = {

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaling_law import ExtrapolationError, Form, JointLaw, Law, Runs, Term, fit, published
+from scaling_law import ExtrapolationError, JointLaw, Law, Runs, fit, published
+from scaling_law.formulas import Form, Term
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import optimal_widths, searched_widths

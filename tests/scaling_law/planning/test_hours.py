@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from hub.plain.tables import as_text
-from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, cheapest_budget, published
+from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, published
 from scaling_law.planning.budget import Budget, Cluster, work_of
-from scaling_law.planning.inverse import smallest_memory
 from scaling_law.planning.limits import Limits
-from scaling_law.planning.plan import plan
 from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork
 
@@ -159,31 +157,31 @@ def test_reach_in_hours_inverts_the_best_loss_in_hours(law, measured):
     asked = {"gpus": 8, "throughput": measured, "price": 2.0}
     best = law.optimal(hours=72, experts=[1, 8, 32], **asked)
     for row in best:
-        found = cheapest_budget(law, row.loss, [row.experts], **asked)
+        found = law.reach(row.loss, [row.experts], **asked)
         assert found.hours == pytest.approx(72, rel=1e-6)
         assert found.money == pytest.approx(72 * 8 * 2)
         assert found.n_active == pytest.approx(row.n_active, rel=1e-3)
         assert found.flops == pytest.approx(row.training_flops, rel=1e-3)
-    limited = cheapest_budget(law, 2.6, [8], memory="4GB", **asked)
+    limited = law.reach(2.6, [8], memory="4GB", **asked)
     assert limited.memory_bytes == pytest.approx(4e9)
-    assert limited.hours > cheapest_budget(law, 2.6, [8], **asked).hours
-    assert np.isinf(cheapest_budget(law, 1.3, [1], **asked).hours).all()
+    assert limited.hours > law.reach(2.6, [8], **asked).hours
+    assert np.isinf(law.reach(1.3, [1], **asked).hours).all()
     with pytest.raises(ValueError, match=r"inference_tokens=1e\+09 go with FLOPs"):
-        cheapest_budget(law, 2.6, [8], inference_tokens=1e9, **asked)
+        law.reach(2.6, [8], inference_tokens=1e9, **asked)
 
 
 def test_reach_for_any_law(measured):
     law = published("abnar")
-    found = cheapest_budget(law, 2.4, [1, 16])
+    found = law.reach(2.4, [1, 16])
     for e, flops in zip((1, 16), found.flops, strict=True):
         assert law.optimal(flops, [e], force=True).best.loss == pytest.approx(2.4, abs=1e-6)
-    hours = cheapest_budget(law, 2.4, [16], gpus=8, throughput=measured).hours
+    hours = law.reach(2.4, [16], gpus=8, throughput=measured).hours
     assert law.optimal(hours=hours.item(), gpus=8, throughput=measured, experts=[16]).best.loss == pytest.approx(2.4)
 
 
 def test_least_memory_in_hours(law, measured):
     asked = {"gpus": 8, "throughput": measured}
-    found = smallest_memory(law, None, 2.5, [1, 8], hours=72, **asked)
+    found = law.reach(2.5, [1, 8], hours=72, **asked)
     np.testing.assert_allclose(found.hours, 72)
     for e, memory in zip((1, 8), found.memory_bytes, strict=True):
         at_most = law.optimal(hours=72, experts=[e], memory=memory, **asked).best
@@ -192,7 +190,7 @@ def test_least_memory_in_hours(law, measured):
 
 
 def test_plan_in_hours(law, measured):
-    made = plan(law, hours=10, gpus=8, throughput=measured, price=2.0, experts=[8])
+    made = law.plan(hours=10, gpus=8, throughput=measured, price=2.0, experts=[8])
     best = law.optimal(hours=10, gpus=8, throughput=measured, experts=[8], integral=True).best
     assert made.architecture == best.architecture
     assert best.tokens - 512 * 512 <= made.tokens <= best.tokens
@@ -201,10 +199,10 @@ def test_plan_in_hours(law, measured):
     assert made.to_dict()["time"]["money"] == pytest.approx(2 * made.gpu_hours)
     assert made.mfu is None
     assert "GPU-hours: 10 hours on 8 × a GPU (bf16)" in str(as_text(made))
-    branched = plan(law, hours=10, gpus=8, throughput=measured, experts=[8], branches=4)
+    branched = law.plan(hours=10, gpus=8, throughput=measured, experts=[8], branches=4)
     assert branched.time.hours == pytest.approx(1.175 * 10, rel=2e-2)
-    timed = plan(law, 1e20, gpus=8, throughput=measured, experts=[8])
-    assert timed.training_flops == plan(law, 1e20, experts=[8]).training_flops
+    timed = law.plan(1e20, gpus=8, throughput=measured, experts=[8])
+    assert timed.training_flops == law.plan(1e20, experts=[8]).training_flops
     assert timed.time.hours == pytest.approx(timed.gpu_hours / 8)
     with pytest.raises(ValueError, match="gpus goes with hours or money"):
-        plan(law, 1e20, gpus=8)
+        law.plan(1e20, gpus=8)

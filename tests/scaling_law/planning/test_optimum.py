@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hub.plain.tables import as_text
 from scaling_law import Architecture, ChinchillaLaw, ExtrapolationError, JointLaw
-from scaling_law.planning.inverse import cheapest_budget
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import optimal_widths
 from scaling_law.planning.plan import plan
@@ -267,7 +266,7 @@ def test_draws_without_an_optimum_leave_an_interval(published):
 
 def test_a_law_that_does_not_fall_has_no_optimum_and_says_why(published):
     law = published.replace(beta=0.3)
-    for ask in (law.optimal, law.compute_optimal, lambda flops: cheapest_budget(law, 2.3)):
+    for ask in (law.optimal, law.compute_optimal, lambda flops: law.reach(2.3)):
         with pytest.raises(ValueError, match=r"no compute optimum for any of these experts: E = 1: .* fall with D"):
             ask(1e20)
 
@@ -325,7 +324,7 @@ def test_warnings_about_many_experts_are_short(published):
         "forced": published.optimal(1e22, experts=range(1, 200), force=True),
         "memory": published.optimal(1e22, experts=range(1, 200), memory="2GB", force=True),
         "no optimum": rising.optimal(1e22, experts=range(1, 200), force=True),
-        "reach": cheapest_budget(rising, 2.5, range(1, 200), force=True),
+        "reach": rising.reach(2.5, range(1, 200), force=True),
     }
     assert "E = 129-199 not compared: too far outside the fitted range" in asked["guard"].warnings
     for name, answer in asked.items():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scaling_law import Architecture, JointLaw, decode_seconds
+from scaling_law import Architecture, JointLaw
+from scaling_law.size import decode_seconds
 from scaling_law.size.gpus import GPUS
 from scaling_law.size.serving import decode_seconds_by_width, share_read
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from hub.plain.tables import Summarised, Table
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.conditions import LABELS, Conditions
-from scaling_law.formulas.law import Law
+from scaling_law.law import Law
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ import numpy as np
 
 from hub.plain.tables import ResultTable, Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.formulas import Law
 from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage, TrainingRates
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import positive
-from scaling_law.formulas.publication import PublishedLaw
-from scaling_law.formulas.shelf import SHELF, entry
+from scaling_law.law import Law
+from scaling_law.law.publication import PublishedLaw
+from scaling_law.law.shelf import SHELF, entry
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalRow
 from scaling_law.planning.optimum import root
