@@ -26,7 +26,7 @@ import torch
 from benchmarks.report import Report, parse
 from hub.record.run_record import RunRecord
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput
-from scaling_law.planning.hours import Cluster
+from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork, Throughput

@@ -31,10 +31,7 @@ FLOPS, MEMORY, CONTEXT = 1e22, 80e9, 16_384
 EXPERTS = (1, 2, 4, 8, 16, 32)
 VOCABULARY = 50_257
 LAW = JointLaw.published()
-ASK = (
-    "from scaling_law import JointLaw; "
-    "JointLaw.published().optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384)"
-)
+ASK = "from scaling_law import JointLaw; JointLaw.published().optimal(1e22, memory=80e9, kv_tokens=16384)"
 SHELL = "scaling_law.commands.cli optimal --flops 1e22 --memory 80GB --kv-tokens 16k"
 
 
@@ -91,7 +88,7 @@ def compute_optimum_with_scipy(flops: float, experts: float) -> float:
 
 def table(report: Report, rounds: int) -> None:
     def ours():
-        return LAW.optimal(FLOPS, EXPERTS, max_memory_bytes=MEMORY, kv_cache_tokens=CONTEXT)
+        return LAW.optimal(FLOPS, EXPERTS, memory=MEMORY, kv_tokens=CONTEXT)
 
     answer = ours()
     n, d, e = (np.array([getattr(row, name) for row in answer.rows]) for name in ("n_active", "tokens", "experts"))

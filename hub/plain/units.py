@@ -42,7 +42,7 @@ def parse_bytes(text: str | float, field: str = "memory") -> float:
     return size
 
 
-def parse_context(text: str | float, field: str = "kv_cache_tokens") -> float:
+def parse_context(text: str | float, field: str = "kv_tokens") -> float:
     """A context length in tokens: "16k" is 16,384; a plain number is itself."""
     return _parsed(text, field, _CONTEXTS)
 

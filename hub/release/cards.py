@@ -334,7 +334,7 @@ runs = load_dataset("{repo}", split="train").to_pandas()
 
 from scaling_law import fit, load_runs
 
-result = fit(load_runs("{repo}"), law="joint")
+result = fit(load_runs("{repo}"), kind="joint")
 ```"""
 
 

@@ -10,8 +10,8 @@ from hub.plain.commands import CONTEXT, COUNT, Json, Revision
 from hub.plain.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity
-from scaling_law.formulas import Law
-from scaling_law.planning import describe as describing
+from scaling_law.law import Law
+from scaling_law.law import describe as describing
 
 
 def describe(

@@ -12,7 +12,7 @@ from scaling_law.commands.options import option
 from scaling_law.explorer import app, space, uploads
 from scaling_law.explorer.question import FITTED
 from scaling_law.fitting.fitting import fit
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 from scaling_law.runs.table import load_runs
 
 

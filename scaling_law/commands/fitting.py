@@ -18,7 +18,7 @@ from scaling_law.commands.questions import show_written
 from scaling_law.fitting import calibration, fitting, profiles, splits
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.rate_surface import fit_learning_rate_grid
-from scaling_law.planning.matched import plan_matched
+from scaling_law.report.matched import plan_matched
 from scaling_law.report.page import write_report
 from scaling_law.runs.table import Runs, load_runs
 

@@ -9,12 +9,11 @@ import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
 from hub.plain.units import parse_count
-from scaling_law.formulas import JointLaw, Law
 from scaling_law.formulas.answers import Answer
-from scaling_law.formulas.law import LawT
-from scaling_law.formulas.shelf import SHELF, published
-from scaling_law.law_files import load_law
-from scaling_law.planning.optimum import positive
+from scaling_law.formulas.law import positive
+from scaling_law.law import JointLaw, Law
+from scaling_law.law.base import LawT, load_law
+from scaling_law.law.shelf import SHELF, published
 from scaling_law.runs.readers import READERS
 from scaling_law.size.architecture import HEAD_DIM
 from scaling_law.size.gpus import find_gpu, named_gpu

@@ -16,16 +16,15 @@ from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
 from scaling_law.figures.drawing import SUFFIXES, save
 from scaling_law.figures.law_figures import memory_optimal
-from scaling_law.formulas import ChinchillaLaw, JointLaw, Law
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.law import ChinchillaLaw, JointLaw, Law
 from scaling_law.paper.figures import draw_all
 from scaling_law.planning import design
 from scaling_law.planning import plan as planning
 from scaling_law.planning.break_even import break_even as tokens_from_which_experts_pay
 from scaling_law.planning.inverse import cheapest_budget, smallest_memory
-from scaling_law.planning.optimum import positive
-from scaling_law.planning.speedup import effective_speedup
+from scaling_law.planning.speedup import speedup as effective_speedup
 from scaling_law.size.architecture import Architecture, active_parameters, total_parameters
 
 GRANULARITY = "Experts of 1/G of the width, G times as many active."
@@ -99,9 +98,9 @@ def optimal(
     decode_batch: Annotated[
         float | None, option("Sequences served at once: adds the cost of a million tokens.")
     ] = None,
-    max_memory_bytes: options.Memory = None,
+    memory: options.Memory = None,
     max_parameters: options.MaxParameters = None,
-    kv_cache_tokens: options.KvTokens = 0.0,
+    kv_tokens: options.KvTokens = 0.0,
     experts: options.Experts = None,
     inference_tokens: options.InferenceTokens = 0.0,
     bytes_per_parameter: Annotated[float, option("2 for bf16, 1 for fp8, 0.5 for 4 bits.")] = 2.0,
@@ -150,9 +149,9 @@ def plan(
     throughput: options.Times = None,
     mfu: options.Mfu = None,
     price: options.Price = None,
-    max_memory_bytes: options.Memory = None,
+    memory: options.Memory = None,
     max_parameters: options.MaxParameters = None,
-    kv_cache_tokens: options.KvTokens = 0.0,
+    kv_tokens: options.KvTokens = 0.0,
     inference_tokens: options.InferenceTokens = 0.0,
     experts: options.Experts = None,
     granularity: Annotated[float, option(GRANULARITY)] = 1.0,
@@ -196,7 +195,7 @@ def plan(
         raise ValueError(f"-o {output}: there is such a file already; --overwrite replaces it")
     rates = LearningRateLaw.named(learning_rate_law)
     chosen: Law = options.choose_law(law)
-    made = planning.plan(chosen, **question, gpu_flops=gpu_tflops * 1e12, learning_rate_law=rates)
+    made = planning.plan(chosen, **question, gpu_tflops=gpu_tflops, learning_rate_law=rates)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(made.to_yaml(sweep), encoding="utf-8")
@@ -217,8 +216,8 @@ def reach(
     throughput: options.Times = None,
     mfu: options.Mfu = None,
     price: options.Price = None,
-    max_memory_bytes: options.Memory = None,
-    kv_cache_tokens: options.KvTokens = 0.0,
+    memory: options.Memory = None,
+    kv_tokens: options.KvTokens = 0.0,
     inference_tokens: options.InferenceTokens = 0.0,
     experts: options.Experts = None,
     vocab_size: options.VocabSize = None,
@@ -241,16 +240,16 @@ def reach(
     """
     budget = {"flops": flops, "hours": hours, "money": money}
     has_budget = any(value is not None for value in budget.values())
-    if has_budget and max_memory_bytes is not None:
+    if has_budget and memory is not None:
         raise ValueError("--memory and a budget: give one of them; the other is the answer")
     chosen: Law = options.choose_law(law)
-    limits: dict[str, Any] = {"kv_cache_tokens": kv_cache_tokens, "inference_tokens": inference_tokens}
+    limits: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
     limits |= {"vocab_size": vocab_size, "force": force, "gpus": gpus, "price": price}
     limits["throughput"] = step_times(gpu, throughput, mfu)
     if has_budget:
         found = smallest_memory(chosen, flops, loss, experts, hours=hours, money=money, **limits)
     else:
-        found = cheapest_budget(chosen, loss, experts, max_memory_bytes=max_memory_bytes, **limits)
+        found = cheapest_budget(chosen, loss, experts, memory=memory, **limits)
     rows = found.to_rows()
     show({"loss": loss, "rows": rows, "warnings": list(found.warnings)}, as_json, found)
     reached = [row["trusted"] for row in rows if math.isfinite(row["n_active"])]
@@ -412,9 +411,9 @@ def next_runs(
     max_run_flops: Annotated[Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]")] = None,
     vocab_size: options.VocabSize = None,
     noise: Annotated[float | None, option("Standard deviation of ln L of one run. [default: from the fit]")] = None,
-    max_memory_bytes: options.Memory = None,
+    memory: options.Memory = None,
     max_parameters: options.MaxParameters = None,
-    kv_cache_tokens: options.KvTokens = 0.0,
+    kv_tokens: options.KvTokens = 0.0,
     force: options.Force = False,
     law: options.LawName = "published",
     as_json: Json = False,
@@ -431,8 +430,8 @@ def next_runs(
         scaling-law next-runs --law my-law --flops 1e19 --ask advantage:1e21,8,1 --memory 24GB --warmup 50M --json
     """
     chosen: Law = options.choose_law(law)
-    limits = {"max_memory_bytes": max_memory_bytes, "max_parameters": max_parameters}
-    limits["kv_cache_tokens"] = kv_cache_tokens
+    limits = {"memory": memory, "max_parameters": max_parameters}
+    limits["kv_tokens"] = kv_tokens
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
     widths = widths and [options.nearest_width(width) for width in widths]
     largest = flops / 4 if max_run_flops is None else max_run_flops

@@ -27,8 +27,9 @@ from scaling_law.commands.options import option
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import errors_of, fit
-from scaling_law.formulas import Law
-from scaling_law.law_files import FILE_NAME, law_card, law_to_json, load_law, loading_code
+from scaling_law.law import Law
+from scaling_law.law.base import load_law
+from scaling_law.law_files import FILE_NAME, law_card, law_to_json, loading_code
 from scaling_law.runs.table import Runs, load_runs
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def law_of(records: Sequence[RunRecord], law: Law | None = None, mix: Collection
         runs = load_runs([record for record in records if record.eval_loss is not None])
         if law is not None:
             return LawOnRuns(law, runs, fitted=False)
-        result = fit(runs, law="joint", mix=mix)
+        result = fit(runs, kind="joint", mix=mix)
     except ValueError as error:
         logger.warning("released without a law: %s", error)
         return None

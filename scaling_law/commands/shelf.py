@@ -9,8 +9,8 @@ import typer
 from hub.plain.commands import Json
 from hub.plain.tables import show
 from scaling_law.commands import options
-from scaling_law.formulas import shelf
-from scaling_law.planning import compare as comparing
+from scaling_law.law import compare as comparing
+from scaling_law.law import shelf
 from scaling_law.size.architecture import VOCAB_SIZE
 
 

@@ -19,7 +19,7 @@ from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import Page, Placed
 from scaling_law.figures.law_figures import shown_losses
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 from scaling_law.planning.optimal_table import OptimalTable
 from scaling_law.planning.plan import Plan
 from scaling_law.planning.plan import plan as plan_of
@@ -120,7 +120,7 @@ def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:
 def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figure:
     """The figure of the question's view."""
     thin, limits, budget = curves.thinned(law, DRAWS), question.limits(), question.budget
-    memory = limits.pop("max_memory_bytes")
+    memory = limits.pop("memory")
     experts = [row.experts for row in table] if question.experts.strip() else None
     if question.view == "memory":
         limits |= {"bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
@@ -135,7 +135,7 @@ def drawn(question: Question, law: Law, table: OptimalTable, page: Page) -> Figu
         return interactive.loss_by_tokens(curves.token_curves(thin, table, POINTS), page)
     budgets, sizes = _grid(MAP_FLOPS, table.flops, MAP_POINTS[0]), _grid(MAP_MEMORY, memory, MAP_POINTS[1])
     found = curves.best_experts(thin, budgets, sizes, experts, **limits)
-    return interactive.best_by_budget(found, page, (table.flops, memory), placed(limits["kv_cache_tokens"]))
+    return interactive.best_by_budget(found, page, (table.flops, memory), placed(limits["kv_tokens"]))
 
 
 def _grid(span: tuple[float, float], asked: float | None, points: int) -> np.ndarray:
@@ -152,12 +152,12 @@ def released_models() -> Sequence[tuple[str, Architecture, float]]:
     return [(m["name"], read_model(m["config"]).architecture, parse_count(m["tokens"])) for m in known]
 
 
-def placed(kv_cache_tokens: float) -> list[Placed]:
+def placed(kv_tokens: float) -> list[Placed]:
     """Where released models lie on the map: bf16 weights and a KV cache of so many tokens."""
     points = []
     for name, a, tokens in released_models():
         flops, experts = a.training_flops(tokens), a.experts_equivalent
-        memory = a.weight_bytes(2.0) + a.kv_cache_bytes(kv_cache_tokens)
+        memory = a.weight_bytes(2.0) + a.kv_cache_bytes(kv_tokens)
         size = f"{format_count(a.n_active)} active of {format_count(a.n_total)}, {format_count(tokens)} tokens"
         text = f"{name}: E = {experts:.3g}<br>{size}<br>{format_flops(flops)} FLOPs, {format_bytes(memory)}"
         points.append(Placed(name, flops, memory, experts, text))

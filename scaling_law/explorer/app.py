@@ -54,10 +54,10 @@ from scaling_law.explorer.uploads import (
     read_upload,
 )
 from scaling_law.figures.interactive import DARK, FONT, LIGHT
-from scaling_law.formulas import Law
-from scaling_law.formulas.shelf import SHELF
+from scaling_law.law import Law
+from scaling_law.law.kinds import published_law
+from scaling_law.law.shelf import SHELF
 from scaling_law.law_files import law_to_json
-from scaling_law.paper.published import published_law
 
 if TYPE_CHECKING:
     from gradio import Blocks

@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from scaling_law.explorer.answer import best_models, planned
 from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
-from scaling_law.formulas import Law
+from scaling_law.law import Law
 
 
 def chosen(laws: Mapping[str, Law], name: str) -> Law:

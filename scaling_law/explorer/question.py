@@ -9,9 +9,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from hub.plain.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
-from scaling_law.formulas import Law
-from scaling_law.planning.hours import Budget, Cluster, TimeBudget
-from scaling_law.planning.optimum import positive
+from scaling_law.law import Law
+from scaling_law.planning.budget import Budget
 from scaling_law.size.gpus import GPUS
 
 PUBLISHED = "published"
@@ -80,24 +79,21 @@ class Question:
     @property
     def budget(self) -> Budget:
         """Training FLOPs (and inference, if tokens are served), or hours. ValueError as `limits`."""
-        if self.unit == FLOPS:
-            return parse_count(self.flops or "0", FLOPS)
-        asked = self.spent()
-        return TimeBudget(float(positive(HOURS, asked[HOURS])), Cluster.of(asked["gpus"], asked["throughput"]))
+        return Budget.of(**self.spent())
 
     def spent(self) -> dict[str, Any]:
         """The budget as keyword arguments of `law.optimal` and `plan`. ValueError as `limits`."""
         if self.unit == FLOPS:
-            return {FLOPS: self.budget}
+            return {FLOPS: parse_count(self.flops or "0", FLOPS)}
         gpus = parse_count(self.gpus or "0", "gpus")
         whole = int(gpus) if gpus.is_integer() else gpus
-        return {HOURS: parse_count(self.hours or "0", HOURS), "gpus": whole, "throughput": self.gpu}
+        return {HOURS: parse_count(self.hours or "0", HOURS), "gpus": whole, "gpu": self.gpu}
 
     def limits(self) -> dict[str, Any]:
         """Keyword arguments of `law.optimal`. ValueError names the field, the text and what is allowed."""
         return {
-            "max_memory_bytes": parse_bytes(self.memory, "memory") if self.memory else None,
-            "kv_cache_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
+            "memory": parse_bytes(self.memory, "memory") if self.memory else None,
+            "kv_tokens": parse_context(self.kv_tokens or "0", "kv_tokens"),
             "inference_tokens": parse_count(self.inference_tokens or "0", "inference_tokens"),
         }
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from hub.plain.tables import as_text, enumerated
 from scaling_law.fitting.calibration import Calibration, calibrate
 from scaling_law.fitting.fitting import FitResult, fit
-from scaling_law.formulas import Law
-from scaling_law.law_files import load_law
+from scaling_law.law import Law
+from scaling_law.law.base import load_law
 from scaling_law.runs.columns import Column
 from scaling_law.runs.table import load_runs, recognised
 
@@ -58,7 +58,7 @@ def read_upload(path: Path, action: str, law: Law | None, columns: Mapping[str, 
     loss = str(mapping.pop("loss")) if mapping.get("loss") in names else None
     runs = load_runs(path, loss, columns=mapping)
     if action != CALIBRATE:
-        return with_intervals(fit(runs, law="joint" if action == JOINT else "chinchilla", progress=False))
+        return with_intervals(fit(runs, kind="joint" if action == JOINT else "chinchilla", progress=False))
     if law is None:
         raise ValueError("choose a law to calibrate first")
     return with_intervals(calibrate(law, runs))

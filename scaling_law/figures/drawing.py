@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.units import format_count
 from scaling_law.figures.curves import Curve, loss_curve
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,7 +124,7 @@ def _figure_of(drawn: Any) -> Figure:
 
 
 def draw_loss(
-    ax: Axes, law: Law, x: ArrayLike, n_active: ArrayLike, tokens: ArrayLike, experts: float, **style: Any
+    ax: Axes, law: Formula, x: ArrayLike, n_active: ArrayLike, tokens: ArrayLike, experts: float, **style: Any
 ) -> None:
     """The predicted loss along `x` [k] for N_act and D [k] (or numbers)."""
     draw(ax, loss_curve(law, x, {"n_active": n_active, "tokens": tokens}, experts), **style)

@@ -24,9 +24,9 @@ from scaling_law.fitting.diagnostics import design_problems
 from scaling_law.fitting.fitting import LEAVE_OUT, FitResult, as_table, errors_of, finite, fit, rms
 from scaling_law.fitting.problem import Problem, make_problem
 from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions, joined_limits
 from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, SIZE, SLOPE, TRANSFORM, Form
+from scaling_law.law import Law
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs
 

@@ -19,8 +19,8 @@ from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
-from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions
+from scaling_law.law import Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.table import Runs, load_runs
 
@@ -267,7 +267,7 @@ def rms(errors: FloatArray) -> float:
 
 def fit(
     runs: Any,
-    law: str = "joint",
+    kind: str = "joint",
     *,
     huber_delta: float = 0.01,
     weights: str | ArrayLike | None = None,
@@ -284,10 +284,10 @@ def fit(
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
 ) -> FitResult:
-    """Fit `law` to `runs` (a Runs, or anything `load_runs` reads).
+    """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
     Args:
-        law: "joint", "chinchilla", "routed", or the name of another registered law.
+        kind: "joint", "chinchilla", "routed", or the name of another registered kind of law.
         huber_delta: threshold of the Huber loss on ln L (the paper's 0.01).
         weights: of the runs [n] or the name of a column of them, such as squared inverse standard errors; None for
             equal ones. "inverse_loss" reads the paper's underweighting of underperforming runs as weights
@@ -315,7 +315,7 @@ def fit(
     if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
         raise ValueError(f"release={release!r} must be an integer of at least 1, or None")
     table = as_table(runs, loss, trunks)
-    problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
+    problem = make_problem(table, kind, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
     warnings = _design_warnings(table, problem, allow_unidentifiable)
     theta = start_points(problem, starts)

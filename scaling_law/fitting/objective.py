@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.formulas import LAWS, Law
 from scaling_law.formulas.terms import Factors, Form, Term, without
+from scaling_law.law import LAWS, Law
 
 FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]

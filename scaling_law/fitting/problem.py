@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from hub.plain.tables import literal
 from scaling_law.fitting.objective import Evaluation, Objective
 from scaling_law.fitting.solver import Solutions, minimise
-from scaling_law.formulas import LAWS
 from scaling_law.formulas.terms import (
     BY_DESIGN,
     CONSTANT,
@@ -32,6 +31,7 @@ from scaling_law.formulas.terms import (
     Term,
     without,
 )
+from scaling_law.law import LAWS
 from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]
@@ -161,9 +161,9 @@ def make_problem(
 ) -> Problem:
     """Check the settings; ValueError names the one that is wrong."""
     if not isinstance(law, str) or law not in LAWS:
-        raise ValueError(f"law={law!r} must be one of {sorted(LAWS)}")
+        raise ValueError(f"kind={law!r} must be one of {sorted(LAWS)}")
     if not LAWS[law].form.terms:
-        raise ValueError(f"law={law!r} is no sum of terms: it can be asked but not fitted")
+        raise ValueError(f"kind={law!r} is no sum of terms: it can be asked but not fitted")
     huber_delta, l2 = _number("huber_delta", huber_delta), _number("l2", l2)
     if not huber_delta > 0:
         raise ValueError(f"huber_delta={huber_delta!r} must be positive and finite")

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.progress import progress_line
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.problem import Problem
-from scaling_law.formulas import Law
 from scaling_law.formulas.law import percentile_interval
+from scaling_law.law import Law
 from scaling_law.runs.table import Runs
 
 FloatArray = NDArray[np.float64]

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from hub.plain.atomic import write_bytes
 from hub.plain.commands import App, Version
 from scaling_law.fitting.fitting import fit
-from scaling_law.paper.published import RMSE, published_law
+from scaling_law.formulas.published import RMSE
+from scaling_law.law.kinds import published_law
 from scaling_law.runs.table import Runs
 from scaling_law.size.recipe import published_design
 

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.tables import ResultTable
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.planning.optimum import asked_experts, positive
+from scaling_law.formulas.law import positive
+from scaling_law.planning.optimum import asked_experts
 
 FloatArray = NDArray[np.float64]
 TOKENS_RANGE = (1e3, 1e15)  # that are searched
@@ -48,19 +49,14 @@ class BreakEven(ResultTable):
 
 
 def break_even(
-    law: Law,
+    law: Formula,
     n_active: ArrayLike,
     experts: ArrayLike | None = None,
     *,
     between: tuple[float, float] = TOKENS_RANGE,
     force: bool = False,
 ) -> BreakEven:
-    """From how many tokens on E experts beat the dense model of equal N_act (None: the law's own above 1).
-
-    D is searched in `between`: ask the law of a small sweep no further than its runs reach.
-    ValueError for a law that does not depend on N_act, D and E, and for E of 1 or less; ExtrapolationError where an
-    answer lies beyond the law's range guard, unless `force`.
-    """
+    """Answer `Law.break_even`."""
     if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
         raise ValueError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
     size, e = positive("n_active", n_active), asked_experts(law, experts)
@@ -80,7 +76,9 @@ def break_even(
     return BreakEven(n, e, tokens, low, high, check)
 
 
-def drawn_break_even(law: Law, n_active: ArrayLike, experts: ArrayLike, between: tuple[float, float]) -> FloatArray:
+def drawn_break_even(
+    law: Formula, n_active: ArrayLike, experts: ArrayLike, between: tuple[float, float]
+) -> FloatArray:
     """The tokens of `break_even` for each of the law's draws, [n_draws, ...]; N_act and E broadcast."""
     n, e = np.broadcast_arrays(np.asarray(n_active, float), np.asarray(experts, float))
     searched = np.geomspace(*between, POINTS)

@@ -13,21 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hub.plain.tables import ResultTable, Table, literal
 from hub.plain.units import format_count, format_flops
-from scaling_law.formulas import Law
+from scaling_law.formulas import Formula
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError, RangeCheck
-from scaling_law.planning.optimum import Constraints, compute_optimal, model_variables, optimal_widths, positive
+from scaling_law.formulas.law import positive
+from scaling_law.planning.limits import LimitFields, Limits, Quantity
+from scaling_law.planning.optimum import compute_optimal, model_variables, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
 from scaling_law.size.recipe import PAPER
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 FloatArray = NDArray[np.float64]
-Answer = Callable[[Law], float]
+Answer = Callable[[Formula], float]
 
 
 def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
@@ -40,21 +45,21 @@ def predicted_loss(
 ) -> Answer:
     """The answer "loss of this model", nats per token; `variables` are the law's others."""
 
-    def ask(law: Law) -> float:
+    def ask(law: Formula) -> float:
         law.check(n_active, tokens, experts, **variables).refuse()
         return float(law.loss(n_active, tokens, experts, **variables))
 
     return ask
 
 
-def advantage(flops: float, one: float, other: float, **limits: Any) -> Answer:
-    """How much lower the best loss with `one` number of experts is than with `other`, under `Constraints`."""
-    Constraints(**{name: value for name, value in limits.items() if value is not None})  # bad input ends here
+def advantage(flops: float, one: float, other: float, **limits: Unpack[LimitFields]) -> Answer:
+    """How much lower the best loss with `one` number of experts is than with `other`, under `Limits`."""
+    Limits.of(**limits)  # bad input ends here
 
-    def ask(law: Law) -> float:
-        constraints, e = Constraints.of(law, **limits), np.array([one, other], float)
-        found = optimal_widths(law, flops, e, constraints)
-        law.check(**model_variables(law, found.d_model, e, flops, constraints)).refuse()
+    def ask(law: Formula) -> float:
+        within, e = Limits.of(law, **limits), np.array([one, other], float)
+        found = optimal_widths(law, flops, e, within)
+        law.check(**model_variables(law, found.d_model, e, flops, within)).refuse()
         return float(found.loss[1] - found.loss[0])
 
     return ask
@@ -79,7 +84,7 @@ class Candidates:
     def flops(self) -> FloatArray:
         return np.asarray(training_flops(self.n_active, self.tokens))
 
-    def variables(self, law: Law) -> dict[str, FloatArray]:
+    def variables(self, law: Formula) -> dict[str, FloatArray]:
         """The law's variables [n]. ValueError for one that is none of an architecture."""
         rows = [a.variables() | {"tokens": tokens} for a, tokens in zip(self.architectures, self.tokens, strict=True)]
         if unknown := [name for name in law.variables if name not in rows[0]]:
@@ -178,9 +183,9 @@ class Design(ResultTable):
 
 
 def next_runs(
-    law: Law,
+    law: Formula,
     answer: Answer,
-    flops: float,
+    flops: Quantity,
     candidates: Candidates | None = None,
     noise: float | None = None,
     max_runs: int = 24,
@@ -188,27 +193,17 @@ def next_runs(
     *,
     force: bool = False,
 ) -> Design:
-    """The runs to train with a budget of `flops` so that `answer` becomes most certain.
-
-    Args:
-        law: a fitted law with at least 30 draws (`result.bootstrap(...).law`).
-        answer: any function of a law, such as `log_optimal_parameters(1e22)`.
-        candidates: default `candidate_grid(flops / 4)` with the law's vocabulary.
-        noise: standard deviation of ln L of one run; default the law's RMSE over the mean predicted loss.
-        warmup_tokens: default that of the fitted runs, where their records say it. No run is proposed whose decay
-            (its last fifth) would begin before the warm-up ends; 0 allows all.
-
-    ValueError for a budget that affords no candidate, too few draws, and an answer that most draws do not have;
-    ExtrapolationError for one of this module's answers that lies beyond the law's range guard, unless `force`.
-    """
-    flops = float(positive("flops", flops))
+    """Answer `Law.next_runs`."""
+    budget = float(positive("flops", flops))
     if max_runs < 1:
         raise ValueError(f"max_runs={max_runs!r} must be at least 1")
     if law.draws is None or len(law.draws) < 30:
         raise ValueError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
-    candidates = (candidates or candidate_grid(flops / 4, vocab_size=law.vocab_size)).past_warmup(warmup_tokens or 0.0)
+    candidates = (candidates or candidate_grid(budget / 4, vocab_size=law.vocab_size)).past_warmup(
+        warmup_tokens or 0.0
+    )
     columns = candidates.variables(law)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:
@@ -226,13 +221,13 @@ def next_runs(
     values, losses = _ensemble(law, answer, columns)
     everything = np.column_stack([losses, values])
     covariance = everything.T @ everything / len(everything)
-    chosen, after = _choose(covariance, candidates.flops, flops, noise, max_runs)
+    chosen, after = _choose(covariance, candidates.flops, budget, noise, max_runs)
     before, after = np.sqrt([covariance[-1, -1], after]).tolist()
     check, spent = law.check(**{name: values[chosen] for name, values in columns.items()}), candidates.flops[chosen]
     return Design(candidates, tuple(chosen), before, after, float(spent.sum()), check, warmup_tokens, notes)
 
 
-def _ensemble(law: Law, answer: Answer, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+def _ensemble(law: Formula, answer: Answer, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Centred answers [draws] and log losses [draws, candidates], over the draws that have an answer.
 
     Draws beyond five robust deviations are dropped: their long tails would dominate a covariance.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from hub.plain.units import format_bytes, format_count
-from scaling_law.planning.hours import Cluster
+from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.gpus import find_gpu
 from scaling_law.size.training_memory import Sharding, TrainingMemory, training_memory

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import ArrayLike
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.formulas import Law
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas import Formula
+from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
-from scaling_law.planning.describe import experts_of, law_variables
-from scaling_law.planning.hours import Cluster, TimeBudget
+from scaling_law.planning.budget import Budget, Cluster, QuestionFields, cluster_fields
+from scaling_law.planning.limits import Quantity
 from scaling_law.planning.optimal_table import OptimalTable, optimal
-from scaling_law.planning.optimum import name_limits
 from scaling_law.planning.placement import DoesNotFit, Placement, place
 from scaling_law.size.architecture import (
     ADAM_BYTES,
@@ -31,6 +32,10 @@ from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
 from scaling_law.size.throughput import ModelWork
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+MFU = 0.4  # of a GPU that nothing else is known of
 WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
 
@@ -41,7 +46,7 @@ class Plan(Summarised):
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of step times, if they were given, and `placement` how the run fits into the memory of those GPUs;
-    without them GPU-hours follow from `gpu_flops` and `mfu`. `trusted` as of a row of `law.optimal`.
+    without them GPU-hours follow from `gpu_tflops` and `mfu`. `trusted` as of a row of `law.optimal`.
     """
 
     architecture: Architecture
@@ -66,10 +71,10 @@ class Plan(Summarised):
     gradient_bytes: float
     kv_cache_bytes: float
     gpu_hours: float
-    gpu_flops: float | None
+    gpu_tflops: float | None
     mfu: float | None
     warnings: tuple[str, ...]
-    time: TimeBudget | None = None
+    time: Budget | None = None
     placement: Placement | None = None
     trusted: bool = False
 
@@ -143,7 +148,7 @@ class Plan(Summarised):
         hours = f"{self.gpu_hours:,.1f}" if self.gpu_hours >= 1 else f"{self.gpu_hours:.2g}"
         if self.time is not None:
             return f"{hours} GPU-hours: {self.time}"
-        return f"{hours} GPU-hours at {format_flops(self.gpu_flops or 0)} FLOP/s and {self.mfu:.0%} MFU"
+        return f"{hours} GPU-hours at {self.gpu_tflops:g} TFLOP/s and {self.mfu:.0%} MFU"
 
     @property
     def _where_the_rate_is_from(self) -> str:
@@ -154,50 +159,39 @@ class Plan(Summarised):
         return "; ".join(said)
 
 
-@name_limits
 def plan(
-    law: Law,
-    flops: float | str | None = None,
-    experts: Any = None,
+    law: Formula,
+    flops: Quantity | None = None,
+    experts: ArrayLike | None = None,
     *,
-    hours: Any = None,
-    money: Any = None,
-    gpus: int | None = None,
-    throughput: Any = None,
-    price: Any = None,
     branches: int = 1,
-    gpu_flops: float = 989e12,
-    mfu: float = 0.4,
+    gpu_tflops: float = 989.0,
     sequence_length: int = PAPER.sequence_length,
     batch_ramp: Sequence[RampStage] = PAPER.batch_ramp,
     learning_rate_law: LearningRateLaw | None = None,
     force: bool = False,
-    **limits: Any,
+    **question: Unpack[QuestionFields],
 ) -> Plan:
-    """The run of the best architecture that exists for a budget; budget, experts and limits as in `law.optimal`,
-    `granularity` and `shared_ratio` too.
-
-    `branches` is how many measurements the trunk gives: the full run, half of it, a quarter, … `gpu_flops` is the peak
-    FLOP/s of one accelerator (989e12: an H100 in bf16), `mfu` the part of it that is used: for GPU-hours where no
-    `throughput` gives step times, which goes with flops, too. A budget of hours or money is that of the full run
-    alone. A model that the memory of those GPUs cannot train gives way to the widest of its E that it can, or to
-    another E: `warnings` say so. Errors as `law.optimal`, and ValueError where no model can be trained.
-    """
+    """Answer `Law.plan`."""
     if not (isinstance(branches, int) and 1 <= branches <= 20):
         raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
-    if not 0 < mfu <= 1:
-        raise ValueError(f"mfu={mfu!r} must be above 0 and at most 1")
-    if not 0 < gpu_flops < float("inf"):
-        raise ValueError(f"gpu_flops={gpu_flops!r} must be positive and finite")
+    positive("gpu_tflops", gpu_tflops)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = BatchRamp(batch_ramp, sequence_length)
-    cluster = None if throughput is None else Cluster.of(gpus, throughput, price, ramp)
-    asked: dict[str, Any] = {"hours": hours, "money": money, "learning_rate_law": rates, "batch_ramp": ramp}
-    if flops is None or cluster is None:
-        asked |= {"gpus": gpus, "throughput": throughput, "price": price}
+    timed = question.get("gpu") is not None or question.get("throughput") is not None
+    cluster = Cluster.of(ramp, **cluster_fields(question)) if timed else None
+    mfu = None if timed else question.pop("mfu", None)
+    mfu = MFU if mfu is None else mfu
+    if not (isinstance(mfu, (int, float)) and 0 < mfu <= 1):
+        raise ValueError(f"mfu={mfu!r} must be above 0 and at most 1")
+    if cluster is not None and flops is not None:
+        for name in cluster_fields(question):
+            question.pop(name)  # type: ignore[misc]
 
-    def ask(experts: Any, **narrower: Any) -> OptimalTable:
-        return optimal(law, flops, experts, integral=True, **asked, force=force, **(limits | narrower))
+    def ask(experts: ArrayLike | None, **narrower: Unpack[QuestionFields]) -> OptimalTable:
+        narrowed: QuestionFields = {**question, **narrower}
+        options: Any = {"integral": True, "learning_rate_law": rates, "batch_ramp": ramp, "force": force}
+        return optimal(law, flops, experts, **options, **narrowed)
 
     table = ask(experts)
     table, passed_over = (table, ()) if cluster is None else _trainable(table, cluster, ask)
@@ -212,10 +206,10 @@ def plan(
     total = tokens + sum(_decay_tokens(ramp, t) for t in measured[:-1])
     at = law_variables(law, architecture, tokens)
     warnings, time = (*passed_over, *table.warnings), None
-    gpu_hours = architecture.training_flops(total) / (gpu_flops * mfu * 3600.0)
+    gpu_hours = architecture.training_flops(total) / (gpu_tflops * 1e12 * mfu * 3600.0)
     if cluster is not None:
-        time = TimeBudget(float(cluster.seconds(ModelWork.of(architecture), float(total))) / 3600.0, cluster)
-        gpu_hours = cluster.gpus * time.hours
+        time = Budget(None, float(cluster.seconds(ModelWork.of(architecture), float(total))) / 3600.0, cluster)
+        gpu_hours = cluster.gpus * time.seconds / 3600.0
         warnings = tuple(dict.fromkeys([*warnings, *cluster.throughput.warnings(architecture, cluster.gpus)]))
     if architecture.vocab_size != VOCAB_SIZE:  # train.py's default is GPT-2's tokenizer
         size = f"{architecture.vocab_size:,}"
@@ -244,7 +238,7 @@ def plan(
         gradient_bytes=GRADIENT_BYTES * architecture.n_total,
         kv_cache_bytes=row.kv_cache_bytes,
         gpu_hours=gpu_hours,
-        gpu_flops=None if time else gpu_flops,
+        gpu_tflops=None if time else gpu_tflops,
         mfu=None if time else mfu,
         warnings=warnings,
         time=time,
@@ -264,7 +258,7 @@ def _trainable(
 
     def fits(width: float, experts: float) -> bool:
         try:
-            place(table.constraints.architecture(width, experts), cluster)
+            place(table.limits.architecture(width, experts), cluster)
         except DoesNotFit:
             return False
         return True
@@ -284,10 +278,10 @@ def _trainable(
             f"E = {row.experts:g} at its best size ({size}) takes more memory than {cluster.hardware} have"
         )
         if width is not None:
-            most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.constraints.vocab_size)
+            most = total_parameters(width + HEAD_DIM / 2, row.experts, vocab_size=table.limits.vocab_size)
             found.append(ask([row.experts], max_parameters=float(most)))
     if not found:  # say what is missing
-        place(table.constraints.architecture(table.best.d_model, table.best.experts), cluster)
+        place(table.limits.architecture(table.best.d_model, table.best.experts), cluster)
     return min(found, key=lambda other: other.best.loss), tuple(passed_over)
 
 
@@ -295,3 +289,23 @@ def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:
     """Tokens of the decay of a run of `tokens` tokens: whole steps, as the training loop branches off."""
     end = ramp.steps(tokens)
     return tokens - ramp.tokens(min(ramp.steps(tokens * (1 - PAPER.decay_fraction)), max(end - 1, 0)))
+
+
+def law_variables(law: Formula, a: Architecture, tokens: float) -> dict[str, float]:
+    """N_act, D, E and the law's other variables. ValueError for one that is none of an architecture."""
+    found = a.variables() | {"tokens": tokens}
+    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
+    if unknown := [name for name in names if name not in found]:
+        raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+    return {name: found[name] for name in names}
+
+
+def experts_of(a: Architecture) -> str:
+    """The feed-forward, in words."""
+    if a.experts == 1:
+        return f"dense, feed-forward width {a.d_expert:,}"
+    text = f"{a.experts_per_token} of {a.experts} per token, each {a.d_expert:,} wide"
+    if a.shared_experts:
+        text += f"; {a.shared_experts} shared, {a.d_shared:,} wide"
+    dense = f"; {a.dense_blocks} dense blocks, {a.d_ff:,} wide" if a.dense_blocks else ""
+    return f"{text}{dense}; granularity {a.granularity:.3g}"

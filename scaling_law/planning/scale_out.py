@@ -8,7 +8,7 @@ from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count
-from scaling_law.planning.hours import Cluster
+from scaling_law.planning.budget import Cluster
 from scaling_law.planning.placement import DoesNotFit, Placement, place
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.communication import NVLINK, all_to_all_bytes, all_to_all_seconds, communication

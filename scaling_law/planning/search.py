@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.formulas import Law
-from scaling_law.planning.optimum import Constraints
+from scaling_law.formulas import Formula
+from scaling_law.planning.limits import Limits
 from scaling_law.size.architecture import training_flops
 
 FloatArray = NDArray[np.float64]
 ENDLESS = 1e100  # parameters or tokens whose terms are nothing beside an asymptote
 
 
-def coefficients_of(law: Law) -> FloatArray:
+def coefficients_of(law: Formula) -> FloatArray:
     """The law's own coefficients and those of its draws, [n_coefficients, 1 + n_draws, 1]."""
     every = np.array([[*law.coefficients.values()], *(() if law.draws is None else law.draws)])
     return np.asarray(every.T[..., None])
@@ -41,13 +41,15 @@ def least(function: Callable[[FloatArray], FloatArray], middle: FloatArray, span
     return middle
 
 
-def floor(law: Law, coefficients: FloatArray, variables: Mapping[str, Any]) -> FloatArray:
+def floor(law: Formula, coefficients: FloatArray, variables: Mapping[str, Any]) -> FloatArray:
     """The loss of models with endless tokens under each row of coefficients, [1 + n_draws, ...]."""
     with np.errstate(all="ignore"):
         return np.asarray(law.evaluate(coefficients, {**variables, "tokens": np.array(ENDLESS)}), float)
 
 
-def tokens_needed(law: Law, coefficients: FloatArray, loss: FloatArray, variables: Mapping[str, Any]) -> FloatArray:
+def tokens_needed(
+    law: Formula, coefficients: FloatArray, loss: FloatArray, variables: Mapping[str, Any]
+) -> FloatArray:
     """Training tokens with which models reach `loss`; infinite where none suffice. All broadcast.
 
     By secants of ln(L − floor) in ln D, which is a straight line for a law with one power of D.
@@ -73,11 +75,11 @@ def tokens_needed(law: Law, coefficients: FloatArray, loss: FloatArray, variable
 
 
 def cheapest_width(
-    law: Law,
+    law: Formula,
     coefficients: FloatArray,
     loss: FloatArray,
     experts: Any,
-    constraints: Constraints,
+    limits: Limits,
     cost: Callable[[FloatArray, Mapping[str, Any], FloatArray], FloatArray],
     middle: FloatArray,
     spans: Any,
@@ -88,7 +90,7 @@ def cheapest_width(
     """
 
     def log_cost(x: FloatArray) -> FloatArray:
-        found = constraints.variables(np.exp(x), experts, 1.0)
+        found = limits.variables(np.exp(x), experts, 1.0)
         with np.errstate(invalid="ignore"):
             return np.log(cost(np.exp(x), found, tokens_needed(law, coefficients, loss, found)))
 

@@ -22,7 +22,7 @@ from scaling_law.figures import drawing
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import predicted_against_observed
 from scaling_law.fitting.fitting import fit
-from scaling_law.formulas import JointLaw
+from scaling_law.law import JointLaw
 from scaling_law.report.results import Results, all_findings, isoflop_profiles, repeat_scatter
 from scaling_law.size.architecture import affordable_tokens
 

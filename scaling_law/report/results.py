@@ -16,9 +16,10 @@ from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.splits import Comparison, Split, compare
 from scaling_law.fitting.uncertainty import Bootstrap
-from scaling_law.formulas import JointLaw
-from scaling_law.planning.matched import MatchedPlan, drawn_gain, measured
+from scaling_law.law import JointLaw
+from scaling_law.planning.matched import drawn_gain
 from scaling_law.planning.optimum import drawn_optimum
+from scaling_law.report.matched import MatchedPlan, measured
 from scaling_law.runs.table import Runs, load_runs, read_rows
 from scaling_law.size.architecture import affordable_tokens
 

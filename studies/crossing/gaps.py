@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling_law import Runs
-from scaling_law.planning.break_even import overtaking
+from scaling_law.planning import overtaking
 from studies.common import FloatArray
 
 DRAWS, SEED = 1000, 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling_law import Bootstrap, Calibration, FitResult, JointLaw, Law, Runs, break_even, calibrate, errors_of, fit
+from scaling_law import Bootstrap, Calibration, FitResult, JointLaw, Law, Runs, calibrate, errors_of, fit
 from studies.common import FloatArray, rms
 from studies.crossing.gaps import Gap, Scatter, cell_means, gaps_of, scatter_of, with_precision
 from studies.crossing.records import EXPERTS, WIDTHS, Sweep
@@ -122,7 +122,7 @@ class Results:
 
     def asked(self, law: Law, n_active: Any, experts: Any) -> FloatArray:
         """The D from which on experts pay; 0 or infinite where that lies beyond what is searched."""
-        return break_even(law, n_active, experts, between=self.between, force=True).tokens
+        return law.break_even(n_active, experts, between=self.between, force=True).tokens
 
     def comparison(self, law: Law) -> Comparison:
         """Of the law's crossings with those measured, where both are bracketed."""

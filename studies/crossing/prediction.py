@@ -15,7 +15,7 @@ import numpy as np
 from hub import RecordError
 from hub.plain import strict_json
 from scaling_law import Architecture, Law
-from scaling_law.planning.break_even import drawn_break_even
+from scaling_law.planning import drawn_break_even
 from studies.crossing.gaps import LEVEL, Gap
 from studies.crossing.laws import FITTED, Results
 from studies.crossing.records import BLOCKS, EXPERTS, HEAD, VOCABULARY, WIDTHS

@@ -24,7 +24,8 @@ import hub  # lazy
 from hub import RecordError, RunRecord
 from hub.plain import atomic
 from hub.plain.units import format_count
-from scaling_law import Runs, best_of, load_runs
+from scaling_law import Runs, load_runs
+from scaling_law.runs import best_of
 
 WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
 PLANNED = {1: WIDTHS, 2: WIDTHS, 4: WIDTHS, 8: WIDTHS}  # E = 16 at two sizes, of choice

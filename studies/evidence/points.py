@@ -17,8 +17,8 @@ import numpy as np
 
 from hub import RecordError
 from hub.plain import atomic, strict_json
-from scaling_law import Runs, best_of, load_runs
-from scaling_law.runs.readers import reader
+from scaling_law import Runs, load_runs
+from scaling_law.runs import best_of, reader
 
 FORMAT, VERSION = "evidence", 1
 DIGITS = 7  # significant, of every number kept

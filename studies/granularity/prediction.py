@@ -15,8 +15,9 @@ import numpy as np
 
 from hub import RecordError
 from hub.plain import strict_json
-from scaling_law import Architecture, EfficiencyLeverage, Law, PublishedLaw, laws
-from scaling_law.planning.describe import unknown_parts
+from scaling_law import Architecture, Law, PublishedLaw, laws
+from scaling_law.formulas import EfficiencyLeverage
+from scaling_law.law.describe import unknown_parts
 from studies.granularity.contenders import ALL, CONTENDERS, TOKENS, Contender
 
 FORMAT, VERSION = "granularity_prediction", 1

@@ -13,7 +13,7 @@ from typing import Any
 from hub.plain.tables import Table
 from hub.plain.units import format_count, format_flops, parse_count
 from scaling_law import Architecture, JointLaw, LearningRateLaw
-from scaling_law.size.recipe import ROWS
+from scaling_law.size import ROWS
 
 # Table "Example compute-optimal training configurations": FLOPs → (N_act, D) as printed, for E = 1, 2, 4, 8, 16, 32.
 COMPUTE_OPTIMAL = {
@@ -169,7 +169,7 @@ def optimal_experts(law: JointLaw) -> Iterator[Cell]:
     for flops, row in OPTIMAL_EXPERTS.items():
         for gigabytes, experts in row.items():
             memory, cache = gigabytes * 1e9, OPTIMAL_EXPERTS_KV_TOKENS
-            best = law.optimal(flops, max_memory_bytes=memory, kv_cache_tokens=cache, force=True).best.experts
+            best = law.optimal(flops, memory=memory, kv_tokens=cache, force=True).best.experts
             printed = f"≥ {experts}" if experts == 32 else str(experts)
             yield Cell(format_flops(flops), f"{gigabytes} GB", printed, float(experts), best, 0.0)
 

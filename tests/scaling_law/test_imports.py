@@ -10,7 +10,7 @@ import scaling_law
 QUERY = """
 import scaling_law
 law = scaling_law.JointLaw.published()
-table = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16384, integral=True)
+table = law.optimal(1e22, memory=80e9, kv_tokens=16384, integral=True)
 law.loss(1e9, 2e10, 8), law.compute_optimal(1e21)
 assert table.best.experts == 16
 """
@@ -34,9 +34,7 @@ def test_nothing_heavy_is_imported(code, unwanted):
 
 
 def test_every_law_has_its_methods_however_it_was_imported():
-    code = (
-        "from scaling_law.formulas.law import LAWS; assert LAWS['joint'].published().optimal(1e20).best.experts == 32"
-    )
+    code = "from scaling_law.law import LAWS; assert LAWS['joint'].published().optimal(1e20).best.experts == 32"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hub import RecordError, RunRecord
 from hub.plain.units import parse_count
-from scaling_law import Architecture, JointLaw, Runs, break_even
+from scaling_law import Architecture, JointLaw, Runs
 from studies.common import markdown_of
 from studies.crossing import figures, laws
 from studies.crossing.__main__ import main
@@ -198,14 +198,14 @@ def test_without_scatter_the_crossing_is_that_of_the_law():
     """But for the straight lines between two D."""
     runs = read_sweep([*swept((32, 128), scatter=1e-9)]).runs
     for gap in gaps_of(runs):
-        expected = float(break_even(LAW, gap.n_active, gap.experts).tokens)
+        expected = float(LAW.break_even(gap.n_active, gap.experts).tokens)
         assert gap.bracketed
         assert gap.crossing == pytest.approx([expected] * 3, rel=0.12)
 
 
 def test_intervals_cover_the_crossing_of_the_law(sweep):
     gaps = gaps_of(sweep.runs)
-    true = [float(break_even(LAW, gap.n_active, gap.experts).tokens) for gap in gaps]
+    true = [float(LAW.break_even(gap.n_active, gap.experts).tokens) for gap in gaps]
     inside = [gap.crossing[1] <= t <= gap.crossing[2] for gap, t in zip(gaps, true, strict=True)]
     assert len(inside) == 15
     assert sum(inside) >= 13
@@ -277,7 +277,7 @@ def test_laws_fitted_to_runs_of_a_law_have_its_crossings(results):
     off = {name: results.comparison(law) for name, law in results.laws.items()}
     assert {name: len(found.ratios) >= 4 for name, found in off.items()} == dict.fromkeys(off, True)
     for n in np.unique(results.sweep.runs.n_active):
-        true = break_even(LAW, n, [2, 8]).tokens
+        true = LAW.break_even(n, [2, 8]).tokens
         for name in (CALIBRATED, FITTED):
             np.testing.assert_allclose(results.asked(results.laws[name], n, [2, 8]), true, rtol=0.3)
     assert off[PUBLISHED].middle > 2 > off[CALIBRATED].middle > 0.5
@@ -316,7 +316,7 @@ def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
         save(made, path)
     (model,) = made.models
     value, low, high = model.interval
-    true = float(break_even(LAW, model.n_active, 12).tokens)
+    true = float(LAW.break_even(model.n_active, 12).tokens)
     assert low < value < high
     assert low < true < high
     assert model.others.keys() == {PUBLISHED, CALIBRATED}
@@ -384,7 +384,7 @@ def test_the_crossings_of_each_number_of_experts_are_in_the_short_account(tmp_pa
     sizes = sorted({found.n_active for found in records})
     for e in (2, 8):
         (ends,) = re.findall(rf"E = {e} at (\S+) to (\S+) \(published law", text)
-        true = break_even(LAW, sizes, e).tokens
+        true = LAW.break_even(sizes, e).tokens
         np.testing.assert_allclose([*map(parse_count, ends)], true, rtol=0.15)
 
 

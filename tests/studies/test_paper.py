@@ -60,7 +60,7 @@ def test_optimal_experts_where_print_and_law_differ(recovered):
     ]
     for cell in cells:
         gigabytes = float(cell.column.split()[0])
-        table = JointLaw.published().optimal(float(cell.row), max_memory_bytes=gigabytes * 1e9, kv_cache_tokens=16_384)
+        table = JointLaw.published().optimal(float(cell.row), memory=gigabytes * 1e9, kv_tokens=16_384)
         assert abs(table[cell.printed_value].loss - table[cell.value].loss) < 0.007
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from hub import RunRecord
 from hub.plain.tables import Table
 from hub.plain.units import format_count, format_decimal, format_flops
-from scaling_law import JointLaw, OptimalTable, break_even
+from scaling_law import JointLaw, OptimalTable
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of
 from scaling_law.planning.break_even import TOKENS_RANGE, overtaking
@@ -95,8 +95,8 @@ def crossings_table(records: Sequence[RunRecord], law: JointLaw) -> Table:
     rows = []
     for gaps in found:
         at = gaps.n_active, gaps.experts
-        ours = break_even(law, *at, between=own, force=True)
-        theirs = break_even(JointLaw.published(), *at, force=True)
+        ours = law.break_even(*at, between=own, force=True)
+        theirs = JointLaw.published().break_even(*at, force=True)
         low, middle, high = (
             format_crossing(float(tokens), own) for tokens in (ours.tokens_low, ours.tokens, ours.tokens_high)
         )

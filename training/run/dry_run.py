@@ -16,7 +16,7 @@ from rich.console import Console
 from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_flops
 from modeling_switch_moe import SwitchMoeConfig
-from scaling_law.planning.describe import experts_of, shape_of
+from scaling_law.law.describe import experts_of, shape_of
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
 from scaling_law.size.training_memory import TrainingMemory, training_memory

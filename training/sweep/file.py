@@ -16,7 +16,7 @@ from hub.plain.errors import RecordError
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
 from scaling_law.planning import matched
-from scaling_law.planning.matched import MatchedPlan
+from scaling_law.report.matched import MatchedPlan
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from training.configuration import reading
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments

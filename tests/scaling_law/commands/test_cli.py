@@ -30,7 +30,7 @@ def test_optimal(shell):
     words = ("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k")
     data = json.loads(shell(*words, "--json").output)
     assert data["best"]["experts"] == 16
-    assert data["constraints"]["kv_cache_tokens"] == 16384
+    assert data["limits"]["kv_tokens"] == 16384
     assert data["best"]["memory_bytes"] == pytest.approx(80e9)
     assert data["comparison"]["tied"] == [16, 8, 32]
     text = shell(*words).output
@@ -151,7 +151,7 @@ def test_help_says_what_a_default_means(shell):
         (("reach", "--loss", "2", "--flops", "1e22", "--memory", "1GB"), "give one of them"),
         (("plan", "--flops", "1e20", "--mfu", "0"), "mfu=0"),
         (("plan", "--flops", "1e20", "--branches", "0"), "branches=0"),
-        (("plan", "--flops", "1e20", "--gpu-tflops", "0"), "gpu_flops=0"),
+        (("plan", "--flops", "1e20", "--gpu-tflops", "0"), "gpu_tflops=0"),
         (("learning-rate", "--d-model", 100, "--n-heads", 5), "d_model=100"),
         (("learning-rate", "--d-model", 0), "d_model=0"),
         (("learning-rate", "--d-model", 128, "--experts", 0), "experts=0"),
@@ -250,7 +250,7 @@ def test_break_even(shell):
 def test_hours(shell, published, tmp_path):
     words = ("--gpu", "h100", "--gpus", 8)
     data = json.loads(shell("optimal", "--hours", 72, *words, "--price", 2.5, "--experts", "1,8", "--json").stdout)
-    assert data["time"]["money"] == pytest.approx(1440)
+    assert data["budget"]["money"] == pytest.approx(1440)
     assert data["best"]["experts"] == 1
     assert data["equal_flops"]["best"]["experts"] == 8
     assert data["reordered"] in data["warnings"]

@@ -11,7 +11,7 @@ from hub.plain.commands import NOT_TRUSTED
 from scaling_law import JointLaw, calibrate, fit, load_runs
 from scaling_law.fitting.profiles import ProfileInterval, profile_interval
 from scaling_law.fitting.splits import compare, split
-from scaling_law.planning.design import next_runs, predicted_loss
+from scaling_law.planning.design import predicted_loss
 from tests.scaling_law.synthetic import TINY_LAW, tiny_runs
 
 
@@ -218,7 +218,7 @@ def test_results_show_in_notebooks_and_as_frames(table, law):
     interval = ProfileInterval("c", 1.0, float("inf"), 0.95)
     parts = split(load_runs(table), "flops", 6)
     compared = compare(parts, allow_unidentifiable=True)
-    design = next_runs(JointLaw.from_pretrained(law), predicted_loss(1e6, 2e7, 4), 1e18, noise=0.01, max_runs=2)
+    design = JointLaw.from_pretrained(law).next_runs(predicted_loss(1e6, 2e7, 4), 1e18, noise=0.01, max_runs=2)
     for shown in (result, drawn, interval, parts, compared, design):
         assert "</table>" in shown._repr_html_()
         assert isinstance(shown.to_dataframe(), pandas.DataFrame)

@@ -3,7 +3,7 @@
 import json
 
 from scaling_law import published
-from scaling_law.formulas.shelf import SHELF
+from scaling_law.law.shelf import SHELF
 
 
 def test_laws_lists_them_all(shell):

@@ -20,6 +20,7 @@ from scaling_law.explorer.answer import POINTS, answer, best_models
 from scaling_law.explorer.question import GPU_NAMES, PRESETS, PUBLISHED, Question
 from scaling_law.explorer.uploads import RESAMPLES, with_intervals
 from scaling_law.figures.curves import memory_curves
+from scaling_law.planning.budget import Budget
 from tests.scaling_law.synthetic import synthetic_runs
 
 pytestmark = pytest.mark.browser
@@ -254,8 +255,8 @@ def test_the_page_opens_with_the_answer_of_python(visit, published):
     page = visit()
     wait_for_sentence(page, sentence(published, Question()))  # Gradio may show its queue there for a moment
     assert page.inner_text(".wide table").count("best") == 1
-    sizes = {"kv_cache_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
-    for curve in memory_curves(published.replace(draws=None), 1e22, **sizes, points=POINTS).curves:
+    sizes = {"kv_tokens": 16_384, "bytes_per_parameter": 2.0, "bytes_per_kv": 2.0}
+    for curve in memory_curves(published.replace(draws=None), Budget(1e22), **sizes, points=POINTS).curves:
         name = "dense" if curve.experts == 1 else f"E = {curve.experts:g}"
         np.testing.assert_allclose(drawn(page, name), curve.loss, rtol=1e-6)
 

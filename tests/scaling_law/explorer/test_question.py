@@ -61,7 +61,7 @@ def test_presets_have_answers_and_their_commands_parse(name, published):
     command = typer.main.get_command(app).commands[words[1]]
     given = command.make_context(words[1], words[2:]).params
     asked = question.spent() | question.limits()
-    gpu = {"throughput": given["gpu"]} if question.unit == "hours" else {}
+    gpu = {"gpu": given["gpu"]} if question.unit == "hours" else {}
     assert asked == {name: given[name] or 0 for name in asked} | gpu
 
 
@@ -75,13 +75,13 @@ def test_commands_name_the_law():
 
 def test_the_texts_of_sliders_are_read_back():
     for exponent in np.arange(17, 26.001, 0.05):
-        assert np.log10(Question(flops=of_log_flops(exponent)).budget) == pytest.approx(exponent, abs=3e-3)
+        assert np.log10(Question(flops=of_log_flops(exponent)).budget.flops) == pytest.approx(exponent, abs=3e-3)
     for exponent in np.arange(0, 4.001, 0.05):
         hours = Question(unit="hours", hours=of_log_hours(exponent)).budget.hours
         assert np.log10(hours) == pytest.approx(exponent, abs=3e-3)
     for exponent in np.arange(9, 13.001, 0.05):
         limits = Question(memory=of_log_bytes(exponent)).limits()
-        assert np.log10(limits["max_memory_bytes"]) == pytest.approx(exponent, abs=3e-3)
+        assert np.log10(limits["memory"]) == pytest.approx(exponent, abs=3e-3)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -93,7 +93,7 @@ def test_an_answer_is_the_packages_own(view, published):
     for law in (published, shelf("chinchilla"), shelf("abnar")):
         found = answer(Question(view=view), law)
         assert found.configuration.count("d_model: ") == 1
-        best = law.optimal(1e22, max_memory_bytes=80e9, kv_cache_tokens=16_384, integral=True).best
+        best = law.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True).best
         assert f"loss {best.loss:.4f}" in found.headline
         assert f"<td>best</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
         assert len(found.figure.data) > 1
@@ -119,7 +119,7 @@ def test_hours_are_those_of_python(view, published):
 
     question = Question(unit="hours", hours="100", gpus="64", experts="1,8", view=view)
     found = answer(question, published)
-    asked = {"hours": 100, "gpus": 64, "throughput": "h100", "max_memory_bytes": 80e9, "kv_cache_tokens": 16_384}
+    asked = {"hours": 100, "gpus": 64, "gpu": "h100", "memory": 80e9, "kv_tokens": 16_384}
     best = published.optimal(experts=[1, 8], integral=True, **asked).best
     assert f"loss {best.loss:.4f} ({best.loss_interval[0]:.3f} to {best.loss_interval[1]:.3f})" in found.headline
     assert "--hours 100 --gpus 64 --gpu h100" in found.command

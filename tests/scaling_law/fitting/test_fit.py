@@ -244,7 +244,7 @@ def test_one_number_of_experts_fits_with_the_rest_fixed(paper_runs):
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"law": "cubic"}, "law="),
+        ({"kind": "cubic"}, "kind="),
         ({"huber_delta": 0}, "huber_delta=0"),
         ({"l2": -1}, "l2=-1"),
         ({"weights": [1.0]}, "weights"),
@@ -256,7 +256,7 @@ def test_one_number_of_experts_fits_with_the_rest_fixed(paper_runs):
         ({"bounds": {"e_max": (1.5, 2), "e_start": (3, 4)}}, "e_start=3.0 must be below e_max=2.0"),
         ({"bounds": {"e_max": (0.5, 20)}}, r"bounds: e_max=\(0.5, 20.0\) must be above 1"),
         (
-            {"law": "chinchilla", "bounds": {"e_max": (10, 20)}},
+            {"kind": "chinchilla", "bounds": {"e_max": (10, 20)}},
             "'e_max' is not a coefficient of the chinchilla law: m, mu",
         ),
         ({"bounds": {"kappa": (0, 1)}}, "bounds: 'kappa' is not a coefficient of the joint law: a, alpha"),

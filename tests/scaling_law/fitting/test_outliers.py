@@ -7,7 +7,7 @@ from hub.plain.tables import as_text
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting.profiles import profile_interval
 from scaling_law.law_files import law_card
-from scaling_law.planning.matched import plan_matched
+from scaling_law.report.matched import plan_matched
 from tests.scaling_law.synthetic import TINY_LAW, synthetic_runs, tiny_runs
 
 LAW = JointLaw.published()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from scaling_law import LearningRateLaw, Runs, fit_learning_rate_grid
+from scaling_law import LearningRateLaw, Runs
 from scaling_law.commands.cli import app
+from scaling_law.fitting import fit_learning_rate_grid
 from scaling_law.fitting.rate_surface import SettingsGrid
 from scaling_law.runs.rows import RunsError
 

@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling_law import effective_parameters, effective_tokens, published, unique_parameters
-from scaling_law.formulas.repeated import effective_tokens_slope
+from scaling_law import published
+from scaling_law.formulas.repeated import (
+    effective_parameters,
+    effective_tokens,
+    effective_tokens_slope,
+    unique_parameters,
+)
 
 EPOCHS = {2: 1.968199, 4: 3.725673, 8: 6.624119, 16: 10.582457, 40: 15.167465, 100: 16.363034}
 

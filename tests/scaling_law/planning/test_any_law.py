@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaling_law import ExtrapolationError, Form, JointLaw, Law, Runs, Term, fit, published
+from scaling_law import ExtrapolationError, JointLaw, Law, Runs, fit, published
+from scaling_law.formulas import Form, Term
 from scaling_law.formulas.conditions import Conditions
-from scaling_law.planning.optimum import Constraints, optimal_widths, searched_widths
+from scaling_law.planning.limits import Limits
+from scaling_law.planning.optimum import optimal_widths, searched_widths
 from scaling_law.size.architecture import HEAD_DIM, active_parameters, total_parameters
 
 EXPERTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
@@ -22,13 +24,13 @@ SPARSITY, DENSE = published("abnar"), published("kaplan")  # of N total and the 
 @settings(max_examples=60)
 @given(st.floats(18, 25), st.one_of(st.just(0.0), st.floats(1e6, 1e12)), st.floats(9, 13), st.booleans())
 def test_the_search_finds_the_closed_form(log_flops, served, log_memory, integral):
-    limits = {"max_memory_bytes": 10**log_memory, "inference_tokens": served, "kv_cache_tokens": 1e5}
-    law, constraints, flops = JointLaw.published(), Constraints(**limits), np.full(6, 10**log_flops)
+    limits = {"memory": 10**log_memory, "inference_tokens": served, "kv_tokens": 1e5}
+    law, limits, flops = JointLaw.published(), Limits(**limits), np.full(6, 10**log_flops)
     try:
-        closed = optimal_widths(law, flops, EXPERTS, constraints, integral)
+        closed = optimal_widths(law, flops, EXPERTS, limits, integral)
     except ValueError:
         return
-    found = searched_widths(law, flops, EXPERTS, constraints, integral)
+    found = searched_widths(law, flops, EXPERTS, limits, integral)
     assert np.array_equal(found.fits, closed.fits)
     assert np.array_equal(found.truncated, closed.truncated)
     for name in ("free", "d_model", "n_active", "tokens", "loss"):
@@ -81,7 +83,7 @@ def test_a_fit_knows_the_ranges_of_its_laws_own_variables():
     n = active_parameters(width)
     tokens = n * 10 ** random.uniform(0.5, 2, 200)
     losses = SPARSITY.loss(tokens=tokens, **own) * np.exp(random.normal(0, 0.002, 200))
-    law = fit(Runs.from_columns(n, tokens, experts, losses, "run", columns=own), law="sparsity").bootstrap(20).law
+    law = fit(Runs.from_columns(n, tokens, experts, losses, "run", columns=own), kind="sparsity").bootstrap(20).law
     assert law.conditions.variables == {k: (v.min(), v.max()) for k, v in own.items()}
     assert Conditions.from_dict(law.conditions.to_dict()) == law.conditions
     warnings = law.warnings(n_total=1e9, tokens=1e10, density=1 / 16)

@@ -8,8 +8,8 @@ import pytest
 from hub.plain.tables import as_text
 from scaling_law import ExtrapolationError, JointLaw
 from scaling_law.commands.cli import app
-from scaling_law.formulas.shelf import SHELF, published
-from scaling_law.planning.compare import compare
+from scaling_law.law.compare import compare
+from scaling_law.law.shelf import SHELF, published
 from scaling_law.size.architecture import active_parameters
 
 FLOPS = 1e21

@@ -3,7 +3,7 @@
 import pytest
 
 from scaling_law import ExtrapolationError, JointLaw, Runs, fit
-from scaling_law.planning.matched import MatchedPlan, measured, plan_matched
+from scaling_law.report.matched import MatchedPlan, measured, plan_matched
 from tests.scaling_law.synthetic import synthetic_runs
 from training.sweep.file import Sweep
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from scaling_law import Architecture, JointLaw, fit, load_runs
 from scaling_law.commands.cli import app
-from scaling_law.planning.matched import plan_matched
 from scaling_law.report import results
+from scaling_law.report.matched import plan_matched
 from scaling_law.report.page import BLOCKS, block_text, write_report
 from scaling_law.report.results import Results
 from scaling_law.runs.rows import RunsError

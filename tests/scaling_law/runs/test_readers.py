@@ -8,7 +8,8 @@ import numpy as np
 import pandas
 import pytest
 
-from scaling_law import Runs, best_of, load_runs
+from scaling_law import Runs, load_runs
+from scaling_law.runs import best_of
 from scaling_law.runs.readers import READERS
 from scaling_law.runs.table import RunsError
 from tests.guides import DOCS, text_of

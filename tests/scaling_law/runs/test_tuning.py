@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scaling_law import Runs, best_of
+from scaling_law import Runs
+from scaling_law.runs import best_of
 from scaling_law.runs.table import RunsError
 from scaling_law.runs.tuning import tune
 

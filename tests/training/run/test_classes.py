@@ -193,7 +193,7 @@ def test_a_law_is_refitted_on_such_runs(released, tiny, tmp_path):
         for record in records[:4]
         for scale, tokens in itertools.product((1, 4, 16, 64), (10**5, 10**6, 10**7))
     ]
-    result = fit(load_runs(scaled), law="joint")
+    result = fit(load_runs(scaled), kind="joint")
     assert result.rmse < 0.01
 
 

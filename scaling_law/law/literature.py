@@ -1,4 +1,4 @@
-"""Published laws as their papers have them, for `scaling_law.formulas.shelf`.
+"""Published laws as their papers have them, for `scaling_law.law.shelf`.
 
 No number stands here from memory: `source` names where each was read, and `evidence` what that is: the text of the
 "paper", the authors' "code", or a "secondary" report by others. What was not to be found is left out.
@@ -10,9 +10,17 @@ from math import exp
 from typing import Any
 
 from scaling_law.formulas.answers import Allocation, EfficiencyLeverage, PowerLaw, TrainingRates
-from scaling_law.formulas.kinds import ClarkLaw, FiveFactorLaw, GranularityLaw, KaplanLaw, SaturationLaw, SparsityLaw
-from scaling_law.formulas.law import ChinchillaLaw, JointLaw
-from scaling_law.formulas.publication import PublishedLaw
+from scaling_law.law import (
+    ChinchillaLaw,
+    ClarkLaw,
+    FiveFactorLaw,
+    GranularityLaw,
+    JointLaw,
+    KaplanLaw,
+    SaturationLaw,
+    SparsityLaw,
+)
+from scaling_law.law.publication import PublishedLaw
 from scaling_law.size.architecture import VOCAB_SIZE
 
 PETAFLOP_DAY = 8.64e19
@@ -261,7 +269,7 @@ LITERATURE: tuple[PublishedLaw, ...] = (
         arxiv="2502.05172",
         part="Eq. 5 in full precision",
         equation=JointLaw.formula,
-        source="arxiv.org/abs/2502.05172 and its LaTeX source: scaling_law.paper.published",
+        source="arxiv.org/abs/2502.05172 and its LaTeX source: scaling_law.formulas.published",
         evidence="paper",
         make=lambda: JointLaw.published(),
         kind=JointLaw,

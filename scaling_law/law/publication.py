@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from hub.plain.tables import Summarised, Table
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.conditions import LABELS, Conditions
-from scaling_law.formulas.law import Law
+from scaling_law.law import Law
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PublishedLaw(Summarised):
     def law(self) -> Law | Answer:
         """The law, with its ranges as conditions. ValueError where there are no public coefficients."""
         if self.make is None:
-            how = f"fit(runs, law={getattr(self.kind, 'name', '')!r}) fits its form"
+            how = f"fit(runs, kind={getattr(self.kind, 'name', '')!r}) fits its form"
             raise ValueError(f"{self.name}: {self.citation} prints no coefficients; {how}")
         found = self.make()
         if found.conditions is not None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from hub.plain.tables import Summarised, Table
 from hub.plain.units import format_bytes, format_count, format_flops, parse_context
-from scaling_law.formulas import JointLaw, Law
-from scaling_law.formulas.law import percentile_interval
+from scaling_law.formulas.law import percentile_interval, positive
+from scaling_law.law import JointLaw, Law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
-from scaling_law.planning.optimum import positive
+from scaling_law.planning.plan import experts_of, law_variables
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import Model, read_model
 
@@ -161,20 +161,11 @@ def unknown_parts(a: Architecture, law: Law) -> list[str]:
     return [part for part in parts if part]
 
 
-def law_variables(law: Law, a: Architecture, tokens: float) -> dict[str, float]:
-    """N_act, D, E and the law's other variables. ValueError for one that is none of an architecture."""
-    found = a.variables() | {"tokens": tokens}
-    names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
-    if unknown := [name for name in names if name not in found]:
-        raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
-    return {name: found[name] for name in names}
-
-
 def _predict(
     law: Law, a: Architecture, at: dict[str, float], tokens: float, bytes_per_parameter: float, force: bool
 ) -> Prediction:
     flops, refusal, optimum = a.training_flops(tokens), None, None
-    limits: dict[str, Any] = {"max_memory_bytes": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
+    limits: dict[str, Any] = {"memory": a.weight_bytes(bytes_per_parameter), "vocab_size": a.vocab_size}
     try:
         optimum = optimal(law, flops, force=force, bytes_per_parameter=bytes_per_parameter, **limits)
     except ValueError as error:  # also where every answer is beyond the range guard
@@ -203,17 +194,6 @@ def _flops(a: Architecture, context: float | None) -> str:
         return text
     training, inference = format_flops(a.training_flops(1, context)), format_flops(a.inference_flops(1, context))
     return f"{text}; at {context:,.0f} positions exactly {training} and {inference}"
-
-
-def experts_of(a: Architecture) -> str:
-    """The feed-forward, in words."""
-    if a.experts == 1:
-        return f"dense, feed-forward width {a.d_expert:,}"
-    text = f"{a.experts_per_token} of {a.experts} per token, each {a.d_expert:,} wide"
-    if a.shared_experts:
-        text += f"; {a.shared_experts} shared, {a.d_shared:,} wide"
-    dense = f"; {a.dense_blocks} dense blocks, {a.d_ff:,} wide" if a.dense_blocks else ""
-    return f"{text}{dense}; granularity {a.granularity:.3g}"
 
 
 def _predicted(a: Architecture, p: Prediction) -> dict[str, str]:

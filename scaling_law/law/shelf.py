@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hub.plain.tables import ResultTable, Table
-from scaling_law.formulas.literature import LITERATURE
-from scaling_law.formulas.publication import PublishedLaw
+from scaling_law.law.literature import LITERATURE
+from scaling_law.law.publication import PublishedLaw
 
 SHELF = {law.name: law for law in LITERATURE}
 

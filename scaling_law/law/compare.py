@@ -15,13 +15,15 @@ import numpy as np
 
 from hub.plain.tables import ResultTable, Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.formulas import Law
 from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage, TrainingRates
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
-from scaling_law.formulas.publication import PublishedLaw
-from scaling_law.formulas.shelf import SHELF, entry
+from scaling_law.formulas.law import positive
+from scaling_law.law import Law
+from scaling_law.law.publication import PublishedLaw
+from scaling_law.law.shelf import SHELF, entry
+from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimal_table import OptimalRow
-from scaling_law.planning.optimum import Constraints, positive, root
+from scaling_law.planning.optimum import root
 from scaling_law.size.architecture import EXPERT_VARIABLES, VOCAB_SIZE, affordable_tokens, variables_of_width
 
 REFERENCE = "ludziejewski"  # whose optimum the laws of rates and of leverage are asked about
@@ -76,7 +78,7 @@ class LawComparison(ResultTable):
 
     opinions: tuple[Opinion, ...]
     flops: float
-    constraints: Constraints
+    limits: Limits
 
     @property
     def trusted(self) -> bool:
@@ -96,7 +98,7 @@ class LawComparison(ResultTable):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"flops": self.flops, "constraints": asdict(self.constraints), "laws": self.to_rows()}
+        return {"flops": self.flops, "limits": asdict(self.limits), "laws": self.to_rows()}
 
     def summary(self) -> Table:
         def cell(value: float | None, form: Callable[[float], str]) -> str:
@@ -117,10 +119,10 @@ class LawComparison(ResultTable):
             }
             for o in self.opinions
         ]
-        memory = self.constraints.max_memory_bytes
+        memory = self.limits.memory
         limit = f", weights within {format_bytes(memory)}" if memory else ""
         notes = [
-            f"Every model: the d / 64 rule with a vocabulary of {self.constraints.vocab_size:,}, and 6 N_act D FLOPs.",
+            f"Every model: the d / 64 rule with a vocabulary of {self.limits.vocab_size:,}, and 6 N_act D FLOPs.",
             "Losses of different corpora and tokenizers do not compare.",
         ]
         title = f"{format_flops(self.flops)} FLOPs{limit}: what published laws say"
@@ -147,37 +149,37 @@ def compare(
     answers, and one because the answer is beyond its range guard.
     """
     budget = float(positive("flops", flops))
-    constraints = Constraints(max_memory_bytes=memory, vocab_size=vocab_size)
+    limits = Limits.of(memory=memory, vocab_size=vocab_size)
     asked = [entry(name) for name in (laws or [name for name, own in SHELF.items() if own.make])]
     reference = entry(REFERENCE).law()
     assert isinstance(reference, Law)
-    best = reference.optimal(budget, max_memory_bytes=memory, vocab_size=vocab_size, force=True).best
-    opinions = tuple(_opinion(own, budget, constraints, best, force) for own in asked)
+    best = reference.optimal(budget, memory=memory, vocab_size=vocab_size, force=True).best
+    opinions = tuple(_opinion(own, budget, limits, best, force) for own in asked)
     if not any(o.answers for o in opinions) and (refused := [o for o in opinions if o.beyond_guard]):
         raise ExtrapolationError("; ".join(f"{o.law}: {o.silent}" for o in refused))
-    return LawComparison(opinions, budget, constraints)
+    return LawComparison(opinions, budget, limits)
 
 
-def _opinion(own: PublishedLaw, flops: float, constraints: Constraints, best: OptimalRow, force: bool) -> Opinion:
+def _opinion(own: PublishedLaw, flops: float, limits: Limits, best: OptimalRow, force: bool) -> Opinion:
     names: dict[str, Any] = {"law": own.name, "citation": own.citation}
     law = own.law()
     try:
         if isinstance(law, Allocation):
-            return Opinion(**names, **_allocated(own, law, flops, constraints, force))
+            return Opinion(**names, **_allocated(own, law, flops, limits, force))
         if not isinstance(law, Law):
-            return Opinion(**names, **_about(law, flops, constraints, best, force))
+            return Opinion(**names, **_about(law, flops, limits, best, force))
         if "tokens" not in law.variables:
             return Opinion(**names, silent="says nothing of tokens")
-        return Opinion(**names, **_chosen(own, law, flops, constraints, force))
+        return Opinion(**names, **_chosen(own, law, flops, limits, force))
     except ExtrapolationError as error:
         return Opinion(**names, silent=str(error), trusted=False, beyond_guard=True)
     except ValueError as error:
         return Opinion(**names, silent=str(error))
 
 
-def _chosen(own: PublishedLaw, law: Law, flops: float, constraints: Constraints, force: bool) -> dict[str, Any]:
+def _chosen(own: PublishedLaw, law: Law, flops: float, limits: Limits, force: bool) -> dict[str, Any]:
     """The model that a law of the loss would train."""
-    row, granularity = _best_design(law, flops, constraints, force)
+    row, granularity = _best_design(law, flops, limits, force)
     names = ("experts", "n_active", "n_total", "tokens", "loss", "loss_interval", "trusted", "beyond_guard")
     found = {name: getattr(row, name) for name in names} | {"granularity": granularity}
     found |= {"corpus": own.corpus, "tokenizer": own.tokenizer}
@@ -186,15 +188,15 @@ def _chosen(own: PublishedLaw, law: Law, flops: float, constraints: Constraints,
     return found | {"silent": silent, "warnings": warnings}
 
 
-def _best_design(law: Law, flops: float, constraints: Constraints, force: bool) -> tuple[OptimalRow, float | None]:
+def _best_design(law: Law, flops: float, limits: Limits, force: bool) -> tuple[OptimalRow, float | None]:
     """The best row over granularity and shared experts, where the law depends on them, and its granularity."""
     fine = {"granularity", "experts_per_token", "active_experts"} & {*law.variables}
     shared = SHARED if "shared_ratio" in law.variables else (0.0,)
-    limits: dict[str, Any] = {name: getattr(constraints, name) for name in ("max_memory_bytes", "vocab_size")}
+    within: Any = {name: getattr(limits, name) for name in ("memory", "vocab_size")}
     rows, refused = [], []
     for g, s in product(GRANULARITIES if fine else (1.0,), shared):
         try:
-            rows.append((law.optimal(flops, granularity=g, shared_ratio=s, force=force, **limits).best, g))
+            rows.append((law.optimal(flops, granularity=g, shared_ratio=s, force=force, **within).best, g))
         except ValueError as error:
             refused.append(error)
     if not rows:
@@ -207,9 +209,7 @@ def _worth(check: RangeCheck) -> dict[str, Any]:
     return {"warnings": check.warnings, "trusted": bool(check.trusted), "beyond_guard": bool(check.beyond)}
 
 
-def _allocated(
-    own: PublishedLaw, law: Allocation, flops: float, constraints: Constraints, force: bool
-) -> dict[str, Any]:
+def _allocated(own: PublishedLaw, law: Allocation, flops: float, limits: Limits, force: bool) -> dict[str, Any]:
     """The size that an allocation law names, as a model of the family; its tokens are those that the budget leaves."""
     found, worth = law.optimum(flops, force=force), _worth(law.check(flops=flops))
     if law.size_name not in variables_of_width(64.0, 1.0):
@@ -218,22 +218,22 @@ def _allocated(
         return {"says": says, "silent": "names no parameters", **worth}
 
     def excess(x: Any, size: Any) -> Any:
-        return variables_of_width(np.exp(x), 1.0, vocab_size=constraints.vocab_size)[law.size_name] / size - 1.0
+        return variables_of_width(np.exp(x), 1.0, vocab_size=limits.vocab_size)[law.size_name] / size - 1.0
 
     width = np.exp(root(excess, np.array(-5.0), np.array(20.0), np.asarray(float(found[law.size_name]))))
-    n_active = float(variables_of_width(width, 1.0, vocab_size=constraints.vocab_size)["n_active"])
+    n_active = float(variables_of_width(width, 1.0, vocab_size=limits.vocab_size)["n_active"])
     tokens, loss = float(affordable_tokens(flops, n_active)), found.get("loss")
     says = f"its own tokens: {format_count(float(found['tokens']))}"
     result = {"n_active": n_active, "tokens": tokens, "says": says, "silent": "does not ask about experts", **worth}
     return result | {"loss": None if loss is None else float(loss), "corpus": own.corpus, "tokenizer": own.tokenizer}
 
 
-def _about(law: Answer, flops: float, constraints: Constraints, best: OptimalRow, force: bool) -> dict[str, Any]:
+def _about(law: Answer, flops: float, limits: Limits, best: OptimalRow, force: bool) -> dict[str, Any]:
     """What a law of rates or of leverage says of the model that the joint law chooses."""
     model = f"for the model of {REFERENCE} (E = {best.experts:g})"
     if best.beyond_guard and not force:
         raise ExtrapolationError(f"nothing to ask about: {REFERENCE} is too far from its runs to choose a model")
-    known = variables_of_width(best.d_model, best.experts, vocab_size=constraints.vocab_size)
+    known = variables_of_width(best.d_model, best.experts, vocab_size=limits.vocab_size)
     known |= {"tokens": best.tokens, "flops": flops}
     known |= {"granularity": 2.0 / 3.0}  # of Tian et al., 2 d_model / d_expert
     asked = {name: float(known[name]) for name in law.variables}
