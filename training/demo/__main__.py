@@ -38,9 +38,9 @@ from hub.release.cards import loading_code
 from scaling_law import Calibration, JointLaw, LearningRateLaw, calibrate, fit_learning_rate, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
-from training import corpus
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
+from training.demo import corpus
 from training.demo.results import crossings_table, gap_curves, gaps_table, losses_table, sentence
 from training.run.evaluation import evaluate
 from training.run.inputs import held_out

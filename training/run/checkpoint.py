@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from hub.plain import atomic
 from hub.plain.atomic import sha256_of, sync
-from training.run.step import Progress
+from training.run.progress import Progress
 
 logger = logging.getLogger(__name__)
 

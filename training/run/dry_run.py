@@ -26,15 +26,8 @@ from training.configuration.schedule import total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run import causal_model, devices
 from training.run.inputs import settled
-from training.run.step import (
-    Session,
-    StepResult,
-    architecture,
-    make_session,
-    model_config,
-    peak_learning_rate,
-    utilisation_flops,
-)
+from training.run.model import architecture, model_config, peak_learning_rate, utilisation_flops
+from training.run.step import Session, StepResult, make_session
 from training.run.timing import RandomTokens, StepTimer, device_memory
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32

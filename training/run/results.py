@@ -28,8 +28,10 @@ from training.run import devices
 from training.run.evaluation import HeldOut, HeldOutLoss
 from training.run.inputs import data_order
 from training.run.log import balance
+from training.run.model import utilisation_flops
 from training.run.optimizers import muon_rate
-from training.run.step import Progress, Session, utilisation_flops
+from training.run.progress import Progress
+from training.run.step import Session
 
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")

@@ -14,7 +14,7 @@ from tests.training.run.test_run import assert_same_weights, finish, folders, li
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
 from training.run import causal_model
-from training.run.step import build_model
+from training.run.model import build_model
 
 BIAS = SHARED | {"balance": "bias", "bias_update_rate": 0.05}
 

@@ -11,8 +11,8 @@ from tests.scaling_law.size.test_model_classes import NOT_IN_TRANSFORMERS, SHAPE
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import ModelClassArguments, balance_loss_of, causal_class, model_types
 from training.run import causal_model
+from training.run.model import build_model
 from training.run.optimizers import build_optimizers
-from training.run.step import build_model
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 96
 

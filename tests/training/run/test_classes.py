@@ -28,7 +28,8 @@ from training.configuration.reading import from_dict
 from training.run import checkpoint, dry_run
 from training.run.inputs import check_inputs, held_out
 from training.run.main import Run
-from training.run.step import add_gradients, architecture
+from training.run.model import architecture
+from training.run.step import add_gradients
 
 THREE = {section["type"]: section for section in (DENSE, TOP_K, SHARED)}
 three = pytest.mark.parametrize("section", THREE.values(), ids=THREE)

@@ -13,8 +13,8 @@ from tests.training.run.test_processes import measured, replicated, results
 from tests.training.run.test_run import assert_same_weights, finish, folders, stop_run, weights
 from training.configuration.arguments import ConfigurationError, OptimizerArguments
 from training.run.main import Run
+from training.run.model import build_model
 from training.run.optimizers import StackedMuon, build_optimizers, hidden_matrices
-from training.run.step import build_model
 
 CPU = torch.device("cpu")
 MUON = OptimizerArguments(name="muon")

@@ -1,7 +1,7 @@
 """A corpus of real English for runs without a network: the docstrings and manuals of what is installed.
 
 The dataset has the columns and types of FineWeb-Edu (Penedo et al. 2024); losses on the two cannot be compared. Python
-files are parsed and never executed. `python -m training.corpus FOLDER [--max-bytes N]` builds it.
+files are parsed and never executed. `python -m training.demo.corpus FOLDER [--max-bytes N]` builds it.
 """
 
 from __future__ import annotations

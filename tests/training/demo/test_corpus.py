@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training import corpus
-from training.corpus import STOP_WORDS, WORD, Source, extract, installed_sources
+from training.demo import corpus
+from training.demo.corpus import STOP_WORDS, WORD, Source, extract, installed_sources
 
 COLUMNS = {
     **dict.fromkeys(("text", "id", "dump", "url", "file_path", "language"), pa.string()),
