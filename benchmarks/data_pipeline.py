@@ -12,7 +12,7 @@ wait: the part of a training run's time (real runs of `train.py`'s code, on this
     soon as that is tokenised, so every step that counts was made beside the builder), and as many steps with the
     cache that is there then; least: 0. The benchmark fails where the cache did not grow while it was read.
 
-Without `--dataset` (or BENCH_DATASET) the text is the documentation of the installed packages
+Without `--dataset` (or BENCH_DATASET) the text is the docstrings of the installed packages
 (`training.demo.corpus`), without `--tokenizer` (or BENCH_TOKENIZER) a byte-level BPE is trained on it.
 """
 

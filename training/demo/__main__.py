@@ -121,7 +121,7 @@ class Demo:
 
     def run(self) -> None:
         """All steps, then what came of them."""
-        with self._step("1 Corpus", "the documentation of the installed packages, in the columns of FineWeb-Edu"):
+        with self._step("1 Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
             say(str(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes)))
         with self._step("2 Tokenizer", "every byte is a token"):
             self.tokenizer()
