@@ -21,11 +21,9 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializeAsAny,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     WrapValidator,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -296,9 +294,6 @@ def _stages(stages: list[str]) -> list[RampStage]:
         ) from None
 
 
-_OF_MUON = ("name", "muon")  # how the fields begin that AdamW alone does without
-
-
 class OptimizerArguments(_Section):
     """The optimizer and its peak learning rate."""
 
@@ -337,13 +332,6 @@ class OptimizerArguments(_Section):
         except (ValueError, OSError) as error:
             raise ValueError(f"it must be {' or '.join(READINGS)}, or the file of a law ({error})") from None
         return name
-
-    @model_serializer(mode="wrap")
-    def _plain(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without Muon as configurations were before there was a choice."""
-        fields = fields_of(self)
-        is_muon = self.name == "muon"
-        return {name: value for name, value in fields.items() if is_muon or name.partition("_")[0] not in _OF_MUON}
 
 
 def _problems_of_muon(optimizer: OptimizerArguments) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
@@ -111,13 +111,6 @@ class ModelClassArguments(BaseModel):
         except Exception as error:  # every class has checks of its own
             return " ".join(str(error).split())
         return _problem_of_groups(config)
-
-    @model_serializer(mode="wrap")
-    def _plain(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """How experts are balanced is said where it is not by the class's own loss."""
-        fields = fields_of(self)
-        told = self.balance != "loss"
-        return {name: value for name, value in fields.items() if told or name not in ("balance", "bias_update_rate")}
 
     # -- what the loop asks of the section `model`; see `ModelArguments`
 

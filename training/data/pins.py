@@ -84,15 +84,9 @@ def _on_the_hub(arguments: TrainingArguments) -> Iterator[tuple[str, str, str | 
 
 
 def _of_run(folder: Path) -> list[Pin]:
-    """The pins of a run that was started before; those of earlier versions' runs name their dataset only."""
+    """The pins of a run that was started before."""
     path = folder / "data.json"
-    if not path.exists():
-        return []
-    values = json.loads(path.read_text())
-    if "pins" in values:
-        return [Pin(**pin) for pin in values["pins"]]
-    dataset = values["dataset"]
-    return [Pin("dataset", dataset["id"], None, dataset["revision"])] if _is_commit(dataset["revision"]) else []
+    return [Pin(**pin) for pin in json.loads(path.read_text())["pins"]] if path.exists() else []
 
 
 def _is_commit(revision: str | None) -> bool:

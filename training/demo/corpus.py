@@ -347,7 +347,11 @@ def readme(report: CorpusReport, documents: Sequence[Document]) -> str:
     rows = "\n".join(
         f"| {name} {version} | {licence.replace('|', '/')} |" for name, version, licence in sorted(licences)
     )
-    return f"""# Documentation corpus
+    return f"""---
+pretty_name: Documentation of the installed packages
+---
+
+# Documentation corpus
 
 {report}: docstrings of the Python standard library and of the packages of one environment, filtered line by line and
 without repeated lines. Each package is in one split only. Made for small experiments without a network; it is not a

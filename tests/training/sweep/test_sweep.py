@@ -260,8 +260,6 @@ def test_devices_are_paid_for_as_long_as_they_trained(run):
     with open(branch / "log.jsonl", "a") as log:
         log.write(json.dumps(last) + "\n" + json.dumps({"step": 9, "tokens": 1280, "eval_loss": 2.0}) + "\n")
     assert status(run).device_seconds == 20 * 4 + 3 * 2
-    write_log(run, "trunk", wall_seconds=20.0)  # of an earlier version
-    assert status(run).device_seconds is None
 
 
 def test_the_live_display_has_the_loss_of_every_running_run_in_80_columns(sweep_of):
