@@ -24,6 +24,7 @@ from training.configuration.model_classes import ModelClassArguments, causal_cla
 from training.configuration.schedule import total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run import devices
+from training.run.checkpoint import most_at_a_time
 from training.run.inputs import settled
 from training.run.model import (
     architecture,
@@ -101,8 +102,7 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
         schedule.append((f"run of {b.tokens:,} tokens", decay))
 
     size = _WEIGHT * count_parameters(config)
-    # Every branch point, and the newest two of the trunk or of a branch, while a third is written.
-    checkpoints, models = len({b.decay_step for b in branches}) + 3, len(branches) + len(set(a.run.release_tokens))
+    checkpoints, models = most_at_a_time(branches), len(branches) + len(set(a.run.release_tokens))
     needed = (3 * checkpoints + models) * size
     folder = Path(a.run.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free

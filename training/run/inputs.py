@@ -136,8 +136,6 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
 def held_out_tokens(arguments: TrainingArguments) -> int:
     """Tokens of the held-out cache, which ends where the evaluation has enough."""
     length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    if arguments.data.order == "stored":
-        return int(1.5 * sequences * length) + length
     # A fixed shuffle chooses among more sequences than it takes: more documents make a smaller error. Not where text
     # is held out by a hash: each document found means reading a hundred others.
     return sequences * length * (4 if arguments.data.validation_split else 1) + 1

@@ -188,7 +188,7 @@ def test_costs_are_those_of_the_architecture(tmp_path):
     assert run.separate_flops == 6 * arch.n_active * sum(ends)
     assert run.seconds == run.training_flops / 1e15
     assert run.memory_bytes == 16 * arch.n_total / 2  # fp32: weights, gradients, two moments
-    assert run.disk_bytes == (3 + 2) * 12 * arch.n_total + 3 * 4 * arch.n_total
+    assert run.disk_bytes == (3 + 3) * 12 * arch.n_total + 3 * 4 * arch.n_total
 
 
 def test_expensive_runs_are_those_of_more_flops_not_of_more_width(tmp_path):
