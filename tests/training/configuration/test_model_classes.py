@@ -81,7 +81,10 @@ def test_a_config_json_is_its_fields(tmp_path, caplog):
         ({"type": "kimi_k2"}, "model.type: 'kimi_k2'; it must be switch_moe"),
         ({"type": "missing.json"}, "model.type: 'missing.json' cannot be read: No such file"),
         (TOP_K | {"num_expert": 4}, "model.num_expert: no such field of qwen3_moe; did you mean num_experts?"),
-        (TOP_K | {"zzz": 4}, "model.zzz: no such field of qwen3_moe; there are attention_bias, attention_dropout"),
+        (
+            TOP_K | {"zzz": 4},
+            "model.zzz: no such field of qwen3_moe; its fields are attention_bias, attention_dropout",
+        ),
         (TOP_K | {"d_model": 64}, "model.d_model: no such field of qwen3_moe"),
         (TOP_K | {"num_experts": 8.5}, "model: Validation error for field 'num_experts': TypeError"),
         (TOP_K | {"num_experts_per_tok": 9}, "model: qwen3_moe: experts_per_token=9 must be at most experts=8"),

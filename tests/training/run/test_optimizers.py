@@ -161,8 +161,8 @@ def test_sharded_matrices_are_refused(tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"muon_learning_rate": 0.1}, "optimizer.muon_learning_rate: 0.1; it is allowed with optimizer.name muon"),
-        ({"name": "muon", "muon_adjust_lr": "original"}, "optimizer.muon_learning_rate: not given; with muon_adj"),
+        ({"muon_learning_rate": 0.1}, "optimizer.muon_learning_rate: 0.1; it needs optimizer.name muon"),
+        ({"name": "muon", "muon_adjust_lr": "original"}, "optimizer.muon_learning_rate: missing; muon_adjust_lr"),
         ({"name": "sgd"}, "optimizer.name: 'sgd'"),
     ],
 )
