@@ -99,7 +99,7 @@ def test_the_members_of_a_sweep_are_pinned_together_even_when_all_start_at_once(
     assert len(found) == 1
     assert upstream.asked == 1
     (pin,) = json.loads((tmp_path / "runs" / "pins.json").read_text())
-    assert pin == {"kind": "dataset", "id": NAME, "asked": None, "commit": found.pop()}
+    assert pin == {"kind": "dataset", "id": NAME, "revision": None, "commit": found.pop()}
     assert start(16) == pin["commit"]
 
 
