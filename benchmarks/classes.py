@@ -22,7 +22,7 @@ from benchmarks.report import Report, in_turns, parse
 from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.size.model_configs import FAMILIES, read_model
 from training.configuration.model_classes import ModelClassArguments
-from training.run.step import build_model
+from training.run.model import build_model
 
 DENSE, ROUTED, SHARED = ("llama", "qwen3", "olmo2"), ("qwen3_moe", "olmoe", "mixtral"), "qwen2_moe"
 EXPERTS, BALANCE = 8, 0.01

@@ -29,7 +29,7 @@ from modeling_switch_moe.convert import ConversionError, convert
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import PAPER, BatchRamp
 from training.configuration.arguments import OptimizerArguments
-from training.run.step import peak_learning_rate
+from training.run.model import peak_learning_rate
 
 REPOSITORY = "maciek-pioro/joint-moe-scaling-laws"
 SWEEP = "joint-moe-scaling-laws"

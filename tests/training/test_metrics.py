@@ -13,7 +13,7 @@ from training import metrics
 from training.data.tokenizer import load_tokenizer
 from training.run.evaluation import HeldOut, evaluate
 from training.run.inputs import held_out
-from training.run.step import build_model, model_config
+from training.run.model import build_model, model_config
 
 TEXTS = ["the model trains the router.", "a law of scale — for experts", "x", "data budget memory loss law data scale"]
 

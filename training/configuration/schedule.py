@@ -37,7 +37,7 @@ class Schedule:
     peak: float
 
     def branch(self, target_tokens: int) -> Branch:
-        """Where a run of `target_tokens` tokens leaves the trunk and where it ends.
+        """The branch of a run of `target_tokens` tokens: where it leaves the trunk and where it ends.
 
         Raises ValueError if fewer than two steps fit, or the decay would begin before the warm-up is over.
         """

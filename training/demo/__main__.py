@@ -38,9 +38,9 @@ from hub.release.cards import loading_code
 from scaling_law import Calibration, JointLaw, LearningRateLaw, calibrate, fit_learning_rate, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law
 from scaling_law.figures import drawing, law_figures
-from training import corpus
 from training.data.text import TextSource
 from training.data.tokenizer import load_tokenizer, train_tokenizer
+from training.demo import corpus
 from training.demo.results import crossings_table, gap_curves, gaps_table, losses_table, sentence
 from training.run.evaluation import evaluate
 from training.run.inputs import held_out
@@ -121,7 +121,7 @@ class Demo:
 
     def run(self) -> None:
         """All steps, then what came of them."""
-        with self._step("1 Corpus", "the documentation of the installed packages, in the columns of FineWeb-Edu"):
+        with self._step("1 Corpus", "the docstrings of the installed packages, in columns of FineWeb-Edu"):
             say(str(corpus.build(self._corpus, max_bytes=self.scale.corpus_bytes)))
         with self._step("2 Tokenizer", "every byte is a token"):
             self.tokenizer()

@@ -46,12 +46,6 @@ def build(config: Any, group_tokens: int | None = None) -> nn.Module:
     return model
 
 
-def parameters_of(config: Any) -> int:
-    """The parameters of the configuration's class, built without memory. Raises as `build`."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(config).parameters())
-
-
 def routers(model: nn.Module) -> dict[nn.Module, int]:
     """The routers of a model, and which of their outputs are the logits, as its class and those in it record them."""
     from transformers.utils.output_capturing import OutputRecorder

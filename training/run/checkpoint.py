@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 from hub.plain import atomic
 from hub.plain.atomic import sha256_of, sync
-from training.run.step import Progress
+from training.configuration.schedule import Branch
+from training.run.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,11 @@ class CheckpointError(OSError):
 
 
 # -- in a folder
+
+
+def most_at_a_time(branches: Collection[Branch]) -> int:
+    """Checkpoints that a run may have: each branch point, the newest two, and one that is being written."""
+    return len({branch.decay_step for branch in branches}) + _KEPT + 1
 
 
 def path_of(folder: Path, step: int) -> Path:

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_flops
-from modeling_switch_moe import SwitchMoeConfig
 from scaling_law.law.describe import experts_of, shape_of
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
@@ -24,17 +23,17 @@ from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import total_tokens
 from training.data.tokenizer import load_tokenizer
-from training.run import causal_model, devices
+from training.run import devices
+from training.run.checkpoint import most_at_a_time
 from training.run.inputs import settled
-from training.run.step import (
-    Session,
-    StepResult,
+from training.run.model import (
     architecture,
-    make_session,
+    count_parameters,
     model_config,
     peak_learning_rate,
     utilisation_flops,
 )
+from training.run.step import Session, StepResult, make_session
 from training.run.timing import RandomTokens, StepTimer, device_memory
 
 _WEIGHT = 4  # bytes: weights, gradients and each of Adam's moments are fp32
@@ -102,9 +101,8 @@ def _plan(a: TrainingArguments, tokenizer) -> dict[str, list[tuple[str, str]]]:
         decay = f"decays from step {b.decay_step:,} ({b.branch_point_tokens:,} tokens) to step {b.end_step:,}"
         schedule.append((f"run of {b.tokens:,} tokens", decay))
 
-    size = _WEIGHT * exact_parameters(config)
-    # Every branch point, and the newest two of the trunk or of a branch, while a third is written.
-    checkpoints, models = len({b.decay_step for b in branches}) + 3, len(branches) + len(set(a.run.release_tokens))
+    size = _WEIGHT * count_parameters(config)
+    checkpoints, models = most_at_a_time(branches), len(branches) + len(set(a.run.release_tokens))
     needed = (3 * checkpoints + models) * size
     folder = Path(a.run.output_dir).absolute()
     free = shutil.disk_usage(next(path for path in [folder, *folder.parents] if path.exists())).free
@@ -155,23 +153,14 @@ def check_memory(a: TrainingArguments, accelerator, arch: Architecture) -> Train
 
 
 def _architecture(arch: Architecture, config) -> list[tuple[str, str]]:
-    """The shape; of another class than ours also the class, and what it has beside the parameters of laws."""
-    if isinstance(config, SwitchMoeConfig):
-        shape = f"d_model {arch.d_model}, {arch.n_blocks} blocks, {arch.n_heads} heads, E = {arch.experts}"
-        return [("architecture", shape)]
+    """The class and its shape, with the parameters that laws leave out."""
     left_out = ", ".join(f"{name} {count:,}" for name, count in read_model(config).left_out.items())
     return [
-        ("class", f"{causal_class(config).__name__} of transformers, {exact_parameters(config):,} parameters"),
+        ("class", f"{causal_class(config).__name__}, {count_parameters(config):,} parameters"),
         ("not counted by laws", left_out),
         ("architecture", shape_of(arch)),
         ("experts", experts_of(arch)),
     ]
-
-
-def exact_parameters(config) -> int:
-    """As in `model.parameters()`; of another class than ours counted in the class itself, without memory."""
-    ours = isinstance(config, SwitchMoeConfig)
-    return config.num_parameters(exact=True) if ours else causal_model.parameters_of(config)
 
 
 def _measured(

@@ -42,7 +42,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
     check_trackers(arguments.run.trackers)
     now, path = settled(arguments).to_dict(), Path(arguments.run.output_dir) / "config.yaml"
     before = _started(arguments) or now
-    now["model"] = dict.fromkeys(before["model"] if "type" in before["model"] else ()) | now["model"]
+    now["model"] = dict.fromkeys(before["model"]) | now["model"]  # a field of a class may be in one of them only
     problems = [
         f"{section}.{name}: {value!r}, but {path} has {before[section].get(name)!r}"
         for section, fields in now.items()
@@ -68,22 +68,7 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
 def _started(arguments: TrainingArguments) -> dict | None:
     """The configuration that the run in the output folder was started with; None where there is none."""
     path = Path(arguments.run.output_dir) / "config.yaml"
-    if not path.exists():
-        return None
-    found = yaml.safe_load(path.read_text()) or {}
-    # A version that lacked a field did what is its default now; but its capacity group was a micro-batch, it read
-    # files as they are stored, and its first window was as large as the others.
-    before = {name: fields | found.get(name, {}) for name, fields in TrainingArguments().to_dict().items()}
-    if "type" in found.get("model", {}):  # of another class than ours, with fields of its own
-        before["model"] = found["model"]
-    if "order" not in found.get("data", {}):
-        before["data"]["order"] = "stored"
-    if "first_window" not in found.get("data", {}):
-        before["data"]["first_window"] = before["data"]["shuffle_window"]
-    if "capacity_group_tokens" not in found.get("model", {}):
-        group = before["run"]["micro_batch_sequences"] * before["data"]["sequence_length"]
-        before["model"]["capacity_group_tokens"] = group
-    return before
+    return yaml.safe_load(path.read_text()) if path.exists() else None
 
 
 def text_sources(arguments: TrainingArguments) -> tuple[TextSource, TextSource]:
@@ -151,8 +136,6 @@ def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0
 def held_out_tokens(arguments: TrainingArguments) -> int:
     """Tokens of the held-out cache, which ends where the evaluation has enough."""
     length, sequences = arguments.data.sequence_length, arguments.run.eval_sequences
-    if arguments.data.order == "stored":
-        return int(1.5 * sequences * length) + length
     # A fixed shuffle chooses among more sequences than it takes: more documents make a smaller error. Not where text
     # is held out by a hash: each document found means reading a hundred others.
     return sequences * length * (4 if arguments.data.validation_split else 1) + 1

@@ -23,7 +23,9 @@ from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory
 from training.run.evaluation import HeldOutLoss
-from training.run.step import Progress, Session, StepResult, utilisation_flops
+from training.run.model import utilisation_flops
+from training.run.progress import Progress
+from training.run.step import Session, StepResult
 
 logger = logging.getLogger(__name__)
 

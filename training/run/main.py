@@ -32,7 +32,8 @@ from training.run.devices import StopSignal, any_process, make_accelerator, on_m
 from training.run.dry_run import dry_run, explained
 from training.run.evaluation import HeldOutLoss, evaluate
 from training.run.log import StepLog, StepTrace, write_log
-from training.run.step import Progress, count, make_session, train_step
+from training.run.progress import Progress, count
+from training.run.step import make_session, train_step
 
 logger = logging.getLogger(__name__)
 

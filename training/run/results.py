@@ -17,7 +17,6 @@ from hub.plain.atomic import weights_sha256, write_bytes
 from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shortened
 from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.store.files import portable_tokenizer_config
-from modeling_switch_moe import SwitchMoeConfig, SwitchMoeForCausalLM
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp
 from training.configuration.arguments import ModelArguments, OptimizerArguments
@@ -28,8 +27,10 @@ from training.run import devices
 from training.run.evaluation import HeldOut, HeldOutLoss
 from training.run.inputs import data_order
 from training.run.log import balance
+from training.run.model import utilisation_flops
 from training.run.optimizers import muon_rate
-from training.run.step import Progress, Session, utilisation_flops
+from training.run.progress import Progress
+from training.run.step import Session
 
 # Fields that a record has from the architecture and from the configuration under the same name.
 _SIZE = ("d_model", "n_blocks", "n_heads", "experts", "vocab_size", "n_active", "n_total")
@@ -185,7 +186,7 @@ def code_commit() -> str | None:
 def save_model(config, tokenizer, state_dict: dict, folder: Path) -> dict[str, str]:
     """Write config, whole weights (safetensors), tokenizer and, of our class, its code; returns the files' sha256."""
     with torch.device("meta"):  # only for the configuration: however the trained model is wrapped does not matter
-        shell = SwitchMoeForCausalLM(config) if isinstance(config, SwitchMoeConfig) else causal_class(config)(config)
+        shell = causal_class(config)(config)
     shell.save_pretrained(folder, state_dict=state_dict)
     tokenizer.save_pretrained(folder)
     if (config_file := folder / "tokenizer_config.json").exists():  # which says how this machine loaded it

@@ -68,7 +68,10 @@ def status(sweep_file: _SweepFile, as_json: Json = False) -> None:
 @app.command()
 def run(
     sweep_file: _SweepFile,
-    on: Annotated[Literal["local", "slurm", "hf-jobs"], typer.Option(help="What executes the runs.")] = "local",
+    on: Annotated[
+        Literal["local", "slurm", "hf-jobs"],
+        typer.Option(help="What executes the runs. hf-jobs is experimental: not yet run against the service."),
+    ] = "local",
     only: _Only = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started or sent.")] = False,
     workers: Annotated[
@@ -106,8 +109,8 @@ def run(
 
     Exit status: 0 all finished or queued, 1 a run failed or diverged, 2 bad input, 128 + n stopped by signal n.
     """
-    given = {name: value for name, value in locals().items() if name not in ("sweep_file", "on", "only", "dry_run")}
-    engine = _engine(on, {name: value for name, value in given.items() if value not in (None, [])})
+    options = {name: value for name, value in locals().items() if value not in (None, [])}
+    engine = _engine(on, {name: options[name] for name in options.keys() - {"sweep_file", "on", "only", "dry_run"}})
     sweep = Sweep.load(sweep_file).only(only or [])
     if dry_run:
         print(engine.preview(sweep, sweep_file), end="")

@@ -23,7 +23,7 @@ from training.configuration.arguments import SECTIONS, ConfigurationError, Train
 from training.configuration.schedule import Branch, total_tokens
 from training.data.tokenizer import load_tokenizer
 from training.run.inputs import settled
-from training.run.step import architecture
+from training.run.model import architecture
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Hugging Face Jobs: a job for each trunk and its branches, whose folders lie in a bucket that the jobs mount.
 
-A job that ends early, say at its time limit, resumes from the bucket when the sweep is submitted again.
+Experimental: tested against `huggingface_hub` and a stand-in for the service, never against the service. A job that
+ends early, say at its time limit, resumes from the bucket when the sweep is submitted again.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class RunStatus:
     Attributes:
         tokens, target_tokens: trained and to be trained, the trunk counted once.
         seconds_left: at the present speed.
-        device_seconds: spent training so far, times the devices; None for logs of earlier versions.
+        device_seconds: spent training so far, times the devices.
         engine, queue, dollars: of its newest job on an engine that queues, and of all of them.
     """
 
@@ -77,7 +77,7 @@ class RunStatus:
     loss: float | None
     tokens_per_second: float | None
     seconds_left: float | None
-    device_seconds: float | None
+    device_seconds: float
     engine: str = "local"
     queue: str | None = None
     dollars: float | None = None
@@ -143,14 +143,12 @@ def status(run: SweepRun, engine: str = "local", jobs: Sequence[Queued] = ()) ->
     )
 
 
-def device_seconds(run: SweepRun) -> float | None:
+def device_seconds(run: SweepRun) -> float:
     """Seconds of training that the logs tell of, times the devices; without starting, evaluating and saving."""
     spent = 0.0
     for folder in [run.folder / "trunk", *(run.folder_of(branch) for branch in run.branches)]:
         lines = _lines(folder, at_end=False)[:1] + _lines(folder, at_end=True)
         steps = [line for line in lines if "wall_seconds" in line]  # others are evaluations
-        if any("devices" not in line for line in steps):
-            return None
         if steps:  # a branch goes on counting from the trunk
             before = 0.0 if folder.name == "trunk" else steps[0]["wall_seconds"]
             spent += (steps[-1]["wall_seconds"] - before) * steps[-1]["devices"]
@@ -187,7 +185,7 @@ def status_table(found: Sequence[RunStatus]) -> Table:
             "loss": format_decimal(one.loss),
             "tokens/s": None if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}",
             "time left": format_seconds(one.seconds_left),
-            "device-hours": None if one.device_seconds is None else f"{one.device_seconds / 3600:,.2f}",
+            "device-hours": f"{one.device_seconds / 3600:,.2f}",
             "spent": "" if one.dollars is None else f"${one.dollars:,.2f}",
         }
         for one in found

@@ -14,7 +14,7 @@ from tests.training.run.test_run import assert_same_weights, finish, folders, li
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
 from training.run import causal_model
-from training.run.step import build_model
+from training.run.model import build_model
 
 BIAS = SHARED | {"balance": "bias", "bias_update_rate": 0.05}
 
@@ -96,9 +96,9 @@ def test_the_name_says_it(tiny):
 @pytest.mark.parametrize(
     ("section", "problem"),
     [
-        (TOP_K | {"balance": "bias"}, "model.balance: bias; transformers' qwen3_moe has no selection bias, deepseek"),
+        (TOP_K | {"balance": "bias"}, "model.balance: bias; transformers' qwen3_moe has no selection bias; deepseek"),
         (SHARED | {"balance": "both"}, "model.balance: 'both'; it must be loss or bias"),
-        (SHARED | {"bias_update_rate": 0.1}, "model.bias_update_rate: 0.1; it is allowed with model.balance bias"),
+        (SHARED | {"bias_update_rate": 0.1}, "model.bias_update_rate: 0.1; it needs model.balance bias"),
         (BIAS | {"bias_update_rate": 0}, "model.bias_update_rate: 0; it must be a positive number"),
         (BIAS | {"bias_update_rate": "fast"}, "model.bias_update_rate: 'fast'; it must be a positive number"),
     ],

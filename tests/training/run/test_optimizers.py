@@ -13,8 +13,8 @@ from tests.training.run.test_processes import measured, replicated, results
 from tests.training.run.test_run import assert_same_weights, finish, folders, stop_run, weights
 from training.configuration.arguments import ConfigurationError, OptimizerArguments
 from training.run.main import Run
+from training.run.model import build_model
 from training.run.optimizers import StackedMuon, build_optimizers, hidden_matrices
-from training.run.step import build_model
 
 CPU = torch.device("cpu")
 MUON = OptimizerArguments(name="muon")
@@ -161,8 +161,8 @@ def test_sharded_matrices_are_refused(tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"muon_learning_rate": 0.1}, "optimizer.muon_learning_rate: 0.1; it is allowed with optimizer.name muon"),
-        ({"name": "muon", "muon_adjust_lr": "original"}, "optimizer.muon_learning_rate: not given; with muon_adj"),
+        ({"muon_learning_rate": 0.1}, "optimizer.muon_learning_rate: 0.1; it needs optimizer.name muon"),
+        ({"name": "muon", "muon_adjust_lr": "original"}, "optimizer.muon_learning_rate: missing; muon_adjust_lr"),
         ({"name": "sgd"}, "optimizer.name: 'sgd'"),
     ],
 )

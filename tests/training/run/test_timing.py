@@ -12,8 +12,9 @@ from scaling_law.size import training_memory as memory
 from scaling_law.size.recipe import BatchRamp, RampStage
 from training.configuration.reading import from_dict
 from training.run import devices
+from training.run.progress import Progress
 from training.run.results import step_seconds
-from training.run.step import Progress, make_session
+from training.run.step import make_session
 from training.run.timing import RandomTokens, StepTimer, peak_bytes
 from training.throughput import Vocabulary
 
