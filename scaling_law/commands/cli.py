@@ -28,7 +28,6 @@ for _command in (
     fitting.profile,
     fitting.split,
     fitting.fit_learning_rate,
-    fitting.match,
     fitting.report,
     release.release,
     explore.explore,

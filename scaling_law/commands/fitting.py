@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from hub.plain.commands import COUNT, EXPERTS, Json
+from hub.plain.commands import EXPERTS, Json
 from hub.plain.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import choose_law, exit_untrusted, option, quantity
@@ -18,7 +18,6 @@ from scaling_law.commands.questions import show_written
 from scaling_law.fitting import calibration, fitting, profiles, splits
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.rate_surface import fit_learning_rate_grid
-from scaling_law.planning.matched import plan_matched
 from scaling_law.report.page import write_report
 from scaling_law.runs.table import Runs, load_runs
 
@@ -261,34 +260,8 @@ def fit_learning_rate(
         typer.echo(law.formula if extras else repr(law))
 
 
-def match(
-    runs: options.Source,
-    flops: Annotated[float, quantity(COUNT, "Budget of each model: 1e13.")],
-    output: Annotated[Path, option("File for the plan (JSON).", "--output", "-o")],
-    experts: Annotated[Any, quantity(EXPERTS, "Experts of the models beside the dense one: 2,4,8.")] = "2,4",
-    n_blocks: Annotated[int | None, option("Blocks and heads of all models. [default: d_model / 64]")] = None,
-    vocab_size: options.VocabSize = None,
-    trunks: options.Trunks = "auto",
-    outliers: options.Outliers = "keep",
-    mix: options.Mix = "",
-    bootstrap: Annotated[int, option("Resamples for the intervals.")] = 1000,
-    force: options.Force = False,
-    as_json: Json = False,
-) -> None:
-    """Plan a matched experiment: dense and MoE models of the same total parameters and FLOPs, with predicted losses.
-
-    Examples:
-
-        scaling-law match runs.jsonl --flops 1e13 --n-blocks 2 -o matched-plan.json
-    """
-    fitted = fitting.fit(_load(runs, trunks=trunks), outliers=outliers, mix=mix).bootstrap(bootstrap)
-    made = plan_matched(fitted, flops, experts, n_blocks=n_blocks, vocab_size=vocab_size, force=force)
-    made.save(output)
-    show(asdict(made) if as_json else None, as_json, made)
-
-
 def report(
-    folder: Annotated[Path, typer.Argument(help="With runs.jsonl; learning-rates.jsonl and matched.jsonl optional.")],
+    folder: Annotated[Path, typer.Argument(help="With runs.jsonl; learning-rates.jsonl optional.")],
     into: Annotated[Path, option("The Markdown file with the blocks to fill; figures go beside it.")],
     trunks: options.Trunks = "auto",
     outliers: options.Outliers = "keep",

@@ -228,7 +228,6 @@ def test_a_law_without_ranges_answers_and_is_not_trusted(name):
     assert worth(lambda: ask(unranged, NEAR)) == "flagged"
 
 
-TINY = ("--experts", 2, "--n-blocks", 2, "--vocab-size", 2048)  # as the runs of `match`, a thousand times smaller
 SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each command that asks a law
     "loss": lambda c: ("--n-active", model(c)["n_active"], "--tokens", model(c)["tokens"]),
     "optimal": lambda c: ("--flops", c),
@@ -241,7 +240,6 @@ SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each co
     "next-runs": lambda c: ("--flops", 1e20, "--ask", f"optimum:{c:g},8", "--max-runs", 2, "--widths", "256,512"),
     "describe": lambda c: ("config.json", "--tokens", c / 1e11),
     "compare": lambda c: ("--flops", c),
-    "match": lambda c: ("runs.csv", "--flops", c / 1e8, *TINY, "--bootstrap", 2, "-o", "plan.json"),
 }
 NOT_IN_THE_SHELL = {
     "scale-out": "counts bytes and seconds; no law of the loss",
@@ -251,7 +249,7 @@ NOT_IN_THE_SHELL = {
     "release": "publishes",
     "explore": "serves; what its page and tools answer is asked below",
 }
-FORCED = ("optimal", "plan", "reach", "speedup", "break-even", "next-runs", "describe", "compare", "match")
+FORCED = ("optimal", "plan", "reach", "speedup", "break-even", "next-runs", "describe", "compare")
 PROGRAMS: dict[str, Callable[[float], dict[str, Any]]] = {  # the tools of the API and of the MCP server
     "optimal": lambda c: {"flops": f"{c:g}"},
     "plan": lambda c: {"flops": f"{c:g}"},
@@ -285,7 +283,7 @@ def folder(tmp_path_factory):
 def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, monkeypatch):
     """0: within the guard, or forced; 1: answered, and not to be trusted; 2: refused."""
     monkeypatch.chdir(folder)
-    own = {"match": (), "learning-rate": (), "compare": ("--laws", "marin,chinchilla_approach2,ling_optimum")}
+    own = {"learning-rate": (), "compare": ("--laws", "marin,chinchilla_approach2,ling_optimum")}
     law = own.get(command, ("--law", "law"))
     near, far = (shell(command, *SHELL[command](c), *law) for c in (NEAR, FAR))
     assert near.exit_code == 0, near.output
@@ -299,7 +297,7 @@ def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, m
         assert any(words in forced.output for words in ("do not act", "not trusted", "the answer is too far"))
 
 
-@pytest.mark.parametrize("command", [command for command in SHELL if command != "match"])  # which fits its own law
+@pytest.mark.parametrize("command", SHELL)
 def test_the_shell_does_not_trust_a_law_without_ranges(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     law = {"learning-rate": ("--law", "rates.json"), "compare": ("--laws", "abnar,hunyuan")}

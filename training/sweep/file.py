@@ -15,8 +15,6 @@ from hub import RunRecord
 from hub.plain.errors import RecordError
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
-from scaling_law.planning import matched
-from scaling_law.planning.matched import MatchedPlan
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from training.configuration import reading
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
@@ -226,13 +224,11 @@ def _of_the_paper(where: str) -> list[dict[str, Any]]:
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
-    """The run of `scaling-law plan` (`--json` or `--output`), or the runs of `scaling-law match`."""
+    """The run of `scaling-law plan` (`--json` or `--output`)."""
     plan = reading.read_yaml(path, "sweep file: from")  # JSON is YAML
     try:
-        if plan.get("format") == matched.FORMAT:
-            return MatchedPlan.load(path).configurations()
         if not set(sections := plan.get("configuration", plan)) <= {*SECTIONS, "preset"}:
-            raise ValueError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan or match")
+            raise ValueError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan")
         sections = _nested(sections)
     except ValueError as error:
         raise ConfigurationError(f"sweep file: from: {error}") from error

@@ -145,20 +145,6 @@ def test_split(shell, table):
     assert "joint law" in text
 
 
-def test_match_sets_outliers_aside_and_takes_trunks_as_fit_does(shell, table, tmp_path):
-    words = ("match", table, "--flops", "1e14", "--experts", 2, "--n-blocks", 2, "--vocab-size", 2048, "--force")
-    words += ("--bootstrap", 20, "-o", tmp_path / "plan.json")
-    plans = [
-        json.loads(shell(*words, *more, "--json").output)
-        for more in ((), ("--outliers", "set_aside"), ("--outliers", "set_aside", "--trunks", "run"))
-    ]
-    assert [m["role"] for m in plans[0]["models"]] == ["same FLOPs", "same FLOPs", "E times the tokens"]
-    assert json.loads((tmp_path / "plan.json").read_text())["law"] == plans[1]["law"] == plans[2]["law"]
-    assert plans[0]["law"] != plans[1]["law"]  # the run that is off moves the coefficients
-    assert plans[1]["models"][0]["low"] != plans[2]["models"][0]["low"]  # trunks widen the intervals, not the fit
-    assert "compared at" in shell(*words).output
-
-
 def test_next_runs(shell, law):
     words = ("next-runs", "--law", law, "--flops", "1e15", "--ask", "loss:1M,20M,4", "--max-runs", 3)
     words += ("--widths", "64,128", "--vocab-size", 2048, "--tokens-per-parameter", "0.2:40")
@@ -263,21 +249,6 @@ def test_runs_of_several_recipes_need_the_users_word(shell, table, tmp_path):
     assert "differ in sequence_length (256, 512)" in refused.output
     assert shell("fit", file, *words, "--mix", "sequence_length").exit_code == 0
     assert shell("split", file, "--validation", 4, "--mix", "sequence_length").exit_code == 0
-    plan = (
-        "match",
-        file,
-        "--flops",
-        "1e14",
-        "--vocab-size",
-        2048,
-        "--bootstrap",
-        2,
-        "-o",
-        tmp_path / "plan",
-        "--force",
-    )
-    assert "differ in sequence_length" in shell(*plan).stderr
-    assert shell(*plan, "--force", "--mix", "sequence_length").exit_code == 0
 
 
 def test_the_papers_letters_and_counts_with_suffixes_are_read(shell, tmp_path):
