@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub import RunRecord
-from hub.plain.errors import RecordError
+from hub.plain.errors import RecordError, unknown
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
@@ -201,9 +201,10 @@ class Sweep:
 
     def only(self, names: list[str]) -> Sweep:
         """The sweep with the runs of these names; all where none is given. Raises ConfigurationError."""
-        if unknown := set(names) - {run.name for run in self.runs}:
-            there = ", ".join(run.name for run in self.runs)
-            raise ConfigurationError(f"the sweep has no run {', '.join(sorted(unknown))}; there are {there}")
+        listed = [run.name for run in self.runs]
+        for name in names:
+            if name not in listed:
+                raise ConfigurationError(unknown("run ", name, listed))
         return Sweep(self.name, tuple(run for run in self.runs if not names or run.name in names))
 
 
