@@ -12,6 +12,7 @@ from typing import Any
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
 from hub.plain import strict_json
+from hub.plain.errors import unknown
 from hub.plain.markdown import escaped
 from hub.plain.tables import Table
 from hub.plain.units import format_count
@@ -44,7 +45,7 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
     data = strict_json.checked(data, FORMAT, VERSION, source)
     kind = LAWS.get(str(data.get("law")))
     if kind is None:
-        raise ValueError(f"{source}: law={data.get('law')!r} is not one of {sorted(LAWS)}")
+        raise ValueError(f"{source}: {unknown('law=', data.get('law'), sorted(LAWS))}")
     options: dict[str, Any] = {name: data[name] for name in ("experts", "draws") if data.get(name) is not None}
     try:
         if data.get("conditions") is not None:
