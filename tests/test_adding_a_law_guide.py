@@ -55,5 +55,5 @@ def test_the_outputs_shown_are_what_is_printed(followed, capsys):
 
 
 def test_a_law_that_is_not_registered_is_refused_with_the_names_that_are(followed):
-    with pytest.raises(ValueError, match=r"kind='other' must be one of .*abnar"):
+    with pytest.raises(ValueError, match=r"kind='other' is unknown.* abnar"):
         followed["fit"](followed["runs"], kind="other")

@@ -30,6 +30,7 @@ APPS = {
     "python -m training.presets": "training.presets",
     "python -m training.throughput": "training.throughput",
 }
+ASKS = r"scaling-law (?!fit|learning-rate \w+\.)"  # a law, and reads no runs
 LAUNCH = ("accelerate launch", "train.py", "python -m training.run")
 
 
@@ -47,19 +48,26 @@ def application(line: str) -> tuple[Any, list[str]] | None:
     return None
 
 
+def commands_of(command: Any) -> dict[str, Any]:
+    """Its commands by name, also those that are imported when they are called; none of a single command."""
+    if not hasattr(command, "commands"):
+        return {}
+    return {name: command.get_command(None, name) for name in command.list_commands(None)}
+
+
 def parsed(line: str) -> None:
     """Parse a whole command line of ours; click says what is wrong with it."""
     command, words = application(line)
     name = line
-    if hasattr(command, "commands") and words:
-        assert words[0] in command.commands, f"{line}: there is no {words[0]!r}, only {sorted(command.commands)}"
-        command, name, words = command.commands[words[0]], words[0], words[1:]
+    if (commands := commands_of(command)) and words:
+        assert words[0] in commands, f"{line}: there is no {words[0]!r}, only {sorted(commands)}"
+        command, name, words = commands[words[0]], words[0], words[1:]
     command.make_context(name, words)
 
 
 def options_of(command: Any) -> set[str]:
     own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    return own.union(*map(options_of, getattr(command, "commands", {}).values()))
+    return own.union(*map(options_of, commands_of(command).values()))
 
 
 def train_options() -> set[str]:
@@ -116,7 +124,11 @@ def test_python_imports_the_packages_themselves(page):
 @pytest.mark.parametrize(
     "command",
     [
-        *(line for line in command_lines(DOCS / "planning.md") if re.match("scaling-law (?!fit)", line)),
+        *(
+            line
+            for line in command_lines(DOCS / "planning.md")
+            if re.match(r"scaling-law (?!fit|learning-rate \w+\.)", line)
+        ),
         *(line for line in command_lines(DOCS / "hours.md") if line.startswith("scaling-law ")),
         *re.findall(r"`(scaling-law [^`]+?)`", text_of(ROOT / "README.md") + text_of(DOCS / "scaling.md")),
     ],
@@ -163,7 +175,7 @@ def test_modules_commands_and_options_in_the_text_exist(page):
             assert importlib.util.find_spec(words[2]), f"{page.name}: {code}"
         app, rest = application(code) or (None, [])
         if rest and hasattr(app, "commands") and rest[0].islower():  # `plan|run` stands for each
-            assert {*rest[0].split("|")} <= app.commands.keys(), f"{page.name}: {code}"
+            assert {*rest[0].split("|")} <= commands_of(app).keys(), f"{page.name}: {code}"
         if app or code.startswith(("--", *LAUNCH)):
             assert words_with_dashes(code) <= known, f"{page.name}: {code}: {words_with_dashes(code) - known}"
 
@@ -174,13 +186,19 @@ def script_options() -> set[str]:
     return set(re.findall(r'"(--[a-z][\w-]*)"', sources))
 
 
-@pytest.mark.parametrize("name", application("scaling-law")[0].commands)
+@pytest.mark.parametrize("name", commands_of(application("scaling-law")[0]))
 def test_the_examples_of_the_help_parse(name):
-    lines = (application("scaling-law")[0].commands[name].help or "").splitlines()
+    lines = (commands_of(application("scaling-law")[0])[name].help or "").splitlines()
     examples = [" ".join(line.split()) for line in lines if line.strip().startswith("scaling-law ")]
     for line in examples:
         parsed(line)
     assert {line.split()[1] for line in examples} == {name}
+
+
+def test_the_reference_lists_every_command_as_its_help_does():
+    program = commands_of(application("scaling-law")[0])
+    listed = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", text_of(DOCS / "reference" / "commands.md"), flags=re.MULTILINE)
+    assert listed == [(name, command.help.splitlines()[0]) for name, command in program.items()]
 
 
 def anchors(path: Path) -> set[str]:

@@ -7,6 +7,7 @@ every text that comes from a server or from a lower layer.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 # Access tokens of the Hub: user tokens, OAuth tokens and tokens of organisations. A word such as `hf_hub_download` is
@@ -78,6 +79,20 @@ def problem_lines(problem: Any, shown: str | None = None) -> list[str]:
         return message.splitlines()  # of a validator that names its fields itself
     value = repr(problem["input"]) if shown is None else shown
     return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
+
+
+def unknown(what: str, name: object, names: Iterable[object]) -> str:
+    """A sentence on a name that does not exist: the nearest one that does, and all of them.
+
+    >>> unknown("kind=", "chinchila", ["joint", "chinchilla"])
+    "kind='chinchila' is unknown: did you mean 'chinchilla'? There are joint, chinchilla"
+    """
+    from difflib import get_close_matches
+
+    listed = list(map(str, names))
+    near = get_close_matches(str(name).lower(), listed, n=1)
+    meant = f": did you mean {near[0]!r}? There are" if near else "; there are"
+    return f"{what}{name!r} is unknown{meant} {', '.join(listed)}"
 
 
 def secret_in(text: str) -> str | None:

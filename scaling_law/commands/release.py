@@ -22,7 +22,7 @@ from hub.plain import commands
 from hub.plain.errors import FilesError
 from hub.plain.markdown import escaped
 from hub.plain.tables import Table, show
-from scaling_law.commands import options
+from scaling_law.commands import run_options
 from scaling_law.commands.options import option
 from scaling_law.figures.drawing import png
 from scaling_law.figures.law_figures import predicted_against_observed
@@ -116,7 +116,7 @@ def release(
     source: Annotated[Path, typer.Argument(metavar="RUNS", help="The sweep's output folder.")],
     store: commands.Store,
     law: Annotated[str | None, option("A law's folder or repository. [default: fitted to the runs]")] = None,
-    mix: options.Mix = "",
+    mix: run_options.Mix = "",
     license: commands.License = None,
     tag: commands.Tag = "",
     collection: commands.Collection = False,
@@ -126,9 +126,11 @@ def release(
 ) -> None:
     """Release every finished run of a sweep, its index, and its law; re-run it to resume.
 
+        scaling-law release runs releases
+
     Exit status: 2 bad input, nothing was written; 4 not all of it is pushed.
 
-    Examples:
+    More examples:
 
         scaling-law release runs hf://my-org --license apache-2.0 --tag v1 --collection
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from hub.plain.errors import unknown
 from scaling_law.explorer.answer import best_models, planned
 from scaling_law.explorer.question import FLOPS, HOURS, PUBLISHED, Question
 from scaling_law.law import Law
@@ -18,7 +19,7 @@ from scaling_law.law import Law
 def chosen(laws: Mapping[str, Law], name: str) -> Law:
     """ValueError for a law that is not offered."""
     if name not in laws:
-        raise ValueError(f"law={name[:100]!r} is not one of {', '.join(laws)}")
+        raise ValueError(unknown("law=", name[:100], laws))
     return laws[name]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlencode
 
+from hub.plain.errors import unknown
 from hub.plain.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.law import Law
 from scaling_law.planning.budget import Budget
@@ -51,14 +52,15 @@ class Question:
     def of(cls, texts: Mapping[str, str]) -> Question:
         """From the query of a link; ValueError for names and values that no question has."""
         known = [own.name for own in fields(cls)]
-        if unknown := [name for name in texts if name not in known]:
-            raise ValueError(f"{unknown[0][:_LONGEST]!r} is no part of a question: {', '.join(known)}")
+        for name in texts:
+            if name not in known:
+                raise ValueError(unknown("part of a question ", name[:_LONGEST], known))
         for name, text in texts.items():
             if len(text) > _LONGEST:
                 raise ValueError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
         for name, allowed in (("view", VIEWS), ("unit", UNITS), ("gpu", GPU_NAMES)):
             if name in texts and texts[name] not in allowed:
-                raise ValueError(f"{name}={texts[name]!r} must be one of {', '.join(allowed)}")
+                raise ValueError(unknown(f"{name}=", texts[name], allowed))
         return cls(**texts)
 
     @classmethod

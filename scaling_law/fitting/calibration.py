@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.plain.errors import unknown
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import design_problems
 from scaling_law.fitting.fitting import LEAVE_OUT, FitResult, as_table, errors_of, finite, fit, rms
@@ -229,11 +230,13 @@ def choose(candidates: Sequence[Candidate], group: NDArray[np.int64]) -> Candida
 def _ordered(law: Law, names: Collection[str]) -> Names:
     """The names in the law's order."""
     known = law.coefficient_names()
-    wrong = [name for name in names if name not in known]
-    if wrong or isinstance(names, str) or not names:
-        given = names if isinstance(names, str) or not wrong else wrong[0]
-        allowed = f"coefficients of the {law.name} law: {', '.join(known)}"
-        raise ValueError(f"candidates: {given!r} must be a set of {allowed}")
+    if isinstance(names, str) or not names:
+        raise ValueError(
+            f"candidates: {names!r} must be a set of coefficients of the {law.name} law: {', '.join(known)}"
+        )
+    for name in names:
+        if name not in known:
+            raise ValueError(unknown("candidates: coefficient ", name, known))
     return tuple(name for name in known if name in names)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hub.plain.errors import unknown
 from hub.plain.tables import literal
 from scaling_law.fitting.objective import Evaluation, Objective
 from scaling_law.fitting.solver import Solutions, minimise
@@ -161,7 +162,7 @@ def make_problem(
 ) -> Problem:
     """Check the settings; ValueError names the one that is wrong."""
     if not isinstance(law, str) or law not in LAWS:
-        raise ValueError(f"kind={law!r} must be one of {sorted(LAWS)}")
+        raise ValueError(unknown("kind=", law, sorted(LAWS)))
     if not LAWS[law].form.terms:
         raise ValueError(f"kind={law!r} is no sum of terms: it can be asked but not fitted")
     huber_delta, l2 = _number("huber_delta", huber_delta), _number("l2", l2)
@@ -209,8 +210,10 @@ def _weights(runs: Runs, weights: Any) -> tuple[FloatArray, str]:
     if isinstance(weights, str) and weights == "inverse_loss":
         return runs.loss.min() / runs.loss, weights
     named = isinstance(weights, str)
+    if named and weights not in runs.columns:
+        raise ValueError(unknown("weights=", weights, ["inverse_loss", *runs.columns]))
     try:
-        array = np.asarray(runs.columns.get(weights, ()) if named else weights, float)
+        array = np.asarray(runs.columns[weights] if named else weights, float)
     except (TypeError, ValueError):
         array = np.zeros(0)
     if array.shape != (len(runs),) or not np.all(np.isfinite(array) & (array >= 0)) or not array.any():
@@ -242,7 +245,7 @@ def _checked_limits(law: str, fixed: Mapping[str, float], bounds: Limits) -> dic
         for name, value in given.items():
             label = f"{setting}: {name}"
             if name not in names:
-                raise ValueError(f"{setting}: {name!r} is not a coefficient of the {law} law: {', '.join(names)}")
+                raise ValueError(unknown(f"{setting}: coefficient ", name, names))
             if setting == "fixed":
                 low = high = _number(label, value)
                 shown = repr(low)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hub.plain.errors import unknown
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.fitting import FitResult
 from scaling_law.fitting.problem import floors_of, make_problem
@@ -46,7 +47,7 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
     from scipy.special import ndtri
 
     if coefficient not in result.fitted:
-        raise ValueError(f"coefficient={coefficient!r} must be one of {result.fitted}")
+        raise ValueError(unknown("coefficient=", coefficient, result.fitted))
     check_level(level)
     objective = result.problem.objective
     log_residuals = objective.residuals(result.theta[None])[0]

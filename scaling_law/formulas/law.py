@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.plain.errors import unknown
 from hub.plain.tables import Summarised, Table, literal
 from hub.plain.units import parse_count, parse_experts
 from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
@@ -132,8 +133,8 @@ class Formula(Summarised):
         own = ", ".join(cls.form.variables)
         if missing := [name for name in cls.form.variables if name not in arrays]:
             raise ValueError(f"{missing[0]}=None must be given: {cls.__name__} depends on {own}")
-        if unknown := [name for name in variables if name not in cls.form.variables]:
-            raise ValueError(f"{unknown[0]} is no variable of {cls.__name__}: {own}")
+        for name in variables.keys() - {*cls.form.variables}:
+            raise ValueError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
         for name, values in arrays.items():
             least = 1.0 if name == "experts" else 0.0
             share = name in cls.form.reads and not is_size(name)  # its logarithm is not taken: it may be 0
@@ -195,8 +196,9 @@ class Formula(Summarised):
         """
         base, known = [f.name for f in fields(Formula)], [f.name for f in fields(self)]
         known = [*known[len(base) :], *base]  # the coefficients first
-        if unknown := [name for name in changes if name not in known]:
-            raise ValueError(f"{unknown[0]} is no field of {type(self).__name__}: {', '.join(known)}")
+        for name in changes:
+            if name not in known:
+                raise ValueError(unknown(f"field of {type(self).__name__} ", name, known))
         same = all(changes.get(name, value) == value for name, value in self.coefficients.items())
         stored = self.__dict__["draws"] if same else None  # not `self.draws`, which would read the file
         return replace(self, **{"draws": stored, **changes})

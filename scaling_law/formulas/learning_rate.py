@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hub.plain import strict_json
+from hub.plain.errors import unknown
 from scaling_law.formulas.conditions import Conditions, RangeCheck
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, active_parameters, non_embedding_parameters
 from scaling_law.size.recipe import PAPER, ROWS
@@ -89,7 +90,11 @@ class LearningRateLaw:
     @classmethod
     def named(cls, name: str | Path) -> LearningRateLaw:
         """The published law for "code" and "paper", else that of a file."""
-        return cls.published(str(name)) if str(name) in READINGS else cls.load(name)
+        if str(name) in READINGS:
+            return cls.published(str(name))
+        if not Path(name).exists():
+            raise ValueError(f"{unknown('law of learning rates ', str(name), READINGS)}, or the file of a law")
+        return cls.load(name)
 
     def save(self, path: str | Path) -> Path:
         """Write the law as JSON, atomically; `train.py --optimizer.learning_rate_law PATH` takes it."""
@@ -141,7 +146,7 @@ class LearningRateLaw:
             if slope == 0:
                 continue
             if values is None:
-                raise ValueError(f"{name}=None: this learning-rate law ({self.formula}) needs {_MEANING[name]}")
+                raise ValueError(f"{name}=None must be given, {_MEANING[name]}: this law is {self.formula}")
             given = np.asarray(values, float)
             if not np.all((given > 0) & np.isfinite(given)):
                 raise ValueError(f"{name}={given.tolist()!r} must be positive and finite")
@@ -205,7 +210,7 @@ class LearningRateLaw:
         return ("tokens", self.slope_d, tokens), ("batch_tokens", self.slope_batch, batch_tokens)
 
 
-_MEANING = {"tokens": "the tokens of the run (--tokens)", "batch_tokens": "the tokens of a batch (--batch-tokens)"}
+_MEANING = {"tokens": "the tokens of the run", "batch_tokens": "the tokens of a batch"}
 
 
 def _is_finite(value: Any) -> bool:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
 from hub.plain import strict_json
+from hub.plain.errors import unknown
 from scaling_law.formulas import Conditions, Formula
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, push_law, save_law
@@ -269,7 +270,7 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
     data = strict_json.checked(data, FORMAT, VERSION, source)
     kind = LAWS.get(str(data.get("law")))
     if kind is None:
-        raise ValueError(f"{source}: law={data.get('law')!r} is not one of {sorted(LAWS)}")
+        raise ValueError(f"{source}: {unknown('law=', data.get('law'), sorted(LAWS))}")
     options: dict[str, Any] = {name: data[name] for name in ("experts", "draws") if data.get(name) is not None}
     try:
         if data.get("conditions") is not None:

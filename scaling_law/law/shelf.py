@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hub.plain.errors import unknown
 from hub.plain.tables import ResultTable, Table
 from scaling_law.law.literature import LITERATURE
 from scaling_law.law.publication import PublishedLaw
@@ -42,7 +43,9 @@ class Shelf(ResultTable):
             )
             for e in self.entries
         ]
-        notes = ["scaling-law laws NAME has a law's equation, source, coefficients, and how it counts"]
+        notes = [
+            "scaling-law compare --laws NAME shows the equation, source and coefficients of a law, and how it counts"
+        ]
         return Table(header, rows, notes=notes)
 
 
@@ -62,5 +65,5 @@ def published(name: str) -> Any:
 def entry(name: str) -> PublishedLaw:
     """What the shelf knows of a law. ValueError names those that there are."""
     if name not in SHELF:
-        raise ValueError(f"law={name!r} is not on the shelf: {', '.join(SHELF)}")
+        raise ValueError(unknown("law=", name, SHELF))
     return SHELF[name]

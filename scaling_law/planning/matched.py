@@ -1,4 +1,4 @@
-"""Dense and MoE models of the same total parameters: what a law says of them, and an experiment predicted beforehand.
+"""Dense and MoE models of the same total parameters: what a law says of them.
 
 As in the paper's Figure 1(b), Appendix "Compute- & Memory-Matched Models" (the same FLOPs) and rule of thumb (E times
 the dense model's tokens): a dense model of the compute-optimal size, and for each E the model of the same N_total.
@@ -7,7 +7,7 @@ the dense model's tokens): a dense model of the compute-optimal size, and for ea
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +20,6 @@ from scaling_law.planning.optimum import compute_optimal, drawn_optimum
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
 
 FloatArray = NDArray[np.float64]
-Role = Literal["same FLOPs", "E times the tokens"]
-FORMAT, VERSION = "matched_experiment", 1
-MEMORY_TOLERANCE = 0.005  # by which an MoE may exceed the dense model's total parameters
-TOKEN_TOLERANCE = 0.01  # within which a run's tokens are those of the plan: training rounds to whole batches
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from scaling_law.fitting.uncertainty import Bootstrap
 from scaling_law.law import JointLaw
 from scaling_law.planning.matched import drawn_gain
 from scaling_law.planning.optimum import drawn_optimum
-from scaling_law.report.matched import MatchedPlan, measured
 from scaling_law.runs.table import Runs, load_runs, read_rows
 from scaling_law.size.architecture import affordable_tokens
 
@@ -109,15 +108,6 @@ class Results:
     def rates(self) -> LearningRateGrid | None:
         path = self.folder / "learning-rates.jsonl"
         return LearningRateGrid.load(path, mix=self.mix) if path.exists() else None
-
-    @cached_property
-    def matched(self) -> tuple[MatchedPlan, list[list[float]]] | None:
-        """The matched experiment and the losses measured for each of its models, where there is one."""
-        plan, runs = self.folder / "matched-plan.json", self.folder / "matched.jsonl"
-        if not plan.exists() or not runs.exists():
-            return None
-        loaded = MatchedPlan.load(plan)
-        return loaded, measured(loaded, load_runs(runs))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hub.plain.errors import unknown
 from hub.plain.tables import literal
 from hub.plain.units import UNKNOWN
 from scaling_law.runs.rows import Row, RunsError, is_missing, label, number
@@ -130,7 +131,7 @@ def _function(column: Column, present: set[str], what: str) -> Callable[[Row], A
     except ValueError as error:
         raise RunsError(f"{what}: neither a column nor an expression ({error}); {there}") from None
     if missing := sorted(set(expression.columns.values()) - present):
-        raise RunsError(f"{what}: there is no column {', '.join(missing)}; {there}")
+        raise RunsError(f"{what}: {unknown('column ', missing[0], sorted(present))}")
     return expression
 
 

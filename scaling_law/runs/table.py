@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.plain.errors import RecordError
+from hub.plain.errors import RecordError, unknown
 from hub.plain.tables import Summarised, Table, literal
 from hub.plain.units import format_count
 from scaling_law.formulas.conditions import FittedRange, fitted_ranges
@@ -140,7 +140,7 @@ class Runs(Summarised):
         if name in (*_INPUTS, "loss", self.loss_name):
             return np.asarray(getattr(self, name if name in _INPUTS else "loss"))
         if name not in self.columns:
-            raise RunsError(f"{self.source}: no numeric column is named {name!r}; there are {', '.join(self.names)}")
+            raise RunsError(f"{self.source}: {unknown('numeric column ', name, self.names)}")
         return self.columns[name]
 
     __getitem__ = column
@@ -380,7 +380,7 @@ def _nothing_chosen(rows: Sequence[Row], status: str | None, problems: Sequence[
         return f"no runs at all{f'; {len(problems)} rows were left out, e.g. {problems[0]}' if problems else ''}"
     counts = sorted(Counter(str(row.get("status") or "final") for row in rows).items())
     there = ", ".join(f"{count} {name}" for name, count in counts)
-    return f"no runs with status {status!r}; there are {there} (status=None, or --status all, takes every run)"
+    return f"no runs with status {status!r}; there are {there} (--status all takes every run, in Python status=None)"
 
 
 def _fulfilling(rows: Sequence[Row], chosen: Sequence[int], where: str, origin: str) -> list[int]:

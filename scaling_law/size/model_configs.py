@@ -13,6 +13,7 @@ from typing import Any
 
 import hub  # lazy: its rooms are imported when a file is read
 from hub.plain import strict_json
+from hub.plain.errors import unknown
 from scaling_law.size.architecture import Architecture, LatentAttention
 
 Config = Mapping[str, Any]
@@ -193,7 +194,7 @@ def _model(name: str, config: Config) -> Model:
     kind = config.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise ValueError(f"model_type={kind!r} is not one of {', '.join(FAMILIES)}")
+        raise ValueError(unknown("model_type=", kind, FAMILIES))
     stated = {key: value for key, value in config.items() if value is not None or key in _MAYBE_NULL}
     known = _Fields({**family.defaults, **stated})
     if "num_local_experts" in known:  # as transformers 5 writes the num_experts of Qwen3

@@ -28,7 +28,7 @@ from scaling_law import (
     RangeCheck,
     published,
 )
-from scaling_law.commands.cli import app
+from scaling_law.commands.cli import PLACES, app
 from scaling_law.explorer.programs import tools
 from scaling_law.figures import drawing
 from scaling_law.formulas.answers import Answer
@@ -227,30 +227,27 @@ def test_a_law_without_ranges_answers_and_is_not_trusted(name):
     assert worth(lambda: ask(unranged, NEAR)) == "flagged"
 
 
-TINY = ("--experts", 2, "--n-blocks", 2, "--vocab-size", 2048)  # as the runs of `match`, a thousand times smaller
 SHELL: dict[str, Callable[[float], tuple[Any, ...]]] = {  # the words of each command that asks a law
     "loss": lambda c: ("--n-active", model(c)["n_active"], "--tokens", model(c)["tokens"]),
     "optimal": lambda c: ("--flops", c),
     "plan": lambda c: ("--flops", c),
     "reach": lambda c: ("--loss", reachable(JOINT, c), "--experts", 8),
     "speedup": lambda c: ("--flops", c),
-    "break-even": lambda c: ("--n-active", model(c)["n_active"], "--experts", 8),
+    "speedup --n-active": lambda c: (model(c)["n_active"], "--experts", 8),
     "learning-rate": lambda c: ("--d-model", 1024, "--experts", rates(LearningRateLaw.published(), c).experts),
     "figures": lambda c: ("figures", "--flops", c),
     "next-runs": lambda c: ("--flops", 1e20, "--ask", f"optimum:{c:g},8", "--max-runs", 2, "--widths", "256,512"),
     "describe": lambda c: ("config.json", "--tokens", c / 1e11),
     "compare": lambda c: ("--flops", c),
-    "match": lambda c: ("runs.csv", "--flops", c / 1e8, *TINY, "--bootstrap", 2, "-o", "plan.json"),
 }
 NOT_IN_THE_SHELL = {
     "scale-out": "counts bytes and seconds; no law of the loss",
-    "laws": "lists",
-    **dict.fromkeys(("fit", "calibrate", "profile", "split", "fit-learning-rate"), "fits measured runs"),
+    "fit": "fits measured runs",
     "report": "asks the law of the runs about themselves",
     "release": "publishes",
     "explore": "serves; what its page and tools answer is asked below",
 }
-FORCED = ("optimal", "plan", "reach", "speedup", "break-even", "next-runs", "describe", "compare", "match")
+FORCED = ("optimal", "plan", "reach", "speedup", "speedup --n-active", "next-runs", "describe", "compare")
 PROGRAMS: dict[str, Callable[[float], dict[str, Any]]] = {  # the tools of the API and of the MCP server
     "optimal": lambda c: {"flops": f"{c:g}"},
     "plan": lambda c: {"flops": f"{c:g}"},
@@ -258,14 +255,15 @@ PROGRAMS: dict[str, Callable[[float], dict[str, Any]]] = {  # the tools of the A
 }
 
 
-def shell(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160", "NO_COLOR": "1"})
+def shell(command: str, *words: object) -> Any:
+    return CliRunner().invoke(app, [*command.split(), *map(str, words)], env={"COLUMNS": "160", "NO_COLOR": "1"})
 
 
 def test_every_command_stands_here():
-    commands = {command.name for command in app.registered_commands}
-    assert commands == {*SHELL, *NOT_IN_THE_SHELL}
-    assert not {*SHELL} & {*NOT_IN_THE_SHELL}
+    commands = [name for panel in PLACES.values() for name in panel]
+    asked = {words.split()[0] for words in SHELL}
+    assert {*commands} == {*asked, *NOT_IN_THE_SHELL}
+    assert not asked & {*NOT_IN_THE_SHELL}
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +282,7 @@ def folder(tmp_path_factory):
 def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, monkeypatch):
     """0: within the guard, or forced; 1: answered, and not to be trusted; 2: refused."""
     monkeypatch.chdir(folder)
-    own = {"match": (), "learning-rate": (), "compare": ("--laws", "marin,chinchilla_approach2,ling_optimum")}
+    own = {"learning-rate": (), "compare": ("--laws", "marin,chinchilla_approach2,ling_optimum")}
     law = own.get(command, ("--law", "law"))
     near, far = (shell(command, *SHELL[command](c), *law) for c in (NEAR, FAR))
     assert near.exit_code == 0, near.output
@@ -298,7 +296,7 @@ def test_the_shell_says_by_its_status_what_an_answer_is_worth(command, folder, m
         assert any(words in forced.output for words in ("do not act", "not trusted", "the answer is too far"))
 
 
-@pytest.mark.parametrize("command", [command for command in SHELL if command != "match"])  # which fits its own law
+@pytest.mark.parametrize("command", SHELL)
 def test_the_shell_does_not_trust_a_law_without_ranges(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     law = {"learning-rate": ("--law", "rates.json"), "compare": ("--laws", "abnar,hunyuan")}

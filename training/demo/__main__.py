@@ -266,11 +266,12 @@ class Demo:
         """Questions to the law, the fit and the published law, as a shell takes them."""
         run, law = fitted.left_out, self.folder / "law"
         of_these = ["--experts", ",".join(str(e) for e in sorted({run.arguments.model.experts for run in sweep.runs}))]
+        calibrated = ["--calibrate", "published", "--refit", ",".join(REFITTED)]
         flops, size = format_flops(self.scale.flops), ["--n-active", run.n_active, "--tokens", run.tokens]
         return [
             scaling_law("loss", "--law", law, *size, *of_these),
             scaling_law("optimal", "--law", law, "--learning-rate-law", self._rates, "--flops", flops, *of_these),
-            scaling_law("calibrate", self.index(sweep), "--refit", ",".join(REFITTED), "--where", fitted.where),
+            scaling_law("fit", self.index(sweep), *calibrated, "--where", fitted.where),
             scaling_law("optimal", "--flops", "1e22", "--memory", "80GB", "--kv-tokens", "16k"),
         ]
 

@@ -12,11 +12,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub import RunRecord
-from hub.plain.errors import RecordError
+from hub.plain.errors import RecordError, unknown
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
-from scaling_law.planning import matched
-from scaling_law.report.matched import MatchedPlan
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from training.configuration import reading
 from training.configuration.arguments import SECTIONS, ConfigurationError, TrainingArguments
@@ -203,9 +201,10 @@ class Sweep:
 
     def only(self, names: list[str]) -> Sweep:
         """The sweep with the runs of these names; all where none is given. Raises ConfigurationError."""
-        if unknown := set(names) - {run.name for run in self.runs}:
-            there = ", ".join(run.name for run in self.runs)
-            raise ConfigurationError(f"the sweep has no run {', '.join(sorted(unknown))}; there are {there}")
+        listed = [run.name for run in self.runs]
+        for name in names:
+            if name not in listed:
+                raise ConfigurationError(unknown("run ", name, listed))
         return Sweep(self.name, tuple(run for run in self.runs if not names or run.name in names))
 
 
@@ -226,13 +225,11 @@ def _of_the_paper(where: str) -> list[dict[str, Any]]:
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
-    """The run of `scaling-law plan` (`--json` or `--output`), or the runs of `scaling-law match`."""
+    """The run of `scaling-law plan` (`--json` or `--output`)."""
     plan = reading.read_yaml(path, "sweep file: from")  # JSON is YAML
     try:
-        if plan.get("format") == matched.FORMAT:
-            return MatchedPlan.load(path).configurations()
         if not set(sections := plan.get("configuration", plan)) <= {*SECTIONS, "preset"}:
-            raise ValueError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan or match")
+            raise ValueError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan")
         sections = _nested(sections)
     except ValueError as error:
         raise ConfigurationError(f"sweep file: from: {error}") from error

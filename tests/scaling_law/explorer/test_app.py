@@ -66,7 +66,7 @@ def test_an_answer_and_its_link(laws, published):
         ({"flops": ""}, "flops=0 must be positive"),
         ({"experts": "0"}, "experts='0': '0' must be within 1 and 65536"),
         ({"memory": "1MB"}, "nothing fits: the smallest model"),
-        ({"law": "/etc/passwd"}, "law='/etc/passwd' is not one of published"),
+        ({"law": "/etc/passwd"}, "law='/etc/passwd' is unknown; there are published"),
         ({"law": YOURS}, "upload a law or a table of runs first"),
         ({"law": "chinchilla", "experts": "8"}, "this Chinchilla law holds for E = 1 only"),
         ({"unit": "hours", "hours": ""}, "hours=0 must be positive"),
@@ -102,7 +102,7 @@ def test_an_answer_comes_with_what_it_is_for_and_is_given_once(laws):
 
 def test_what_a_link_cannot_ask_is_said_beside_the_answer(laws):
     *_, problem, sentence, _, _, _, _, _, _, link, _ = asked(laws, FIRST, "", "1", link="flops=1e22&budget=1")
-    assert "&#x27;budget&#x27; is no part of a question" in problem
+    assert "part of a question &#x27;budget&#x27; is unknown" in problem
     assert "unanswered" not in problem
     assert (sentence, link) == (headline(best_models(FIRST, laws[PUBLISHED])), "")
     assert asked(laws, FIRST, "", "1", link=replace(FIRST, memory="", kv_tokens="").query())[3] == ""

@@ -219,8 +219,8 @@ def test_any_form_can_be_calibrated():
     ("options", "message"),
     [
         ({"groups": "experts"}, "groups='experts': 1 group of runs of equal experts; two are needed"),
-        ({"groups": "team"}, "no numeric column is named 'team'"),
-        ({"candidates": [["kappa"]]}, "candidates: 'kappa' must be a set of coefficients of the joint law: a, alpha"),
+        ({"groups": "team"}, "numeric column 'team' is unknown"),
+        ({"candidates": [["kappa"]]}, "candidates: coefficient 'kappa' is unknown.* a, alpha"),
         ({"candidates": ["c"]}, "candidates: 'c' must be a set"),
         ({"candidates": [[]]}, r"candidates: \[\] must be a set"),
         ({"candidates": [["delta", "c"]]}, "dense.csv: no candidate can be fitted: all runs have experts=1: delta"),

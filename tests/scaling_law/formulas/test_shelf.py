@@ -72,7 +72,7 @@ def test_the_listing_has_every_law_and_its_table_fits_a_terminal():
 
 
 def test_unknown_names_and_laws_without_coefficients_are_refused():
-    with pytest.raises(ValueError, match=r"law='gpt4' is not on the shelf: kaplan, .*chinchilla"):
+    with pytest.raises(ValueError, match=r"law='gpt4' is unknown; there are kaplan, .*chinchilla"):
         published("gpt4")
     with pytest.raises(ValueError, match=r"yun: Yun et al. 2024.* no coefficients; fit\(runs, kind='saturation'\)"):
         published("yun")

@@ -12,7 +12,6 @@ from scaling_law.law_files import law_card, law_to_dict
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.design import advantage, predicted_loss
 from scaling_law.planning.matched import matched_memory
-from scaling_law.report.matched import plan_matched
 from tests.scaling_law.synthetic import sweep_rows
 
 RECORDED = [*sweep_rows(vocab_size=1024)]  # N_act 184k to 1.7M
@@ -65,7 +64,7 @@ def test_a_vocabulary_that_is_given_wins_and_the_note_stays(law):
     assert any("smaller than d_model 64 with a vocabulary of 1,024" in warning for warning in below.warnings)
 
 
-def test_every_question_counts_the_vocabulary_of_the_law(law, fitted):
+def test_every_question_counts_the_vocabulary_of_the_law(law):
     """Asked without a vocabulary as with 1,024, and not as with GPT-2's."""
     questions = [
         lambda **v: law.optimal(FLOPS, [1, 2, 4], **v).best.d_model,
@@ -76,7 +75,6 @@ def test_every_question_counts_the_vocabulary_of_the_law(law, fitted):
         lambda **v: matched_memory(law, FLOPS, [2, 4], **v).loss,
         lambda **v: law.optimum_draws(FLOPS, [1, 2], max_parameters=300_000, **v).loss,
         lambda **v: advantage(FLOPS, 2, 1, **v)(law),
-        lambda **v: plan_matched(fitted, FLOPS, (2,), n_blocks=2, **v).models[1].architecture.d_model,
         lambda **v: law.plan(FLOPS, [1, 2], **v).architecture.n_active,
     ]
     for ask in questions:

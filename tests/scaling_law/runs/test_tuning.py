@@ -110,7 +110,7 @@ def test_a_parabola_needs_a_minimum_between_its_runs(losses, message):
 @pytest.mark.parametrize(
     ("change", "over", "message"),
     [
-        ({}, "lr", r"no numeric column is named 'lr'; there are .*learning_rate, batch"),
+        ({}, "lr", r"numeric column 'lr' is unknown.*learning_rate, batch"),
         ({"batch": -1.0}, "batch", r"row-0: batch=-1 must be positive and finite"),
         ({"batch": np.nan}, "batch", r"row-0: batch=nan must be positive and finite"),
         ({"batch": 64.0}, "batch", r"batch is 64 in every run; nothing to choose from"),

@@ -160,7 +160,7 @@ def test_each_learning_rate_of_a_grid_is_a_sweep_of_its_own(sweep_of):
         ({"from": "missing.json"}, "from: .*missing.json' cannot be read"),
         ({"from": "no-plan.json"}, "neither 'paper' nor a plan"),
         ({"where": "d < 3"}, "where goes with `from: paper`"),
-        ({"from": "paper", "where": "depth < 4"}, "'depth < 4': no field is named 'depth'"),
+        ({"from": "paper", "where": "depth < 4"}, "'depth < 4': field 'depth' is unknown"),
         ({"from": "paper", "where": "d > 9000"}, "leaves none of the paper's listing"),
     ],
 )
@@ -305,7 +305,7 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     assert "waiting" in shown("status")
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
     assert "--flops-per-second: -1.0" in shown("plan", "--flops-per-second", "-1", exit_code=2)
-    assert "there are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
+    assert "There are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
     assert "error: sweep file" in shown("plan", file=tmp_path / "none.yaml", exit_code=2)
 
 
