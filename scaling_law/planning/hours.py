@@ -25,16 +25,15 @@ from scaling_law.planning.optimum import (
     optimal_widths,
     positive,
     refuse_other_variables,
-    settled,
+    searched,
 )
-from scaling_law.planning.search import coefficients_of, least
+from scaling_law.planning.search import coefficients_of
 from scaling_law.size.architecture import HEAD_DIM
 from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.throughput import ModelWork, Throughput
 
 FloatArray = NDArray[np.float64]
-SEARCHED = ((7.0, 281), (0.05, 9), (0.005, 5))  # ln d_model around MIDDLE: see `least`
-MIDDLE = np.log(2000.0)
+WIDTHS = (2.0, 2e6)  # d_model that are searched
 
 
 @dataclass(frozen=True)
@@ -210,15 +209,13 @@ def widths_in_time(
     refuse_less_than_a_step(time, float(e.min()), constraints)
 
     def loss_of(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        found = time.variables(d, e.reshape(e.shape + (1,) * (d.ndim - 1)), constraints)
-        with np.errstate(all="ignore"):
-            return found["n_active"], found["tokens"], np.asarray(loss_of_variables(law, found, constraints))
+        variables = time.variables(d, e, constraints)
+        return variables["n_active"], variables["tokens"], np.asarray(loss_of_variables(law, variables, constraints))
 
-    free = np.exp(least(lambda x: loss_of(np.exp(x))[2], np.full((len(e), 1), MIDDLE), SEARCHED)[:, 0])
-    exists = np.isfinite(free)
-    if not exists.any():
+    optimum = searched(loss_of, WIDTHS, e, constraints, integral)
+    if not optimum.exists.any():
         raise ValueError(f"this {law.name} law has no minimum in {time.hours:g} hours for any of these experts")
-    return settled(loss_of, np.where(exists, free, HEAD_DIM), exists, e, constraints, integral)
+    return optimum
 
 
 def refuse_less_than_a_step(time: TimeBudget, experts: float, constraints: Constraints) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.tables import ResultTable
 from scaling_law.formulas import ChinchillaForm, Law
 from scaling_law.formulas.conditions import RangeCheck
-from scaling_law.planning.hours import MIDDLE, SEARCHED, Cluster, TimeBudget, widths_in_time, work_of
+from scaling_law.planning.hours import WIDTHS, Cluster, TimeBudget, widths_in_time, work_of
 from scaling_law.planning.optimum import (
     Constraints,
     asked_experts,
@@ -131,9 +131,11 @@ def _least_cost(
 
     asked = (law, coefficients_of(law)[:, :1], loss, experts, constraints)
     cost = flops_of if cluster is None else seconds_of
-    free = cheapest_width(*asked, cost, np.full(loss.shape, MIDDLE), SEARCHED)
-    width = np.maximum(np.minimum(free, constraints.width_limit(experts)), HEAD_DIM)
-    width = np.where(constraints.width_limit(experts) < HEAD_DIM * (1 - 1e-12), np.nan, width)
+    free, limit = cheapest_width(*asked, cost, WIDTHS), constraints.width_limit(experts)
+    width = free
+    if not np.all((free >= HEAD_DIM) & (free <= limit)):
+        width = cheapest_width(*asked, cost, (HEAD_DIM, np.clip(limit, HEAD_DIM, WIDTHS[1])), ends=True)
+    width = np.where(limit < HEAD_DIM * (1 - 1e-12), np.nan, width)
     found = constraints.variables(width, experts, 1.0)
     flops = training_flops(found["n_active"], tokens_needed(*asked[:3], found))
     shape = np.broadcast_shapes(e.shape, target.shape)

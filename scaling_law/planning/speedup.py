@@ -33,7 +33,7 @@ from scaling_law.size.throughput import ModelWork
 
 FloatArray = NDArray[np.float64]
 Model = float | Architecture
-SEARCHED = ((4.0, 33), (0.25, 9), (0.02, 5))  # ln d_model to both sides of the best so far, and points: see `least`
+AROUND, POINTS = 50.0, 33  # the widths that are searched, times and by this around a start, and how many
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ class _Question:
     def cheapest(self, start: float, experts: float, constraints: Constraints) -> FloatArray:
         """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
         asked = (self.law, self.coefficients, self.loss, experts, constraints)
-        return cheapest_width(*asked, flops_of, np.full(self.loss.shape, np.log(start)), SEARCHED)
+        return cheapest_width(*asked, flops_of, (start / AROUND, start * AROUND), POINTS)
 
     def row_of_width(
         self, size: str, d_model: Any, experts: float, constraints: Constraints, floor: float | None = None
