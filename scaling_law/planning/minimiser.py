@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 POINTS = 257  # of the grid between the ends
 MINIMA = 3  # of a row that are followed
-ZOOMS = 4  # into each of them, by 10 where the last one had it inside
+ZOOMS = 4  # into each of them, by 10 unless it lies at the edge of the last one
 
 
 def least(
@@ -55,13 +55,25 @@ def minima(
         grid = np.linspace(np.maximum(x - reach, low), np.minimum(x + reach, high), 5)  # [5, k, ...]
         values = finite(grid.reshape(-1, *x.shape[1:])).reshape(grid.shape)
         i = np.argmin(values, axis=0)[None]
-        before, y, after = (np.take_along_axis(values, np.clip(i + j, 0, 4), 0)[0] for j in (-1, 0, 1))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            shift = (before - after) / (before - 2.0 * y + after) / 2.0
-        inside = (i[0] > 0) & (i[0] < 4)
-        x = np.take_along_axis(grid, i, 0)[0] + np.where(inside & np.isfinite(shift), shift, 0.0) * (grid[1] - grid[0])
+        best, y = (np.take_along_axis(v, i, 0)[0] for v in (grid, values))
+        inside = ((i[0] > 0) & (i[0] < 4)) | (best <= low) | (best >= high)
         reach = np.where(inside, 0.1 * reach, reach)
+        x = np.clip(_vertex(grid, values, i), low, high)
     return x, y
+
+
+def _vertex(grid: FloatArray, values: FloatArray, i: NDArray[np.int64]) -> FloatArray:
+    """The x where a parabola through the best points of a grid [points, ...] is least, at most a step from point `i`.
+
+    It goes through point i and its neighbours, or the three points at that end; without a minimum, x is that of i.
+    """
+    middle, step = np.clip(i, 1, len(grid) - 2), grid[1] - grid[0]
+    best, around = (np.take_along_axis(grid, k, 0)[0] for k in (i, middle))
+    before, at, after = (np.take_along_axis(values, middle + k, 0)[0] for k in (-1, 0, 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        vertex = around + (before - after) / (before - 2.0 * at + after) / 2.0 * step
+    convex = np.isfinite(vertex) & (before + after > 2.0 * at)
+    return np.where(convex, np.clip(vertex, best - step, best + step), best)
 
 
 def _lowest(x: FloatArray, y: FloatArray) -> FloatArray:
