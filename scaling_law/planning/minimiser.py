@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 POINTS = 257  # of the grid between the ends
 MINIMA = 3  # of a row that are followed
-ZOOMS = 4  # into each of them, by 10 unless it lies at the edge of the last one
+ZOOMS = 3  # into each of them, by 10 unless it lies at the edge of the last one
 
 
 def least(
