@@ -17,12 +17,11 @@ from scaling_law.figures.curves import Curve, Region, best_experts, isoflop_curv
 from scaling_law.figures.drawing import LOSS, TIED, colour_of
 from scaling_law.formulas import Law
 from scaling_law.planning.optimal_table import OptimalTable
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-FloatArray = NDArray[np.float64]
 
 
 def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:

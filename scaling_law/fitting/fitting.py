@@ -23,11 +23,11 @@ from scaling_law.formulas import Law
 from scaling_law.formulas.conditions import Conditions
 from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-FloatArray = NDArray[np.float64]
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
 HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}  # of the first stage

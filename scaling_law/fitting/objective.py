@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from scaling_law.formulas import LAWS, Law
 from scaling_law.formulas.terms import Factors, Form, Term, without
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Logs = Mapping[str, FloatArray]  # of variables [n], of transforms [S, n]
 Features = tuple[tuple[float, Factors], ...]

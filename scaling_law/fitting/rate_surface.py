@@ -27,9 +27,10 @@ from hub.plain.tables import Table
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
-from scaling_law.runs.rows import FloatArray, RunsError
+from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.runs.tuning import SAME, models_of
+from scaling_law.size.arrays import FloatArray
 
 Extra = Literal["tokens", "batch"]
 EXTRAS: tuple[Extra, ...] = ("tokens", "batch")

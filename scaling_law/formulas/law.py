@@ -22,6 +22,7 @@ from hub.plain.units import listed_experts, parse_count, parse_experts
 from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
 from scaling_law.formulas.terms import E_HAT, Form, Term, expert_transform
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from scaling_law import law_methods
 
 LawT = TypeVar("LawT", bound="Law")
-FloatArray = NDArray[np.float64]
 
 
 class _Draws:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from scaling_law.size.arrays import FloatArray
+
 POINTS = 257  # of the grid between the ends
 MINIMA = 3  # of a row that are followed
 ZOOMS = 3  # into each of them, by 10 unless it lies at the edge of the last one

@@ -14,8 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling_law.runs.rows import FloatArray, RunsError
+from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
 SHAPE = (
     "n_total",
