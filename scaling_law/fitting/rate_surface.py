@@ -29,7 +29,7 @@ from scaling_law.formulas.learning_rate import PHANTOM_POSITIONS, READINGS, Lear
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
-from scaling_law.runs.tuning import SAME, models_of
+from scaling_law.runs.tuning import SAME, loss_between, models_of
 from scaling_law.size.arrays import FloatArray
 
 Extra = Literal["tokens", "batch"]
@@ -105,8 +105,7 @@ class SettingsGrid:
             near &= np.isclose(self.batch, batch, rtol=SAME)
         rate = np.log(law.at(self.size[model], self.experts[model], self.tokens[model], batch))
         order = np.flatnonzero(near)[np.argsort(self.ln_rate[near])]
-        loss = np.interp(rate, self.ln_rate[order], self.loss[order], left=np.nan, right=np.nan)
-        return float(loss - self.loss[at])
+        return loss_between(rate, self.ln_rate[order], self.loss[order]) - float(self.loss[at])
 
     def regrets(self, law: LearningRateLaw) -> FloatArray:
         """`regret` of each model [models]."""
