@@ -26,11 +26,11 @@ from scaling_law.size.architecture import (
     training_flops,
     width_of_active,
 )
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FloatArray = NDArray[np.float64]
 Interval = tuple[FloatArray, FloatArray]
 LEVEL = (0.025, 0.975)  # the ends of 95 %
 

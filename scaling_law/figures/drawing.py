@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.units import format_count
 from scaling_law.figures.curves import Curve, loss_curve
 from scaling_law.formulas import Formula
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FloatArray = NDArray[np.float64]
 SUFFIXES = (".png", ".svg", ".pdf")
 DARK, DASHED = "0.25", (0, (4, 2))
 OUTSIDE, INTERVAL, BOUNDARY = "outside the fitted range", "95 % interval", "95 % interval of the boundary"

@@ -19,13 +19,12 @@ from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget
 from scaling_law.planning.limits import ModelFields
 from scaling_law.planning.optimal_table import OptimalTable
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from typing_extensions import Unpack
-
-FloatArray = NDArray[np.float64]
 
 
 def predicted_against_observed(result: Any, axes: Any = None) -> NDArray[Any]:

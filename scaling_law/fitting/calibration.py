@@ -30,8 +30,8 @@ from scaling_law.formulas.terms import BY_DESIGN, CONSTANT, INTERACTION, OUTER, 
 from scaling_law.law import Law
 from scaling_law.runs.recipes import check_mix
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Names = tuple[str, ...]
 LEVELS = ((CONSTANT,), (SIZE,), (SLOPE, OUTER), (BY_DESIGN,), (INTERACTION,), (TRANSFORM,))  # refitted in this order
 

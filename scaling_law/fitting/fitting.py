@@ -23,16 +23,17 @@ from scaling_law.formulas.conditions import Conditions
 from scaling_law.law import Law
 from scaling_law.runs.recipes import check_mix, differences, in_words
 from scaling_law.runs.table import Runs, load_runs
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-FloatArray = NDArray[np.float64]
 LawT_co = TypeVar("LawT_co", bound=Law, covariant=True)
 AGREEMENT = 1e-6  # starts within this relative distance of the best objective agree with it
 HELD: dict[str, Any] = {"hold_transform": True, "max_iterations": 60, "tolerance": 1e-4}  # of the first stage
 LEAVE_OUT = 'outliers="set_aside" leaves them out'
 BATCH = 128  # starts solved together: arrays of 128 × runs stay in the processor's cache
+MANY = 1000  # starts, of which those that share a basin are solved once
 
 
 @dataclass(frozen=True)
@@ -321,8 +322,9 @@ def fit(
     theta = start_points(problem, starts)
     search: dict[str, Any] = {"n_starts": len(theta)}
     if isinstance(starts, str):
-        theta = _first_stage(problem, theta, progress).theta[: release or (256 if starts == "paper" else 64)]
-    final = Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+        final = _two_stages(problem, theta, release or (256 if starts == "paper" else 64), progress)
+    else:
+        final = _released(problem, theta)
     found = find_outliers(problem, final.theta[0])
     if found.too_many:
         count = f"{int(found.suspicious.sum())} of {int(problem.used.sum())} runs"
@@ -332,8 +334,7 @@ def fit(
         )
     elif outliers == "set_aside":
         problem = problem.without(found.suspicious)
-        theta = np.vstack([found.theta, final.theta[1:]])
-        final = Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+        final = _released(problem, np.vstack([found.theta, final.theta[1:]]))
     rows = np.zeros(0, int) if found.too_many else np.flatnonzero(found.suspicious)
     rows = rows[np.argsort(-np.abs(found.deviation[rows]), kind="stable")]  # the farthest first
     names = tuple(table.run_id[i] for i in rows)
@@ -343,19 +344,70 @@ def fit(
     return describe(table, problem, final, search)
 
 
+def _released(problem: Problem, theta: FloatArray) -> Solutions:
+    return Solutions.sorted(problem.solve(theta, max_iterations=1000, tolerance=1e-12))
+
+
+def _agree(final: Solutions, problem: Problem) -> int:
+    """How many starts reached the lowest objective."""
+    best = float(final.cost.min())
+    return int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor))
+
+
+def _two_stages(problem: Problem, theta: FloatArray, release: int, progress: bool) -> Solutions:
+    """The best of the starts θ [S, p], released after a first stage with E_start and E_max held.
+
+    Of many starts, those that share a basin with another wait: they are solved only where most of the released ends
+    disagree, that is, where the surface has so many minima that none may be left out.
+    """
+    distinct = distinct_starts(problem, theta)
+    held = _first_stage(problem, theta[distinct], progress)
+    final = _released(problem, held.theta[:release])
+    if distinct.all() or 2 * _agree(final, problem) >= len(final.cost):
+        return final
+    held = Solutions.sorted(held, _first_stage(problem, theta[~distinct], progress))
+    return _released(problem, held.theta[:release])
+
+
 def _first_stage(problem: Problem, theta: FloatArray, progress: bool) -> Solutions:
     """Solve from each θ [S, p] with E_start and E_max held, in batches that share both."""
     groups = [theta]
     if problem.objective.n_transform:
         shared, index = np.unique(theta[:, problem.objective.first_transform :], axis=0, return_inverse=True)
         groups = [theta[index.ravel() == i] for i in range(len(shared))]
-    batches = [group[i : i + BATCH] for group in groups for i in range(0, len(group), BATCH)]
     parts: list[Solutions] = []
     with progress_line("fit", len(theta), "starts", progress) as advance:
-        for batch in batches:
+        for batch in (batch for group in groups for batch in _batches(group)):
             parts.append(problem.solve(batch, **HELD))
             advance(len(batch), f"objective {min(float(part.cost.min()) for part in parts):.4g}")
     return Solutions.sorted(*parts)
+
+
+def _batches(theta: FloatArray) -> list[FloatArray]:
+    return [theta[i : i + BATCH] for i in range(0, len(theta), BATCH)]
+
+
+def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
+    """Which of many starts θ [S, p] that share E_start and E_max may end elsewhere than the best; of few, all.
+
+    Each takes one step, and the lowest are solved. A start shares the basin of the best of these ends if the objective
+    falls at each quarter of the straight way from its step to there: solving it would find that basin once more.
+    Without the step, starts far up in the box see one basin only.
+    """
+    if len(theta) <= MANY or np.ptp(theta[:, problem.objective.first_transform :], axis=0).any():
+        return np.ones(len(theta), bool)
+    steps = [problem.solve(batch, **HELD | {"max_iterations": 1}) for batch in _batches(theta)]
+    points, last = (np.concatenate([getattr(part, name) for part in steps]) for name in ("theta", "cost"))
+    lowest = np.argsort(last, kind="stable")[:BATCH]
+    best = Solutions.sorted(problem.solve(theta[lowest], **HELD))
+    falls = last >= best.cost[0]
+    for part in (0.25, 0.5, 0.75):
+        way = points + part * (best.theta[0] - points)
+        cost = np.concatenate([problem.objective.evaluate(p, hold_transform=True).cost for p in _batches(way)])
+        falls &= cost <= last
+        last = cost
+    falls[lowest] = False  # the best itself, and others for it to agree with
+    return ~falls
 
 
 def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
@@ -397,7 +449,7 @@ def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str
     status = FitStatus(
         converged=bool(final.converged[chosen]),
         n_released=len(final.cost),
-        n_agree=int(np.sum(np.abs(final.cost - best) <= best * AGREEMENT + 10.0 * problem.floor)),
+        n_agree=_agree(final, problem),
         bounds_hit=tuple(name for name, hit in zip(objective.names, at_bound, strict=True) if hit),
         condition_number=condition_number,
         standard_errors=standard_errors,

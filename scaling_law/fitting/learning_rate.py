@@ -20,7 +20,7 @@ from hub.record.names import size_name
 from scaling_law.formulas.learning_rate import LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix, recipe_of
 from scaling_law.runs.rows import RunsError, read_rows
-from scaling_law.runs.tuning import tune
+from scaling_law.runs.tuning import best_rate, loss_between
 from scaling_law.size.architecture import Architecture
 
 _SLOPES = {  # column of a fit: the law's coefficient and range, and what the column holds
@@ -71,18 +71,6 @@ def fit_learning_rate(
     return LearningRateLaw(intercept, **found, reading=reading, source=source, rmse=rmse)
 
 
-def best_of_grid(learning_rates: ArrayLike, losses: ArrayLike) -> float:
-    """The LR of lowest loss, by a parabola in ln LR through the best point and its neighbours.
-
-    At an end of the grid, the best point itself. Non-finite losses (diverged runs) are left out.
-    """
-    rates, values = np.asarray(learning_rates, float), np.asarray(losses, float)
-    finite = np.isfinite(values)
-    if not finite.any() or np.any(rates <= 0):
-        raise ValueError("learning_rates must be positive and at least one loss finite")
-    return float(tune(rates[finite, None], values[finite]).settings[0])
-
-
 @dataclass(frozen=True)
 class ModelGrid:
     """The runs of one architecture and token count: peak LRs, ascending, and losses, nats per token."""
@@ -94,7 +82,7 @@ class ModelGrid:
 
     @cached_property
     def best(self) -> float:
-        return best_of_grid(self.learning_rates, self.losses)
+        return best_rate(self.learning_rates, self.losses)
 
     @property
     def name(self) -> str:
@@ -108,9 +96,8 @@ class ModelGrid:
         return int(np.argmin(self.losses)) in (0, len(self.losses) - 1)
 
     def loss_at(self, learning_rate: float) -> float:
-        """Loss in nats, linear in ln LR between the runs; NaN outside the grid."""
-        x = np.log(self.learning_rates)
-        return float(np.interp(math.log(learning_rate), x, self.losses, left=math.nan, right=math.nan))
+        """Loss in nats between the runs; NaN outside the grid."""
+        return loss_between(math.log(learning_rate), np.log(self.learning_rates), np.array(self.losses))
 
 
 @dataclass(frozen=True)

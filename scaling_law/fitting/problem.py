@@ -34,8 +34,8 @@ from scaling_law.formulas.terms import (
 )
 from scaling_law.law import LAWS
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 Limits = Mapping[str, tuple[float, float]]
 C_BOX = 1e-6  # smallest c, as a part of the lowest loss
 # Keeps degenerate data and resamples from running to infinity, for coefficients of centred (True) and plain features:

@@ -27,9 +27,10 @@ from hub.plain.tables import Table
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
-from scaling_law.runs.rows import FloatArray, RunsError
+from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
-from scaling_law.runs.tuning import SAME, models_of
+from scaling_law.runs.tuning import SAME, loss_between, models_of
+from scaling_law.size.arrays import FloatArray
 
 Extra = Literal["tokens", "batch"]
 EXTRAS: tuple[Extra, ...] = ("tokens", "batch")
@@ -104,8 +105,7 @@ class SettingsGrid:
             near &= np.isclose(self.batch, batch, rtol=SAME)
         rate = np.log(law.at(self.size[model], self.experts[model], self.tokens[model], batch))
         order = np.flatnonzero(near)[np.argsort(self.ln_rate[near])]
-        loss = np.interp(rate, self.ln_rate[order], self.loss[order], left=np.nan, right=np.nan)
-        return float(loss - self.loss[at])
+        return loss_between(rate, self.ln_rate[order], self.loss[order]) - float(self.loss[at])
 
     def regrets(self, law: LearningRateLaw) -> FloatArray:
         """`regret` of each model [models]."""

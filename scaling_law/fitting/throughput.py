@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from hub.record.run_record import RunRecord
 from scaling_law.size.architecture import Architecture
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import BatchRamp, RampStage
 from scaling_law.size.throughput import Measurement, ModelWork, Throughput
 
 FITTED = ("steps", "blocks", "flops", "activations", "routing", "weights", "update")
 N_DRAWS = 200
 LEAST_ARCHITECTURES = 3
-
-FloatArray = NDArray[np.float64]
 
 
 def fit_throughput(

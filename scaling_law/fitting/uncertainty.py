@@ -16,8 +16,8 @@ from scaling_law.fitting.problem import Problem
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 CHUNK = 128  # resamples per batch
 
 

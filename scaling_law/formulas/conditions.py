@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.plain.units import format_count
 from scaling_law.size.architecture import is_size, training_flops
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 # How many times beyond the fitted range, either way. N is that of a learning-rate law, which counts otherwise.
 GUARD = {"N_act": 1000.0, "D": 1000.0, "D/N": 100.0, "E": 4.0, "N": 1000.0, "flops": 1e6}
 SIZE_GUARD, DESIGN_GUARD = 1000.0, 4.0  # of other variables of a law

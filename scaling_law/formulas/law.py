@@ -19,10 +19,10 @@ from hub.plain.units import parse_count, parse_experts
 from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 FormulaT = TypeVar("FormulaT", bound="Formula")
-FloatArray = NDArray[np.float64]
 
 
 class _Draws:

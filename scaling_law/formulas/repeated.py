@@ -25,12 +25,6 @@ def effective_tokens(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float 
     return _effective("tokens", tokens, "unique_tokens", unique_tokens, r_star)
 
 
-def effective_tokens_slope(tokens: ArrayLike, unique_tokens: ArrayLike, r_star: float = R_STAR_TOKENS) -> Any:
-    """∂ ln D' / ∂ ln D: 1 up to one epoch, and falling towards 0 beyond; broadcasts."""
-    effective = effective_tokens(tokens, unique_tokens, r_star)
-    return np.asarray(tokens) / effective * np.exp(-_repeats(tokens, unique_tokens) / r_star)
-
-
 def effective_parameters(n: ArrayLike, unique_parameters: ArrayLike, r_star: float = R_STAR_PARAMETERS) -> Any:
     """N' for N parameters; broadcasts. `unique_parameters` gives U_N. ValueError for values that are not positive."""
     return _effective("n", n, "unique_parameters", unique_parameters, r_star)

@@ -18,11 +18,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scaling_law.size.architecture import is_size
 
-FloatArray = NDArray[np.float64]
 Factors = tuple[str, ...]  # the variables and transforms whose logarithms a feature multiplies
 # What a coefficient is to its law; SLOPE is that of a size or of tokens, BY_DESIGN of anything else
 CONSTANT, SIZE, SLOPE, BY_DESIGN, INTERACTION = "constant", "size", "slope", "by_design", "interaction"

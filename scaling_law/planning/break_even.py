@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.plain.tables import ResultTable
 from scaling_law.formulas import Formula
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.planning.optimum import asked_experts
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 TOKENS_RANGE = (1e3, 1e15)  # that are searched
 POINTS = 400  # of D: a straight line between two is off by less than 0.1 %
 

@@ -14,20 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.plain.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.planning.limits import LimitFields, Limits, Quantity
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.gpus import find_gpu, named_gpu
 from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.throughput import ModelWork, Throughput
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-FloatArray = NDArray[np.float64]
 
 
 class ClusterFields(TypedDict, total=False):

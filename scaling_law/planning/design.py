@@ -16,7 +16,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.plain.tables import ResultTable, Table, literal
 from hub.plain.units import format_count, format_flops
@@ -26,12 +25,12 @@ from scaling_law.formulas.law import positive
 from scaling_law.planning.limits import LimitFields, Limits, Quantity
 from scaling_law.planning.optimum import compute_optimal, model_variables, optimal_widths
 from scaling_law.size.architecture import HEAD_DIM, VOCAB_SIZE, Architecture, training_flops
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import PAPER
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FloatArray = NDArray[np.float64]
 Answer = Callable[[Formula], float]
 
 

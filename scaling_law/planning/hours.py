@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget, work_of
@@ -19,14 +18,13 @@ from scaling_law.planning.optimum import (
     of_law,
     optimal_widths,
     refuse_other_variables,
-    settled,
+    searched,
 )
-from scaling_law.planning.search import coefficients_of, least
+from scaling_law.planning.search import coefficients_of
 from scaling_law.size.architecture import HEAD_DIM
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
-SEARCHED = ((7.0, 281), (0.05, 9), (0.005, 5))  # ln d_model around MIDDLE: see `least`
-MIDDLE = np.log(2000.0)
+WIDTHS = (2.0, 2e6)  # d_model that are searched
 
 
 def best_widths(law: Formula, budget: Budget, e: FloatArray, limits: Limits, integral: bool = False) -> WidthOptimum:
@@ -50,15 +48,13 @@ def widths_in_time(law: Formula, time: Budget, e: FloatArray, limits: Limits, in
     refuse_less_than_a_step(time, float(e.min()), limits)
 
     def loss_of(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        found = time.variables(d, e.reshape(e.shape + (1,) * (d.ndim - 1)), limits)
-        with np.errstate(all="ignore"):
-            return found["n_active"], found["tokens"], np.asarray(loss_of_variables(law, found, limits))
+        variables = time.variables(d, e, limits)
+        return variables["n_active"], variables["tokens"], np.asarray(loss_of_variables(law, variables, limits))
 
-    free = np.exp(least(lambda x: loss_of(np.exp(x))[2], np.full((len(e), 1), MIDDLE), SEARCHED)[:, 0])
-    exists = np.isfinite(free)
-    if not exists.any():
+    optimum = searched(loss_of, WIDTHS, e, limits, integral)
+    if not optimum.exists.any():
         raise ValueError(f"this {law.name} law has no minimum in {time.hours:g} hours for any of these experts")
-    return settled(loss_of, np.where(exists, free, HEAD_DIM), exists, e, limits, integral)
+    return optimum
 
 
 def refuse_less_than_a_step(time: Budget, experts: float, limits: Limits) -> None:

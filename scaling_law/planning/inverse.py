@@ -18,7 +18,7 @@ from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, read_question, work_of
-from scaling_law.planning.hours import MIDDLE, SEARCHED, best_widths
+from scaling_law.planning.hours import WIDTHS, best_widths
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import (
     asked_experts,
@@ -34,11 +34,11 @@ from scaling_law.planning.optimum import (
 )
 from scaling_law.planning.search import cheapest_width, coefficients_of, flops_of, tokens_needed
 from scaling_law.size.architecture import HEAD_DIM, total_parameters, training_flops
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FloatArray = NDArray[np.float64]
 FLOPS_RANGE = (1.0, 1e40)  # of budgets that are searched
 
 
@@ -144,9 +144,11 @@ def _least_cost(
 
     asked = (law, coefficients_of(law)[:, :1], loss, experts, limits)
     cost = flops_of if cluster is None else seconds_of
-    free = cheapest_width(*asked, cost, np.full(loss.shape, MIDDLE), SEARCHED)
-    width = np.maximum(np.minimum(free, limits.width_limit(experts)), HEAD_DIM)
-    width = np.where(limits.width_limit(experts) < HEAD_DIM * (1 - 1e-12), np.nan, width)
+    free, limit = cheapest_width(*asked, cost, WIDTHS), limits.width_limit(experts)
+    width = free
+    if not np.all((free >= HEAD_DIM) & (free <= limit)):
+        width = cheapest_width(*asked, cost, (HEAD_DIM, np.clip(limit, HEAD_DIM, WIDTHS[1])), ends=True)
+    width = np.where(limit < HEAD_DIM * (1 - 1e-12), np.nan, width)
     found = limits.variables(width, experts, 1.0)
     flops = training_flops(found["n_active"], tokens_needed(*asked[:3], found))
     shape = np.broadcast_shapes(e.shape, target.shape)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from hub.plain.tables import literal
 from hub.plain.units import parse_bytes, parse_context, parse_count
 from scaling_law.formulas import Formula
-from scaling_law.formulas.repeated import effective_tokens, effective_tokens_slope
+from scaling_law.formulas.repeated import effective_tokens
 from scaling_law.size.architecture import (
     VOCAB_SIZE,
     Architecture,
@@ -146,9 +146,5 @@ class Limits:
         if self.unique_tokens is None:
             return dict(variables)
         tokens = np.asarray(variables["tokens"])
-        known = np.where(tokens.real > 0, tokens.real, np.nan)
-        effective = effective_tokens(np.where(tokens.real > 0, tokens.real, 1.0), self.unique_tokens)
-        slope = effective_tokens_slope(np.where(tokens.real > 0, tokens.real, 1.0), self.unique_tokens)
-        # The complex step of `searched_width`, to first order.
-        step = 0.0 if np.isrealobj(tokens) else effective * slope * (tokens - tokens.real) / known
-        return {**variables, "tokens": np.where(np.isfinite(known), effective, np.nan) + step}
+        effective = effective_tokens(np.where(tokens > 0, tokens, 1.0), self.unique_tokens)
+        return {**variables, "tokens": np.where(tokens > 0, effective, np.nan)}

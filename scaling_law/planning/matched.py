@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.plain.tables import ResultTable
 from scaling_law.formulas import ChinchillaForm
@@ -18,8 +18,7 @@ from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.planning.optimum import compute_optimal, drawn_optimum
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
-
-FloatArray = NDArray[np.float64]
+from scaling_law.size.arrays import FloatArray
 
 
 @dataclass(frozen=True)

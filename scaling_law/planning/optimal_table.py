@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from hub.plain.tables import ResultTable, Table, as_text, enumerated
 from hub.plain.units import format_bytes, format_count, format_flops, listed_experts
@@ -33,6 +33,7 @@ from scaling_law.size.architecture import (
     total_parameters,
     training_flops,
 )
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.gpus import named_gpu
 from scaling_law.size.recipe import PAPER, BatchRamp
 from scaling_law.size.serving import decode_seconds_by_width
@@ -40,7 +41,6 @@ from scaling_law.size.serving import decode_seconds_by_width
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FloatArray = NDArray[np.float64]
 MOST_SHOWN = 6  # E of which a comparison says how often each wins, or which is ahead
 FIRST = ("d_model", "N_act", "tokens", "loss", "")  # what a narrow terminal shows above the rest
 

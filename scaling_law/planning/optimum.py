@@ -22,6 +22,7 @@ from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.planning.limits import LimitFields, Limits
+from scaling_law.planning.minimiser import least, minima
 from scaling_law.size.architecture import (
     EXPERT_VARIABLES,
     HEAD_DIM,
@@ -31,12 +32,11 @@ from scaling_law.size.architecture import (
     training_flops,
     width_of_active,
 )
+from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FloatArray = NDArray[np.float64]
-SEARCHED = 400  # widths between d_model 1 and that for which the budget buys one token
 MOST_REASONS = 6  # E of which each has a sentence of its own
 
 
@@ -86,10 +86,10 @@ def compute_optimal(
         at = {"n_active": n_active, "tokens": tokens, "experts": e}
     else:
         grid, experts_of = np.broadcast_arrays(expanded, e)
-        width, exists = searched_width(law, grid, experts_of, limits)
-        if not exists.all():
+        optimum = searched_widths(law, grid, experts_of, limits)
+        if not optimum.exists.all():
             raise ValueError(f"this {law.name} law has no compute optimum for some of these experts and budgets")
-        at = model_variables(law, width, e, expanded, limits)
+        at = model_variables(law, optimum.free, e, expanded, limits)
     (check := law.check(**at)).refuse(force)
     return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), check)
 
@@ -154,45 +154,49 @@ def searched_widths(
     law: Formula, budget: FloatArray, e: FloatArray, limits: Limits, integral: bool = False
 ) -> WidthOptimum:
     """As `optimal_widths`, for any law of tokens and of what an architecture has, whatever its form."""
-    free, exists = searched_width(law, budget, e, limits)
-    if not exists.any():
-        raise ValueError(f"this {law.name} law has no minimum along the budget for any of these experts")
 
-    def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        found = limits.variables(d, e, budget)
-        with np.errstate(invalid="ignore"):
-            return found["n_active"], found["tokens"], loss_of_variables(law, found, limits)
+    def loss_of(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        variables = limits.variables(d, e, budget)
+        loss = np.where(variables["tokens"] > 0, loss_of_variables(law, variables, limits), np.nan)
+        return variables["n_active"], variables["tokens"], loss
 
-    return settled(loss_at, np.where(exists, free, HEAD_DIM), exists, e, limits, integral)
-
-
-def searched_width(
-    law: Formula, budget: FloatArray, e: FloatArray, limits: Limits
-) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """The d_model of lowest loss along each budget, and whether there is one (elsewhere NaN).
-
-    The best of a grid of widths, then the root of the derivative between its neighbours, taken by a complex step.
-    ValueError for a variable that is none of an architecture, and for experts of a law of dense models.
-    """
     refuse_other_variables(law, limits, e)
+    optimum = searched(loss_of, (1.0, widest(budget, limits)), e, limits, integral)
+    if not optimum.exists.any():
+        raise ValueError(f"this {law.name} law has no minimum along the budget for any of these experts")
+    return optimum
 
-    def slope(x: FloatArray, flops: FloatArray, experts: FloatArray) -> FloatArray:
-        """The derivative of the loss by x = ln d_model."""
-        found = limits.variables(np.exp(x) * (1 + 1e-30j), experts, flops)
-        return np.asarray(loss_of_variables(law, found, limits).imag * 1e30)
 
+def widest(budget: FloatArray, limits: Limits) -> FloatArray:
+    """The d_model for which each budget leaves one training token."""
     served = inference_flops(1.0, limits.inference_tokens)
     with np.errstate(divide="ignore"):
-        most = np.minimum(budget / training_flops(1.0, 1.0), budget / served)  # N_act that leaves a token
-    x = np.linspace(0.0, np.log(width_of_active(most, limits.vocab_size)), SEARCHED, axis=-1)
-    found = limits.variables(np.exp(x), e[..., None], budget[..., None])
-    with np.errstate(all="ignore"):
-        loss = np.where(found["tokens"] > 0, loss_of_variables(law, found, limits), np.inf)
-    i = np.argmin(np.where(np.isfinite(loss), loss, np.inf), axis=-1)
-    inside = (i > 0) & (i < SEARCHED - 1)
-    low, high = (np.take_along_axis(x, np.clip(j, 0, SEARCHED - 1)[..., None], -1)[..., 0] for j in (i - 1, i + 1))
-    width = np.where(inside, np.exp(root(slope, low, high, budget, e)), np.nan)
-    return width, np.isfinite(width)
+        n_active = np.minimum(budget / training_flops(1.0, 1.0), budget / served)
+    return np.asarray(width_of_active(n_active, limits.vocab_size))
+
+
+def searched(
+    loss_of: Callable[[FloatArray], tuple[FloatArray, FloatArray, FloatArray]],
+    widths: tuple[Any, Any],
+    e: FloatArray,
+    limits: Limits,
+    integral: bool,
+) -> WidthOptimum:
+    """The optimum of any losses: the best of their minima between two `widths`, and of those within the limits.
+
+    `loss_of(d_model)` gives N_act, D and the loss, as in `settled`. E whose loss falls or rises throughout has none.
+    """
+
+    def loss_at(x: FloatArray) -> FloatArray:
+        return loss_of(np.exp(x))[2]
+
+    low, high = (np.broadcast_to(np.log(end), e.shape) for end in widths)
+    free = np.exp(least(loss_at, low, high))
+    limit, within = limits.width_limit(e), free[None]
+    if integral or not np.all((free >= HEAD_DIM) & (free <= limit)):
+        largest = np.clip(limit, HEAD_DIM, np.maximum(widths[1], HEAD_DIM))
+        within = np.exp(minima(loss_at, np.log(HEAD_DIM), np.log(largest))[0])
+    return settled(loss_of, free, within, e, np.isfinite(free), limits, integral)
 
 
 def loss_of_variables(law: Formula, variables: Mapping[str, Any], limits: Limits) -> Any:
@@ -229,40 +233,38 @@ def widths_of(
     def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         n_active = active_parameters(d, vocab_size=limits.vocab_size)
         tokens = affordable_tokens(budget, n_active, limits.inference_tokens)
-        with np.errstate(invalid="ignore"):
-            return n_active, tokens, m * n_active**mu + n * np.where(tokens > 0, tokens, np.nan) ** nu + constant
+        return n_active, tokens, m * n_active**mu + n * np.where(tokens > 0, tokens, np.nan) ** nu + constant
 
-    return settled(loss_at, width_of_active(n_active, limits.vocab_size), exists, e, limits, integral)
+    free = np.asarray(width_of_active(n_active, limits.vocab_size))
+    return settled(loss_at, free, free[None], e, exists, limits, integral)
 
 
 def settled(
     loss_of: Callable[[FloatArray], tuple[FloatArray, FloatArray, FloatArray]],
     free: FloatArray,
-    exists: NDArray[np.bool_],
+    within: FloatArray,
     e: FloatArray,
+    exists: NDArray[np.bool_],
     limits: Limits,
     integral: bool,
 ) -> WidthOptimum:
-    """From the `free` optimum to that within the limits, or (`integral`) the better of its neighbours that exist.
+    """The best of the minima `within` the limits, [k, ...], or (`integral`) of the models that exist beside each.
 
-    `loss_of(d_model)` gives N_act, D and the loss, which rises towards both sides of `free`.
+    `loss_of(d_model)` gives N_act, D and the loss. A minimum beyond a limit stands for that limit.
     """
     limit = limits.width_limit(e)
-    truncated = free > limit
-    width = np.maximum(np.minimum(free, limit), HEAD_DIM)
     fits = exists & (limit >= HEAD_DIM * (1 - 1e-12))
-
-    def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        n_active, tokens, loss = loss_of(d)
-        return n_active, tokens, np.where((tokens > 0) & fits, loss, np.inf)
-
+    widths = np.maximum(np.minimum(np.where(exists, within, HEAD_DIM), limit), HEAD_DIM)
     if integral:
-        largest = np.maximum(np.where(np.isfinite(limit), np.floor(limit * (1 + 1e-12) / HEAD_DIM), np.inf), 1)
-        below = np.maximum(np.floor(width / HEAD_DIM), 1)
-        below, above = HEAD_DIM * np.minimum(below, largest), HEAD_DIM * np.minimum(below + 1, largest)
-        width = np.where(loss_at(above)[2] < loss_at(below)[2], above, below)
-    n_active, tokens, loss = loss_at(width)
-    return WidthOptimum(width, n_active, tokens, loss, truncated, np.isfinite(loss), exists, free)
+        most = np.maximum(np.floor(limit * (1 + 1e-12) / HEAD_DIM), 1)
+        blocks = np.maximum(np.floor(widths / HEAD_DIM), 1)
+        widths = HEAD_DIM * np.minimum(np.concatenate([blocks, blocks + 1]), most)
+    with np.errstate(all="ignore"):  # of tokens below 0
+        n_active, tokens, loss = loss_of(widths)
+    loss = np.where((tokens > 0) & fits & ~np.isnan(loss), loss, np.inf)
+    every, best = (widths, n_active, tokens, loss), np.argmin(loss, axis=0)[None]
+    width, n_active, tokens, loss = (np.take_along_axis(np.broadcast_to(v, loss.shape), best, 0)[0] for v in every)
+    return WidthOptimum(width, n_active, tokens, loss, free > limit, np.isfinite(loss), exists, free)
 
 
 def optimum_draws(

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.plain.tables import ResultTable, Table, as_text
 from hub.plain.units import format_count, format_flops
@@ -30,14 +29,14 @@ from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import model_variables, optimal_widths
 from scaling_law.planning.search import ENDLESS, cheapest_width, coefficients_of, floor, flops_of, tokens_needed
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
+from scaling_law.size.arrays import FloatArray
 from scaling_law.size.throughput import ModelWork
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-FloatArray = NDArray[np.float64]
 Model = float | Architecture
-SEARCHED = ((4.0, 33), (0.25, 9), (0.02, 5))  # ln d_model to both sides of the best so far, and points: see `least`
+AROUND, POINTS = 50.0, 33  # the widths that are searched, times and by this around a start, and how many
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,7 @@ class _Target:
     def cheapest(self, start: float, experts: float, limits: Limits) -> FloatArray:
         """The d_model of least FLOPs that reaches a's loss under each draw, [1 + n_draws, 1]; NaN where none does."""
         asked = (self.law, self.coefficients, self.loss, experts, limits)
-        return cheapest_width(*asked, flops_of, np.full(self.loss.shape, np.log(start)), SEARCHED)
+        return cheapest_width(*asked, flops_of, (start / AROUND, start * AROUND), POINTS)
 
     def row_of_width(
         self, size: str, d_model: Any, experts: float, limits: Limits, floor: float | None = None

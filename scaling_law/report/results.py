@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hub.plain.units import format_count
 from scaling_law.fitting.fitting import FitResult, fit
@@ -21,8 +20,8 @@ from scaling_law.planning.matched import drawn_gain
 from scaling_law.planning.optimum import drawn_optimum
 from scaling_law.runs.table import Runs, load_runs, read_rows
 from scaling_law.size.architecture import affordable_tokens
+from scaling_law.size.arrays import FloatArray
 
-FloatArray = NDArray[np.float64]
 RESAMPLES = 1000
 LEVEL = 0.95  # of the two-sided interval by which a finding is confirmed or reversed
 GAIN = "by {:+.4f} nats ({:+.4f} to {:+.4f})"

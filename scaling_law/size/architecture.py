@@ -77,7 +77,7 @@ def variables_of_width(
     shared_ratio: float = 0.0,
     vocab_size: float = VOCAB_SIZE,
 ) -> dict[str, Any]:
-    """What laws may depend on, for models under the d / 64 rule (broadcasts; differentiable by a complex step).
+    """What laws may depend on, for models under the d / 64 rule (broadcasts).
 
     `experts` is total over active feed-forward width, E; each of the E·G experts has 1/G of the dense width (G =
     `granularity`), and G are active, a part `shared_ratio` of them always: the parameters depend on E alone.

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from scaling_law import Architecture, LearningRateLaw, fit_learning_rate
 from scaling_law.commands.cli import app
-from scaling_law.fitting.learning_rate import LearningRateGrid, best_of_grid
+from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.runs.table import RunsError
 
 LAW = LearningRateLaw(6.0, -0.8, -0.2)
@@ -128,14 +128,6 @@ def test_rates_outside_the_range_are_warned_of():
     assert law.beyond_guard(Architecture(32, 1, 1, 1, 16))
     fitted = fit_learning_rate([1e7, 1e8, 1e9], [1, 8, 8], [1e-2, 1e-3, 5e-4])
     assert (fitted.n_range, fitted.experts_range) == ((1e7, 1e9), (1, 8))
-
-
-def test_best_of_grid_interpolates():
-    rates = np.geomspace(1e-4, 1e-2, 7)
-    losses = 3 + 0.1 * (np.log(rates) - np.log(1.3e-3)) ** 2
-    assert best_of_grid(rates, losses) == pytest.approx(1.3e-3, rel=1e-9)
-    assert best_of_grid([1e-4, 1e-3], [3.0, 2.0]) == pytest.approx(1e-3)
-    assert best_of_grid([1e-4, 1e-3, 1e-2], [3.0, 2.0, np.inf]) == pytest.approx(1e-3)
 
 
 def test_fit_on_one_and_eight_experts_carries_to_four_and_thirty_two():
