@@ -2,6 +2,9 @@
 from .explorer.app import explore as explore
 from .figures.law_figures import memory_optimal as memory_optimal
 from .figures.law_figures import predicted_against_observed as predicted_against_observed
+from .fitting.backtest import Backtest as Backtest
+from .fitting.backtest import HeldOut as HeldOut
+from .fitting.backtest import backtest as backtest
 from .fitting.calibration import Calibration as Calibration
 from .fitting.calibration import calibrate as calibrate
 from .fitting.fitting import FitResult as FitResult

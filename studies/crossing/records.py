@@ -27,7 +27,6 @@ from hub.plain.units import format_count
 from scaling_law import Runs, best_of, load_runs
 
 WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted
-PLANNED = {1: WIDTHS, 2: WIDTHS, 4: WIDTHS, 8: WIDTHS}  # E = 16 at two sizes, of choice
 TOKENS = (1e6, 2e6, 4e6, 8e6, 16e6, 32e6)
 BLOCKS, HEAD, VOCABULARY, SEQUENCE, BATCH = 3, 16, 257, 256, 8
 RECIPE = {"n_blocks": BLOCKS, "vocab_size": VOCABULARY, "sequence_length": SEQUENCE, "precision": "fp32"}
@@ -69,13 +68,6 @@ class Sweep:
         """Those that laws are fitted to: of at least 1M tokens, and not of the sizes and E that are predicted."""
         known = np.isin(self.counted["d_model"], WIDTHS) & np.isin(self.counted.experts, EXPERTS)
         return self.counted.subset(known & (self.counted.tokens >= TOKENS[0]))
-
-    def missing(self) -> list[tuple[int, int, float]]:
-        """The planned (E, d_model, D) of which there is no run."""
-        runs = self.runs
-        there = {*zip(runs.experts.tolist(), runs["d_model"].tolist(), runs.tokens.tolist(), strict=True)}
-        planned = ((e, d, t) for e, widths in PLANNED.items() for d in widths for t in TOKENS)
-        return [cell for cell in planned if cell not in there]
 
 
 def gather(sources: Iterable[str | Path], target: Path) -> Path:

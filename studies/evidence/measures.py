@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from scaling_law import FitResult, JointLaw, Law, Runs, errors_of, fit, published
-from studies.common import FloatArray, rms
-from studies.evidence.forecasts import Forecast, as_dense, counted, joined, scales_refitted
+from scaling_law import FitResult, HeldOut, JointLaw, Law, Runs, errors_of, fit, published
+from studies.common import LEVEL, FloatArray, rms
+from studies.evidence.forecasts import as_dense, counted, joined, scales_refitted
 
 REFITS = 200  # of resampled runs
 
@@ -40,12 +40,12 @@ class Gains:
         return np.asarray(np.abs(self.predicted / self.measured - 1.0))
 
     @property
-    def errors(self) -> Forecast:
-        return Forecast(self.predicted - self.measured)
+    def errors(self) -> HeldOut:
+        return HeldOut(self.predicted - self.measured)
 
     @property
-    def errors_with(self) -> Forecast:
-        return Forecast(self.predicted_with - self.measured)
+    def errors_with(self) -> HeldOut:
+        return HeldOut(self.predicted_with - self.measured)
 
 
 def gains(source: str, runs: Runs) -> Gains:
@@ -82,14 +82,14 @@ class Choice:
 
 def choices(law: str, runs: Runs, flops: FloatArray) -> list[Choice]:
     """For each budget [n] of which there are four runs: the sizes (N_act) of the best and of the chosen run."""
-    found = []
+    chosen_runs = []
     for budget in np.unique(flops):
         own = runs.subset(flops == budget)
         if len(own) >= 4:
             best, chosen = int(np.argmin(own.loss)), int(np.argmin(errors_of(published(law), own) + own.loss))
             regret = float(own.loss[chosen] - own.loss[best])
-            found.append(Choice(float(budget), len(own), own.n_active[best], own.n_active[chosen], regret))
-    return found
+            chosen_runs.append(Choice(float(budget), len(own), own.n_active[best], own.n_active[chosen], regret))
+    return chosen_runs
 
 
 # ------------------------------------------------------------------ what a refit leaves open
@@ -103,7 +103,6 @@ class Refits:
     """
 
     joint: FitResult[Any]
-    with_embeddings: FitResult[Any]
     moe_without_experts: FitResult[Any]
     moved: float
     freed: float
@@ -121,7 +120,6 @@ def refits(dense: Runs, moe: Runs, at: tuple[float, float] = (5e8, 1e10), n_resa
     errors = errors_of(law, points)
     return Refits(
         joint=joint,
-        with_embeddings=fit(both, "joint"),
         moe_without_experts=fit(as_dense(routed), "chinchilla"),
         moved=rms(errors - errors.mean()),
         freed=scales_refitted(points).rmse,
@@ -135,7 +133,7 @@ def _gain(law: Law, n_active: float, tokens: float, experts: float) -> tuple[flo
     """Loss at this E minus that of the dense model, with its 95 % interval over the law's draws."""
     value = float(law.loss(n_active, tokens, experts) - law.loss(n_active, tokens, 1.0))
     drawn = law.loss_draws(n_active, tokens, experts) - law.loss_draws(n_active, tokens, 1.0)
-    low, high = np.quantile(drawn[np.isfinite(drawn)], [0.025, 0.975])
+    low, high = np.quantile(drawn[np.isfinite(drawn)], LEVEL)
     return value, float(low), float(high)
 
 

@@ -7,6 +7,7 @@ derived but transcribed from a page; they say where it was read.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ import numpy as np
 
 from hub import RecordError
 from hub.plain import atomic, strict_json
-from scaling_law import Runs, best_of, load_runs
+from scaling_law import JointLaw, Runs, backtest, best_of, load_runs
 from scaling_law.runs.readers import reader
 
 FORMAT, VERSION = "evidence", 1
+ISOFLOP = "dense_isoflop"  # a table of no licence of which only errors of laws are kept, in a format of that name
 DIGITS = 7  # significant, of every number kept
 _CLARK_VOCABULARY = 32_000  # of the head, whose FLOPs `flops_per_step` holds
 CELL = 2**0.5  # side of a cell of N and of D whose points are averaged
+OPEN_ATHENA = "open_athena"
 _NEEDED = ("n_active", "tokens", "experts", "loss")
 _KEPT = (
     *("n_active_non_embedding", "n_total", "n_total_non_embedding", "density", "granularity", "shared_ratio"),
@@ -113,10 +116,31 @@ def derive(data: Path, folder: Path) -> list[Path]:
         if all(files.values()):
             tables = {table: columns_of(make(file)) for table, (file, make) in found.items() if file}
             written.append(_written(folder / f"{name}.json", _head(name, recipe) | {"tables": tables}))
+    if table := next(iter(sorted(data.rglob("isoflops.csv"))), None):
+        written.append(strict_json.write(folder / f"{ISOFLOP}.json", ISOFLOP, 1, isoflop_errors(table)))
     if not written:
         wanted = ", ".join(dict.fromkeys(file for recipe in RECIPES.values() for file, _ in recipe.tables.values()))
         raise FileNotFoundError(f"{data}: none of {wanted} is below it; docs/fitting.md says where they are from")
     return written
+
+
+def isoflop_errors(table: Path) -> dict[str, Any]:
+    """RMSE on the largest quarter of each experiment's budgets, nats: of the joint law moved, and of a fresh fit."""
+    with table.open(newline="") as file:
+        names = sorted({row["experiment"] for row in csv.DictReader(file)})
+    laws: dict[str, Any] = {"constant": JointLaw.published().replace(draws=None), "fresh": "chinchilla"}
+    columns: dict[str, list[Any]] = {"experiment": names, "train": [], "test": [], **{law: [] for law in laws}}
+    for name in names:
+        runs = load_runs(table, format=OPEN_ATHENA, where=f"experiment = {name}")
+        budgets = np.unique(runs["budget"])
+        large = runs["budget"] >= budgets[-max(1, len(budgets) // 4)]
+        test = backtest(runs.subset(~large), runs.subset(large), laws)
+        columns["train"].append(len(test.train))
+        columns["test"].append(len(test.test))
+        for law in laws:
+            columns[law].append(_rounded(test.laws[law].rmse))
+    public = reader(OPEN_ATHENA)
+    return {"what": public.what, "place": public.place, **columns}
 
 
 def _written(path: Path, fields: Mapping[str, Any]) -> Path:
@@ -136,7 +160,7 @@ def _head(name: str, recipe: Recipe) -> dict[str, Any]:
 
 def read_sources(folder: Path) -> dict[str, Source]:
     """All sources of a folder by name. RecordError for a file that is no such source."""
-    return {path.stem: read_source(path) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: read_source(path) for path in sorted(folder.glob("*.json")) if path.stem != ISOFLOP}
 
 
 def read_source(path: Path) -> Source:

@@ -1,10 +1,7 @@
 """docs/studies/models.md: released models in the terms of the published law.
 
-    python -m studies.models scaling_law/explorer/models.json docs/studies/models.md
-
-The JSON holds, for each model, the fields of its config.json that sizes depend on and the address they were read at;
-and, where one was found, the number of training tokens with its address. The prose of the page is written by hand;
-each table replaces what stands between `<!-- sizes -->` and `<!-- /sizes -->`, or the same with another name.
+scaling_law/explorer/models.json holds, for each model, the fields of its config.json that sizes depend on and the
+address they were read at; and, where one was found, the number of training tokens with its address.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from hub.plain.units import UNKNOWN, format_bytes, format_count, format_flops
 from scaling_law import Description, describe
 from studies.common import fill
 
+ENTRIES = Path(__file__).parents[2] / "scaling_law" / "explorer" / "models.json"
 _FIELDS = {"name", "config", "source"}
 
 
@@ -39,8 +37,8 @@ class Entry:
             raise ValueError(f"{data.get('name', data)!r}: lacks {', '.join(sorted(missing))}")
         if ("tokens" in data) != ("tokens_source" in data):
             raise ValueError(f"{data['name']!r}: tokens and tokens_source go together")
-        found = describe(data["config"], data.get("tokens"))
-        return cls(data["name"], found, data["source"], data.get("tokens_source"))
+        description = describe(data["config"], data.get("tokens"))
+        return cls(data["name"], description, data["source"], data.get("tokens_source"))
 
 
 def read_entries(path: str | Path) -> list[Entry]:
@@ -49,9 +47,9 @@ def read_entries(path: str | Path) -> list[Entry]:
     return sorted(map(Entry.of, data["models"]), key=lambda entry: entry.description.architecture.n_active)
 
 
-def write_page(entries: str | Path, page: str | Path) -> None:
+def write(page: Path) -> list[Path]:
     """Replace the blocks of the Markdown file `page`; ValueError if it lacks one of them."""
-    fill(Path(page), {"sizes": sizes, "predictions": predictions, "sources": sources}, read_entries(entries))
+    return [fill(page, {"sizes": sizes, "predictions": predictions, "sources": sources}, read_entries(ENTRIES))]
 
 
 def sizes(entries: list[Entry]) -> Iterator[tuple[str, ...]]:

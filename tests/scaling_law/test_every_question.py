@@ -142,7 +142,7 @@ NOT_QUESTIONS = {  # why → what
     "is the formula of repeated data": "effective_parameters effective_tokens unique_parameters",
     "counts parameters, bytes or seconds, and asks no law of the loss": """LearningRateLaw.counted
         LearningRateLaw.counted_parameters decode_seconds training_memory scale_out""",
-    "reads, shows or fits measured runs": """load_runs fit calibrate split profile_interval best_of errors_of
+    "reads, shows or fits measured runs": """load_runs fit backtest calibrate split profile_interval best_of errors_of
         fit_throughput fit_learning_rate fit_learning_rate_grid predicted_against_observed published_design
         step_law_steps""",
     "makes a question, which next_runs asks": "log_optimal_parameters",
@@ -161,6 +161,7 @@ NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measur
         "Transform",
     ),
     *("Calibration", "FitResult", "LearningRateFit", "SettingsGrid", "Runs", "PublishedLaw", "PowerLaw"),
+    *("Backtest", "HeldOut"),
     *("Description", "EffectiveSpeedup", "OptimalRow", "OptimalTable", "ScaleOut"),
     *("Throughput", "TrainingMemory"),  # bytes, and hours, whose extrapolation Throughput.warnings tells
 }

@@ -4,17 +4,10 @@ import json
 
 import pytest
 
-from studies.models.study import read_entries, write_page
-from tests.guides import DOCS, ROOT, run_python
+from studies.models.study import ENTRIES, read_entries
+from tests.guides import DOCS, run_python
 
-ENTRIES, PAGE = ROOT / "scaling_law" / "explorer" / "models.json", DOCS / "studies" / "models.md"
-
-
-def test_the_page_is_what_make_models_writes(tmp_path):
-    page = tmp_path / "models.md"
-    page.write_text(PAGE.read_text())
-    write_page(ENTRIES, page)
-    assert page.read_text() == PAGE.read_text()
+PAGE = DOCS / "studies" / "models.md"
 
 
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
@@ -45,9 +38,3 @@ def test_a_model_without_its_sources_is_refused(changes, message, tmp_path):
     path.write_text(json.dumps({"models": [{name: value for name, value in entry.items() if value is not None}]}))
     with pytest.raises(ValueError, match=message):
         read_entries(path)
-
-
-def test_a_page_without_a_block_is_refused(tmp_path):
-    (tmp_path / "page.md").write_text("<!-- sizes -->\n<!-- /sizes -->\n")
-    with pytest.raises(ValueError, match="no block `<!-- predictions -->`"):
-        write_page(ENTRIES, tmp_path / "page.md")
