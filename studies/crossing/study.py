@@ -5,13 +5,12 @@ Losses are in bits per byte, errors of laws in nats per byte, D in bytes, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hub.plain.tables import enumerated
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
 from studies.common import Part, fill, listed, rms, write_tables
@@ -67,23 +66,25 @@ def short(r: Results) -> Iterator[Part]:
 
 def _crossings_in_short(r: Results) -> Iterator[str]:
     main, law, sizes = r.of(MAIN), published(), {gap.n_active for gap in r.gaps}
-    late, asked = r.lateness(law, MAIN), np.sort(r.asked(law, [gap.n_active for gap in main], MAIN))
+    late = {e: r.lateness(law, e) for e in r.experts}
+    asked = np.sort(r.asked(law, [gap.n_active for gap in main], MAIN))
     said = " to ".join(tokens_in_words(asked[k], r.between) for k in (0, -1))
     yield (
-        f"**E = {MAIN} pays from {span(main)} bytes on**, for N_act of {format_count(min(sizes))} to "
-        f"{format_count(max(sizes))}. If a byte counts as a token, the published law has them pay from "
-        f"{said}: {times(late)} times the D measured. In its "
-        f"own unit, GPT-2 tokens of {BYTES_PER_TOKEN:.2f} bytes, it is {times(late, BYTES_PER_TOKEN)} times."
+        f"**With E = {MAIN}, an MoE overtakes the dense model at {span(main)} bytes**, for N_act of "
+        f"{format_count(min(sizes))} to {format_count(max(sizes))}. Taking a byte as a token, the published law puts "
+        f"the crossover at {said}: predicted / measured is {times(late[MAIN])}. In its own unit, GPT-2 tokens of "
+        f"{BYTES_PER_TOKEN:.2f} bytes, it is {times(late[MAIN], BYTES_PER_TOKEN)}."
     )
-    others = {e: r.lateness(law, e) for e in r.experts if e != MAIN}
-    agree = [f"E = {e}" for e, (_, low, high) in others.items() if low <= 1 <= high]
-    each = (f"E = {e} pays from {span(r.of(e))} bytes, the law says {times(v)} times that" for e, v in others.items())
-    verdict = f"{enumerated(agree)} does not contradict the law" if agree else "All contradict the law"
-    yield f"**Other E** are measured with fewer seeds: {'; '.join(each)}. {verdict}, a byte being a token."
+    each = (f"{times(v)} at E = {e} (crossover at {span(r.of(e))} bytes)" for e, v in late.items() if e != MAIN)
+    agree = listed(f"E = {e}" for e, (_, low, high) in late.items() if low <= 1 <= high) or "none"
+    yield (
+        f"**Other E have fewer seeds.** Taking a byte as a token, predicted / measured is {listed(each)}. Not "
+        f"contradicting the law: {agree}."
+    )
     measured, trend, p = r.trend()
     yield (
-        f"**The trend in E** {'is not' if p < 0.05 else 'may be'} the law's. D*(E = 2) / D*(E = {MAIN}) is "
-        f"{times(measured)} measured and {trend:.2f} by the law (p = {p:.2g})."
+        f"**The trend in E** {'is not' if p < 0.05 else 'may be'} the law's. The crossover at E = 2 over that at E = "
+        f"{MAIN} is {times(measured)} measured and {trend:.2f} predicted (p = {p:.2g})."
     )
 
 
@@ -92,33 +93,18 @@ def _laws_in_short(r: Results) -> Iterator[str]:
     like = "Sizes of gaps and losses are not the law's" if off > gaps else "Sizes of gaps are the law's"
     smallest = published().loss(r.cells.n_active.min(), r.cells.tokens.min(), 1)
     yield (
-        f"**{like}.** Its gaps to dense models miss the measured ones by {off:.2f} nats (RMSE, {n} cells) where these "
-        f"are {gaps:.2f} (RMS). It predicts {smallest:.1f} nats for the smallest dense model and D; uniform guessing "
-        f"gives {np.log(VOCABULARY):.1f}."
+        f"**{like}.** Taking a byte as a token, its gaps to dense models miss the measured ones by {off:.2f} nats "
+        f"(RMSE, {n} cells) where these are {gaps:.2f} (RMS). It predicts {smallest:.1f} nats for the smallest dense "
+        f"model and D; uniform guessing gives {np.log(VOCABULARY):.1f}."
     )
     by_e = {e: r.errors[r.cells.experts == e].mean() for e in np.unique(r.cells.experts)}
     errors = listed(f"{error:+.3f} at E = {e:g}" for e, error in by_e.items() if e > 1)
     yield (
         f"**Fitted to the sweep**, the joint law has an RMSE of {rms(r.errors):.4f} nats on {len(r.errors)} cells; "
-        f"seeds alone leave {rms(r.cells['standard_error']):.4f}. Its mean error is {errors}. "
-        f"{_exponents(r)}"
+        f"seeds alone leave {rms(r.cells['standard_error']):.4f}. Its mean error is {errors}."
     )
     met = [goal[3] for goal in _goals(r)]
     yield f"**Goals** set before the sweep: {met.count('met')} met, {met.count('missed')} missed."
-
-
-def _exponents(r: Results) -> str:
-    """Whose 95 % intervals contain the published value, and whose do not."""
-    law = r.fitted.law.coefficients
-    inside: list[str] = []
-    outside: list[str] = []
-    for name in FREE:
-        low, high = r.drawn.interval(name)
-        value = published().coefficients[name]
-        (inside if low <= value <= high else outside).append(f"{name} ({law[name]:.2g}, published {value:.2g})")
-    texts = [f"contain the published {enumerated(inside)}"] * bool(inside)
-    texts += [f"do not contain that of {enumerated(outside)}"] * bool(outside)
-    return f"The 95 % intervals of its exponents {'; they '.join(texts)}."
 
 
 def runs_that_count(r: Results) -> Iterator[Part]:
@@ -253,15 +239,17 @@ def loss_table(r: Results) -> Iterator[tuple[object, ...]]:
 
 def rate_table(r: Results) -> Iterator[tuple[object, ...]]:
     """`rate:loss` at 4M and at the longest D at which several rates were trained, in bits per byte."""
-    yield "d_model", "experts", "grid_at_4M", "best", "at_edge", "used", "checked_at", "checked"
+    yield "d_model", "experts", "grid_at_4M", "best", "used", "checked_at", "checked"
     for rate in r.sweep.rates:
-        at, checked = rate.checked or ("", {})
         best = "" if rate.tuned is None else f"{rate.tuned:.4g}"
-        grids = (
-            " ".join(f"{x:.4g}:{BITS * loss:.3f}" for x, loss in tried.items()) for tried in (rate.tried, checked)
+        yield (
+            *(rate.d_model, rate.experts, _rates(rate.tried), best, f"{rate.used:.4g}"),
+            *(f"{rate.longer:g}" if rate.checked else "", _rates(rate.checked)),
         )
-        grid, longer = grids
-        yield rate.d_model, rate.experts, grid, best, int(rate.at_edge), f"{rate.used:.4g}", at, longer
+
+
+def _rates(losses: Mapping[float, float]) -> str:
+    return " ".join(f"{rate:.4g}:{BITS * loss:.3f}" for rate, loss in losses.items())
 
 
 BLOCKS = {

@@ -22,8 +22,7 @@ REFITS = 200  # of resampled runs
 class Gains:
     """Losses of MoE models minus that of the model of fewest experts with equal N and D, [n], nats per token.
 
-    `predicted` are those of the joint law as published: `predicted_with` with embeddings in N, `predicted_over_all`
-    with the mean E of all blocks where every second is routed.
+    `predicted` are those of the joint law as published, `predicted_with` with embeddings in N.
     """
 
     source: str
@@ -32,12 +31,6 @@ class Gains:
     measured: FloatArray
     predicted: FloatArray
     predicted_with: FloatArray
-    predicted_over_all: FloatArray
-
-    @property
-    def relative(self) -> FloatArray:
-        """How far the predicted gains are off, [n], in units of the measured ones."""
-        return np.asarray(np.abs(self.predicted / self.measured - 1.0))
 
     @property
     def errors(self) -> HeldOut:
@@ -52,7 +45,6 @@ def gains(source: str, runs: Runs) -> Gains:
     """Of every run whose N and D a run of the fewest experts shares."""
     law = JointLaw.published()
     losses = [law.loss(r.n_active, r.tokens, r.experts) for r in (counted(runs), runs)]
-    losses.append(law.loss(counted(runs).n_active, runs.tokens, (runs.experts + 1) / 2))
     few = runs.experts == runs.experts.min()
     same = (runs.n_active[:, None] == runs.n_active) & np.isclose(runs.tokens[:, None], runs.tokens, rtol=0.01) & few
     pairs = np.flatnonzero(~few & same.any(axis=1))

@@ -187,7 +187,7 @@ def _wins(evidence: Evidence, law: str, than: str) -> str:
 
 def short(evidence: Evidence) -> Iterator[Part]:
     """The result in a few lines."""
-    lines = _gains_in_short, _losses_in_short, _dense_in_short, _choices_in_short, _refit_in_short
+    lines = _gains_in_short, _losses_in_short, _dense_in_short
     yield "\n".join(f"- {line(evidence)}" for line in lines)
 
 
@@ -229,26 +229,6 @@ def _dense_in_short(evidence: Evidence) -> str:
     )
 
 
-def _choices_in_short(evidence: Evidence) -> str:
-    regrets, dense = ([c.regret for c in evidence.choices(law)] for law in (JOINT, BESIROGLU))
-    return (
-        f"**The choice of a size {'costs little' if choices_cost_little(evidence) else 'is poor'}.** At Marin's "
-        f"budgets the width that the law picks costs {np.mean(regrets):.3f} nats on average, {max(regrets):.3f} at "
-        f"most (besiroglu with the same count of N: {np.mean(dense):.3f} and {max(dense):.3f})."
-    )
-
-
-def _refit_in_short(evidence: Evidence) -> str:
-    refit = evidence.refits
-    worst, gain = max(refit.gain.items())
-    return (
-        f"**A good fit {'need not identify' if refit_is_contradicted(evidence) else 'can identify'} the effect of "
-        "E.** Refitted to Step Law's points, where N and E are confounded, the joint law has an RMSE of "
-        f"{refit.joint.rmse:.4f} nats and says that E = {worst:g} is {abs(gain[0]):.2f} nats "
-        f"{'worse' if gain[0] > 0 else 'better'} than dense."
-    )
-
-
 def gain_rows(evidence: Evidence) -> Iterator[Part]:
     yield "", "E", "lower loss", "mean gain", "N with embeddings", "RMSE (95 %)", "N without", "RMSE (95 %)"
     for g in evidence.gains:
@@ -256,12 +236,10 @@ def gain_rows(evidence: Evidence) -> Iterator[Part]:
         lower = f"{int((g.measured < 0).sum())} of {len(g.measured)}"
         means = [f"{values.mean():+.3f}" for values in (g.measured, g.predicted_with, g.predicted)]
         yield g.source, ends, lower, *means[:2], _with_interval(g.errors_with), means[2], _with_interval(g.errors)
-    spread = _span([rms(g.predicted_over_all - g.measured) for g in evidence.clark])
     fewest = evidence.sources["marin_experts"]["experts"].experts.min()
     yield (
         "Gains over the model of fewest experts with the same N_act and D: a dense one of Clark et al., E = "
-        f"{fewest:g} of Marin. Clark et al. route every second block, and E is that of a routed block; averaged over "
-        f"all blocks, (E + 1)/2, the RMSE without embeddings would be {spread}."
+        f"{fewest:g} of Marin. Clark et al. route every second block, and E is that of a routed block."
     )
 
 

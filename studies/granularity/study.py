@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain.tables import enumerated
 from hub.plain.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
 from studies.common import Part, fill, listed
@@ -70,25 +69,6 @@ def predict(asked: Sequence[str]) -> Path:
 # ------------------------------------------------------------------ blocks
 
 
-def short(r: Results) -> Iterator[Part]:
-    """Each comparison at its longest D, in a line, and how many of them each law says right."""
-    lines = []
-    for difference in r.measures.differences.values():
-        mean, error, name = difference.mean[-1], difference.error[-1], difference.contender.name
-        way = "lower" if mean < 0 else "higher"
-        sure = "" if abs(mean) > WITHIN * error else ", within its scatter"
-        against = ALL[difference.contender.against]
-        another = "" if against.model_type == difference.contender.model_type else ", another class,"
-        lines.append(
-            f"- **{name}**: {abs(mean):.1%} {way} loss than {against.name}{another} at "
-            f"{format_count(difference.tokens[-1])} tokens ({_percent(mean, error)}{sure})."
-        )
-    judged = [row for row in verdicts(r) if isinstance(row, tuple)][1:]
-    if told := listed(f"`{law}` {within}" for law, _, _, within, _ in judged if within != UNKNOWN):
-        lines.append(f"- **Laws**, within {WITHIN:g} standard errors of what was measured: {told}.")
-    yield "\n".join(lines)
-
-
 def contenders(r: Results) -> Iterator[Part]:
     yield "model", "class", "N_act", "N_total", "experts", "of them active", "shared", "width of each", "compared with"
     for c in ALL.values():
@@ -99,22 +79,10 @@ def contenders(r: Results) -> Iterator[Part]:
 
 def predictions(r: Results) -> Iterator[Part]:
     yield "model", "compared with", *r.laws
-    longest = TOKENS[-1]
     for c in CONTENDERS:
-        yield c.name, c.against, *(_prediction(r.said(law, c.name, longest)) for law in r.laws)
+        yield c.name, c.against, *(_prediction(r.said(law, c.name, TOKENS[-1])) for law in r.laws)
     silent = {said.law for said in r.predictions} - {*r.laws}
-    yield (
-        f"Relative loss at {format_count(longest)} tokens; 95 % intervals where a law has draws. `ling` has no loss: "
-        f"shown is how many times the compute the model compared with needs. –: the law cannot say, since it "
-        f"{_reasons(r)}. Of no comparison at all: {listed(f'`{law}`' for law in sorted(silent))}."
-    )
-
-
-def _reasons(r: Results) -> str:
-    """Why laws that say something cannot say the rest."""
-    found = dict.fromkeys(said.why for said in r.predictions if said.law in r.laws and said.why)
-    kinds = dict.fromkeys("ignores what differs" if why.startswith("ignores") else why for why in found)
-    return enumerated([*kinds], "or")
+    yield f"Of no comparison at all: {listed(f'`{law}`' for law in sorted(silent))}."
 
 
 def _prediction(said: Prediction) -> str:
@@ -187,7 +155,6 @@ def _percent(mean: float, error: float) -> str:
 
 
 BLOCKS: dict[str, Callable[[Results], Iterator[Part]]] = {
-    "short": short,
     "contenders": contenders,
     "predictions": predictions,
     "measured": measured,

@@ -150,6 +150,22 @@ def test_the_figure_shows_what_laws_and_runs_say_of_two_comparisons():
     assert [text.get_text() for text in panels[0].texts] == ["abnar: +51 %"]
 
 
+def test_the_sentences_of_the_page_hold():
+    """What the hand-written prose says without numbers, in standard errors at the shortest and the longest D."""
+    results = study.read()
+    sure = {name: (d.mean / d.error)[[0, -1]] for name, d in results.measures.differences.items()}
+    assert max(sure[EIGHTHS]) < -2 <= sure[HALVES][1]
+    assert max(abs(sure["63 eighths, top-7, and 1 shared, dots1"])) < 2
+    assert abs(sure[DENSE][0]) < 2 < sure[DENSE][1]
+    for muon in ("dense, Muon", "8, top-1, Muon"):
+        first, *_, last = results.measures.differences[muon].mean
+        assert first < last < 0
+    said = {law: results.said(law, DENSE, 4e6).ratio for law in results.laws}
+    assert {law for law, ratio in said.items() if ratio and ratio < 1} == {"ludziejewski"}
+    (row,) = (row for row in study.verdicts(results) if row[0] == "krajewski_e16")
+    assert row[3] == "6 of 6"
+
+
 def test_verdicts_on_laws_are_comparisons():
     """Krajewski et al. are right within two standard errors; of laws with another sign of the difference, none is."""
     results = study.read()
