@@ -23,6 +23,7 @@ WITH = "ludziejewski, N with embeddings"
 REFIT, PER_E, NO_E = "refitted", "Chinchilla law per E, refitted", "Chinchilla law without E, refitted"
 OTHERS = ("chinchilla", "besiroglu", "muennighoff", "kaplan", "abnar", "hunyuan", "krajewski", "clark_sbase")
 BARE = {f"{law}, N without embeddings": law for law in ("chinchilla", "besiroglu", "muennighoff")}
+NAMES = {WITH: JOINT, **BARE}  # on the shelf
 LAWS = (JOINT, WITH, FREED, REFIT, PER_E, NO_E, MEAN, *OTHERS, *BARE)
 DENSE = {"density": 1.0, "granularity": 1.0, "shared_ratio": 0.0, "routed_experts": 1.0, "experts_per_token": 1.0}
 SIZES = ("n_active_non_embedding", "n_total", "n_total_non_embedding")
@@ -45,13 +46,12 @@ class Question:
 
     def ask(self, law: str) -> HeldOut | None:
         """What `law`, one of `LAWS`, forecasts; None where these runs cannot determine it."""
-        train, test = (r if law in (WITH, *OTHERS) else counted(r) for r in (self.train, self.test))
+        train, test = (counted_by(law, runs) for runs in (self.train, self.test))
         forecasters: Mapping[str, Any] = {
             **{MEAN: _mean, REFIT: self.refit, PER_E: self._per_experts, NO_E: self._without_experts},
             FREED: lambda train, test: losses_of(scales_refitted(train).law, test),
         }
-        named = {WITH: JOINT, **BARE}.get(law, law)
-        return backtest(train, test, {law: forecasters.get(law) or published(named)}).laws.get(law)
+        return backtest(train, test, {law: forecasters.get(law) or published(NAMES.get(law, law))}).laws.get(law)
 
     def _per_experts(self, train: Runs, test: Runs) -> FloatArray:
         """ValueError where an E has too few fitted runs for a law of its own."""
@@ -112,6 +112,11 @@ def counted(runs: Runs) -> Runs:
     """The runs with N counted without embedding and head, where that is known of all."""
     size = runs.columns.get("n_active_non_embedding", np.array([np.nan]))
     return runs if np.isnan(size).any() else replace(runs, n_active=size)
+
+
+def counted_by(law: str, runs: Runs) -> Runs:
+    """The runs with N as `law` gets it."""
+    return runs if law in (WITH, *OTHERS) else counted(runs)
 
 
 def as_dense(runs: Runs) -> Runs:

@@ -53,7 +53,7 @@ def gains(source: str, runs: Runs) -> Gains:
     return Gains(source, runs.experts[pairs], runs.n_active[pairs], *differences)
 
 
-def matched_differences(runs: Runs) -> FloatArray:
+def matched_losses(runs: Runs) -> FloatArray:
     """Losses of MoE models minus those of dense ones of equal N_total (10 %) that saw at most 1/E of their tokens."""
     moe, dense = runs.subset(runs.experts > 1), runs.subset(runs.experts == 1)
     same = np.isclose(moe["n_total"][:, None], dense["n_total"], rtol=0.1)

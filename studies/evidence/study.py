@@ -16,17 +16,16 @@ from scaling_law.figures import drawing
 from studies.common import FloatArray, Part, fill, rms, write_tables
 from studies.evidence import figures
 from studies.evidence.forecasts import (
-    BARE,
     FREED,
     JOINT,
     LAWS,
     MEAN,
+    NAMES,
     NO_E,
-    OTHERS,
     REFIT,
     WITH,
     Question,
-    counted,
+    counted_by,
     joined,
     questions,
 )
@@ -38,7 +37,7 @@ from studies.evidence.measures import (
     Slopes,
     choices,
     gains,
-    matched_differences,
+    matched_losses,
     refits,
     slopes,
 )
@@ -101,9 +100,8 @@ class Evidence:
 
     def choices(self, law: str) -> list[Choice]:
         """Of Marin's budgets, with N counted as in `Question.ask`."""
-        runs, flops = joined(self.sources["marin"]["isoflop"]), self.sources["marin"]["isoflop"]["budget"]
-        as_they_count = law in (WITH, *OTHERS)
-        return choices({WITH: JOINT, **BARE}.get(law, law), runs if as_they_count else counted(runs), flops)
+        isoflop = self.sources["marin"]["isoflop"]
+        return choices(NAMES.get(law, law), counted_by(law, joined(isoflop)), isoflop["budget"])
 
     @cached_property
     def dense_isoflop(self) -> dict[str, FloatArray]:
@@ -364,7 +362,7 @@ def exponents_hold(evidence: Evidence) -> Finding:
 
 
 def memory_matched(evidence: Evidence) -> Finding:
-    differences = np.concatenate([matched_differences(joined(*s.tables.values())) for s in evidence.sources.values()])
+    differences = np.concatenate([matched_losses(joined(*s.tables.values())) for s in evidence.sources.values()])
     lower, n = int((differences < 0).sum()), len(differences)
     return (
         "with the same memory, an MoE trained on E times the tokens beats dense",

@@ -9,37 +9,16 @@ import pytest
 
 from scaling_law import JointLaw, Runs
 from studies.crossing.laws import longest_of_each
-from studies.evidence.forecasts import (
-    FREED,
-    JOINT,
-    MEAN,
-    PER_E,
-    REFIT,
-    Question,
-    counted,
-    joined,
-    scales_refitted,
-)
+from studies.evidence import study
+from studies.evidence.forecasts import FREED, JOINT, MEAN, PER_E, REFIT, Question, counted, joined, scales_refitted
 from studies.evidence.measures import choices, gains
 from studies.evidence.points import cell_means, derive, read_source, read_sources
-from studies.evidence.study import (
-    STEP,
-    Evidence,
-    _dense_in_short,
-    _gains_in_short,
-    doublings_gain_less,
-    experts_beat_dense,
-    exponents_hold,
-    larger_gain_less,
-    losses_carry_over,
-    memory_matched,
-    one_law_for_both,
-    sizes_are_usable,
-)
+from studies.evidence.study import STEP, Evidence
 from tests.guides import ROOT
 
 POINTS = ROOT / "studies" / "evidence"
 LAW = JointLaw.published()
+USABLE = "usable: too large, at little cost"
 
 
 @pytest.fixture(scope="module")
@@ -91,22 +70,34 @@ def largest_best(runs):
 @pytest.mark.parametrize(
     ("finding", "now", "source", "change", "then"),
     [
-        (experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
-        (experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts == 2), "holds for most"),
-        (larger_gain_less, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        (study.experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
+        (study.experts_beat_dense, "holds", "clark", raised(1.0, lambda r: r.experts == 2), "holds for most"),
+        (study.larger_gain_less, "holds", "clark", raised(1.0, lambda r: r.experts > 1), "does not hold"),
         (
-            *(larger_gain_less, "holds", "clark"),
+            *(study.larger_gain_less, "holds", "clark"),
             *(raised(-1.0, lambda r: (r.experts > 1) & (r.n_active > 1e9)), "does not hold"),
         ),
-        (doublings_gain_less, "holds", "clark", raised(-0.1, lambda r: r.experts == 512), "does not hold"),
+        (study.doublings_gain_less, "holds", "clark", raised(-0.1, lambda r: r.experts == 512), "does not hold"),
         (
-            *(one_law_for_both, "holds, published; not refitted to few shapes", "step_law"),
+            *(study.one_law_for_both, "holds, published; not refitted to few shapes", "step_law"),
             *(of_the_law, "holds, published; also refitted to few shapes"),
         ),
-        (sizes_are_usable, "usable: too large, at little cost", "marin", spoiled, "not usable: .*, at much cost"),
-        (sizes_are_usable, "usable: too large, at little cost", "marin", largest_best, ".*usable: too small, at .*"),
         (
-            *(exponents_hold, "does not hold on Chinchilla's corpus", "epoch"),
+            study.sizes_are_usable,
+            "usable: too large, at little cost",
+            "marin",
+            spoiled,
+            "not usable: .*, at much cost",
+        ),
+        (
+            study.sizes_are_usable,
+            "usable: too large, at little cost",
+            "marin",
+            largest_best,
+            ".*usable: too small, at .*",
+        ),
+        (
+            *(study.exponents_hold, "does not hold on Chinchilla's corpus", "epoch"),
             *(of_the_law, "holds on Chinchilla's corpus"),
         ),
     ],
@@ -119,25 +110,25 @@ def test_each_verdict_can_come_out_the_other_way(evidence, finding, now, source,
 
 def test_a_law_that_forecasts_worse_than_without_experts_does_not_hold(evidence):
     worse = Evidence(with_losses("step_law", raised(0.1, lambda r: r.experts > 1)), resamples=5)
-    assert one_law_for_both(worse)[1].startswith("does not hold, published")
-    assert (losses_carry_over(evidence), losses_carry_over(worse)) == (True, False)
+    assert study.one_law_for_both(worse)[1].startswith("does not hold, published")
+    assert (study.losses_carry_over(evidence), study.losses_carry_over(worse)) == (True, False)
 
 
 def test_the_short_account_says_when_gains_do_not_carry_over(evidence):
-    now = _gains_in_short(evidence)
+    now = study._gains_in_short(evidence)
     worse = Evidence(with_losses("clark", raised(1.0, lambda r: r.experts > 1)))
-    then = _gains_in_short(worse)
+    then = study._gains_in_short(worse)
     assert ("gains carry over" in now, "lie below" in now) == (True, True)
     assert ("do not carry over" in then, "lie above" in then) == (True, True)
-    assert experts_beat_dense(worse)[2] == "0 of 134 pairs of Clark et al."
+    assert study.experts_beat_dense(worse)[2] == "0 of 134 pairs of Clark et al."
 
 
 def test_dense_losses_are_judged_by_the_errors_that_are_kept(evidence):
     """Of eight experiments, from `isoflops.csv` of another lab."""
-    assert "**Losses of dense models do not.** On 8 dense isoFLOP experiments" in _dense_in_short(evidence)
+    assert "**Losses of dense models do not.** On 8 dense isoFLOP experiments" in study._dense_in_short(evidence)
     other = Evidence(evidence.sources)
     other.__dict__["dense_isoflop"] = {"constant": np.full(8, 0.05), "fresh": np.full(8, 0.04)}
-    assert "**Losses of dense models do.**" in _dense_in_short(other)
+    assert "**Losses of dense models do.**" in study._dense_in_short(other)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +136,12 @@ def test_dense_losses_are_judged_by_the_errors_that_are_kept(evidence):
 )
 def test_models_of_equal_memory_are_judged_where_there_are_some(evidence, gain, verdict):
     """None of the sources has an MoE of as many total parameters as a dense model that saw E times the tokens."""
-    assert memory_matched(evidence)[1:] == ("not tested by these runs", "none of the sources has such a pair")
+    assert study.memory_matched(evidence)[1:] == ("not tested by these runs", "none of the sources has such a pair")
     ladder = evidence.sources["marin_ladder"]
     dense = replace(ladder["dense"], columns={**ladder["dense"].columns, "n_total": ladder["dense"].n_active})
     moe = replace(dense, experts=np.full(4, 4.0), tokens=4 * dense.tokens, loss=dense.loss + gain)
     tables = {"marin_ladder": replace(ladder, tables={"dense": dense, "moe": moe})}
-    assert memory_matched(Evidence({**evidence.sources, **tables}))[1:] == verdict
+    assert study.memory_matched(Evidence({**evidence.sources, **tables}))[1:] == verdict
 
 
 def law_runs(shift=0.0, experts=(1, 4, 16)):
@@ -242,7 +233,5 @@ def test_points_survive_the_file_and_the_tables_do_not(tmp_path):
     assert found["moe"]["learning_rate"] == 3e-3
     assert found["moe"].experts == pytest.approx((8 * 352 + 352) / (352 + 352))
     assert "32a8f4cc" in found.place
-    with pytest.raises(KeyError, match="there are dense, moe"):
-        _ = found["sparse"]
-    with pytest.raises(FileNotFoundError, match=r"none of dense_lr_bs_loss\.csv"):
+    with pytest.raises(FileNotFoundError, match=r"none of curves\.csv\.gz, dense_lr_bs_loss\.csv"):
         derive(points, points)
