@@ -46,7 +46,7 @@ def measured_in_words(gap: Gap) -> str:
 
 def times(value: Value, unit: float = 1.0) -> str:
     """A factor with its interval."""
-    return "{:.2g} ({:.2g} to {:.2g})".format(*(unit * v for v in value))
+    return "{:g} ({:g} to {:g})".format(*(float(f"{unit * v:.2g}") for v in value))
 
 
 def span(gaps: Sequence[Gap]) -> str:
@@ -132,9 +132,9 @@ def crossings(r: Results) -> Iterator[Part]:
     single = sum(gap.seeds[:, 0].max() == 1 for gap in r.gaps)
     yield (
         "Crossing: the earliest and the latest of the sizes. Factors are geometric means over sizes with 95 % "
-        f"intervals; a crossing beyond the D measured counts as {BEYOND:g} times beyond. The last column is the "
-        f"published law's factor if its D counts GPT-2 tokens. {single} of {len(r.gaps)} crossings rest on one seed "
-        f"of the MoE. [All {len(r.gaps)} crossings](tables/crossing.csv)."
+        f"intervals; a crossing outside the D measured counts as a factor of {BEYOND:g} outside. The last column is "
+        f"the published law's factor if its D counts GPT-2 tokens. {single} of {len(r.gaps)} crossings rest on one "
+        f"seed of the MoE. [All {len(r.gaps)} crossings](tables/crossing.csv)."
     )
 
 
@@ -195,8 +195,8 @@ def predictions(r: Results) -> Iterator[Part]:
         shown = interval_in_words(model["interval"], between), tokens_in_words(said, between), measured_in_words(gap)
         yield gap.d_model, gap.experts, format_count(gap.n_active), *shown, listed(f"{n:g}" for n in gap.seeds[:, 0])
         undecided.append(
-            f"at E = {gap.experts} the interval is {high / low:.0f} times wide and "
-            f"{'holds' if low <= said <= high else 'excludes'} the published law's {tokens_in_words(said, between)}"
+            f"at E = {gap.experts} the interval spans a factor of {high / low:.0f} and "
+            f"{'contains' if low <= said <= high else 'excludes'} the published law's {tokens_in_words(said, between)}"
         )
     made = prediction.load(PREDICTION)
     yield (

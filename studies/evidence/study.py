@@ -295,92 +295,73 @@ def choice_rows(evidence: Evidence) -> Iterator[Part]:
 
 def finding_rows(evidence: Evidence) -> Iterator[Part]:
     yield "finding of the paper", "at this scale", "evidence"
-    for finding in FINDINGS:
-        yield finding(evidence)
+    for finding, judge in FINDINGS.items():
+        yield finding, *judge(evidence)
 
 
 def _holds(holds: bool) -> str:
     return "holds" if holds else "does not hold"
 
 
-def experts_beat_dense(evidence: Evidence) -> Finding:
+def experts_beat_dense(evidence: Evidence) -> Verdict:
     measured = np.concatenate([g.measured for g in evidence.clark])
     lower, n = int((measured < 0).sum()), len(measured)
-    verdict = "holds for most" if n / 2 < lower < n else _holds(lower == n)
-    return "an MoE beats the dense model of equal N_act and D", verdict, f"{lower} of {n} pairs of Clark et al."
+    return "holds for most" if n / 2 < lower < n else _holds(lower == n), f"{lower} of {n} pairs of Clark et al."
 
 
-def larger_gain_less(evidence: Evidence) -> Finding:
+def larger_gain_less(evidence: Evidence) -> Verdict:
     small, large = (float(np.mean([_gain_at(g, 64, end) for g in evidence.clark])) for end in (min, max))
     predicted = [np.mean([_gain_at(g, 64, end, predicted=True) for g in evidence.clark]) for end in (min, max)]
-    return (
-        "at equal D, experts gain less the larger the model",
-        _holds(small < min(large, 0.0)),
-        f"E = 64: {small:+.3f} nats at the smallest, {large:+.3f} at the largest N; "
-        f"predicted {predicted[0]:+.3f} and {predicted[1]:+.3f}",
-    )
+    numbers = f"E = 64: {small:+.3f} nats at the smallest, {large:+.3f} at the largest N; predicted "
+    return _holds(small < min(large, 0.0)), numbers + f"{predicted[0]:+.3f} and {predicted[1]:+.3f}"
 
 
-def doublings_gain_less(evidence: Evidence) -> Finding:
+def doublings_gain_less(evidence: Evidence) -> Verdict:
     first, last = (float(np.mean([_doubling(g, e) for g in evidence.clark])) for e in (16, 256))
-    return (
-        "at large E, each doubling gains less (Ê saturates)",
-        _holds(first < min(last, 0.0)),
-        f"Clark et al.: {first:+.3f} nats from E = 16 to 32, {last:+.3f} from 256 to 512",
-    )
+    numbers = f"Clark et al.: {first:+.3f} nats from E = 16 to 32, {last:+.3f} from 256 to 512"
+    return _holds(first < min(last, 0.0)), numbers
 
 
-def one_law_for_both(evidence: Evidence) -> Finding:
+def one_law_for_both(evidence: Evidence) -> Verdict:
     moe, no_e = (evidence.ask(STEP, law) for law in (JOINT, NO_E))
     refitted = "not refitted" if refit_is_contradicted(evidence) else "also refitted"
-    return (
-        "one law for dense and MoE models forecasts both",
-        f"{_holds(moe.rmse < no_e.rmse)}, published; {refitted} to few shapes",
-        f"Step Law's MoE models from dense ones: {moe.rmse:.3f} nats, {no_e.rmse:.3f} without E",
-    )
+    numbers = f"Step Law's MoE models from dense ones: {moe.rmse:.3f} nats, {no_e.rmse:.3f} without E"
+    return f"{_holds(moe.rmse < no_e.rmse)}, published; {refitted} to few shapes", numbers
 
 
-def sizes_are_usable(evidence: Evidence) -> Finding:
+def sizes_are_usable(evidence: Evidence) -> Verdict:
     choices = evidence.choices(JOINT)
     regrets, larger = [c.regret for c in choices], sum(np.sign(c.chosen - c.best) for c in choices)
     usable, cost = ("usable", "little") if choices_cost_little(evidence) else ("not usable", "much")
     way = "too large" if larger > 0 else "too small" if larger < 0 else "neither too large nor too small"
-    return (
-        "compute-optimal sizes",
-        f"{usable}: {way}, at {cost} cost",
-        f"Marin: regret {np.mean(regrets):.3f} nats on average, {max(regrets):.3f} at most",
-    )
+    numbers = f"Marin: regret {np.mean(regrets):.3f} nats on average, {max(regrets):.3f} at most"
+    return f"{usable}: {way}, at {cost} cost", numbers
 
 
-def exponents_hold(evidence: Evidence) -> Finding:
+def exponents_hold(evidence: Evidence) -> Verdict:
     s = evidence.slopes[-1]
-    return (
-        "exponents of N and D for dense models",
-        f"{_holds(slopes_hold(evidence))} on Chinchilla's corpus",
-        f"N {s.size[0]:.2f} against {s.published[0]:.2f}, D {s.tokens[0]:.2f} against {s.published[1]:.2f}",
-    )
+    numbers = f"N {s.size[0]:.2f} against {s.published[0]:.2f}, D {s.tokens[0]:.2f} against {s.published[1]:.2f}"
+    return f"{_holds(slopes_hold(evidence))} on Chinchilla's corpus", numbers
 
 
-def memory_matched(evidence: Evidence) -> Finding:
+def memory_matched(evidence: Evidence) -> Verdict:
     differences = np.concatenate([matched_losses(joined(*s.tables.values())) for s in evidence.sources.values()])
-    lower, n = int((differences < 0).sum()), len(differences)
-    return (
-        "with the same memory, an MoE trained on E times the tokens beats dense",
-        _holds(lower == n) if n else "not tested by these runs",
-        f"{lower} of {n} pairs" if n else "none of the sources has such a pair",
-    )
+    if not (n := len(differences)):
+        return "not tested by these runs", "none of the sources has such a pair"
+    lower = int((differences < 0).sum())
+    return _holds(lower == n), f"{lower} of {n} pairs"
 
 
-Finding = tuple[str, str, str]  # of the paper, its verdict here, the numbers behind it
-FINDINGS: tuple[Callable[[Evidence], Finding], ...] = (
-    experts_beat_dense,
-    larger_gain_less,
-    doublings_gain_less,
-    one_law_for_both,
-    sizes_are_usable,
-    exponents_hold,
-    memory_matched,
-)
+Verdict = tuple[str, str]  # and the numbers behind it
+FINDINGS: dict[str, Callable[[Evidence], Verdict]] = {  # of the paper
+    "an MoE beats the dense model of equal N_act and D": experts_beat_dense,
+    "at equal D, experts gain less the larger the model": larger_gain_less,
+    "at large E, each doubling gains less (Ê saturates)": doublings_gain_less,
+    "one law for dense and MoE models forecasts both": one_law_for_both,
+    "compute-optimal sizes": sizes_are_usable,
+    "exponents of N and D for dense models": exponents_hold,
+    "with the same memory, an MoE trained on E times the tokens beats dense": memory_matched,
+}
 
 
 def _gain_at(table: Gains, experts: float, end: object, predicted: bool = False) -> float:

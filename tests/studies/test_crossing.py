@@ -342,7 +342,7 @@ def test_one_command_takes_runs_and_writes_all_of_it(tmp_path, monkeypatch, caps
 
 def test_what_predictions_could_decide_is_computed():
     text = markdown_of(study.predictions(study.read()))
-    assert "at E = 12 the interval is 15 times wide and holds the published law's 15M" in text
+    assert "at E = 12 the interval spans a factor of 15 and contains the published law's 15M" in text
 
 
 def test_the_figures_show_every_size_and_dash_what_is_outside(results):
