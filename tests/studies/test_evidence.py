@@ -1,6 +1,7 @@
 """docs/studies/evidence.md: its numbers are those of studies/evidence/*.json, and points are derived as it says."""
 
 import csv
+import json
 import re
 from dataclasses import replace
 
@@ -235,3 +236,17 @@ def test_points_survive_the_file_and_the_tables_do_not(tmp_path):
     assert "32a8f4cc" in found.place
     with pytest.raises(FileNotFoundError, match=r"none of curves\.csv\.gz, dense_lr_bs_loss\.csv"):
         derive(points, points)
+
+
+def test_dense_experiments_are_forecast_at_their_largest_budgets(tmp_path):
+    """The largest quarter of eight, of losses that are the law's and a constant."""
+    rows = [(n, c / 6 / n, c) for c in np.geomspace(1e18, 1e21, 8) for n in np.geomspace(1e8, 2e9, 5)]
+    with (tmp_path / "isoflops.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["experiment", "params", "tokens", "budget", "loss", "outlier"])
+        writer.writerows(["a", n, d, c, float(LAW.loss(n, d, 1)) + 0.3, False] for n, d, c in rows)
+    (path,) = derive(tmp_path, tmp_path)
+    errors = json.loads(path.read_text())
+    assert (errors["experiment"], errors["train"], errors["test"]) == (["a"], [30], [10])
+    assert errors["constant"][0] < 1e-9
+    assert errors["fresh"][0] < 1e-2
