@@ -1,10 +1,10 @@
-"""docs/studies/models.md: its tables are those of models.json, its code runs, and sources are asked for."""
+"""docs/studies/models.md: its tables and figure are those of models.json, its code runs, and sources are asked for."""
 
 import json
 
 import pytest
 
-from studies.models.study import ENTRIES, read_entries
+from studies.models.study import ENTRIES, beside_the_law, predictions, read_entries, sizes
 from tests.guides import DOCS, run_python
 
 PAGE = DOCS / "studies" / "models.md"
@@ -38,3 +38,13 @@ def test_a_model_without_its_sources_is_refused(changes, message, tmp_path):
     path.write_text(json.dumps({"models": [{name: value for name, value in entry.items() if value is not None}]}))
     with pytest.raises(ValueError, match=message):
         read_entries(path)
+
+
+def test_tables_and_figure_have_every_model():
+    entries = read_entries(ENTRIES)
+    rows = {row[0]: row for row in sizes(entries)}
+    assert len(rows) == len(entries) + 1
+    assert rows["Qwen3 0.6B"][1:3] == (595_984_384, 595_984_384)
+    told = {row[0]: row for row in predictions(entries)}
+    assert told["Qwen3 0.6B"][3:] == ("",) * 5  # refused
+    assert len(told) - 1 == sum(line.get_zorder() == 3 for line in beside_the_law(entries).get_lines())
