@@ -2,6 +2,9 @@
 # Second floors: scaling_law.law (kinds of laws), .formulas (forms), .planning, .fitting, .runs, .size, .figures.
 from .explorer.app import explore as explore
 from .figures.law_figures import memory_optimal as memory_optimal
+from .fitting.backtest import Backtest as Backtest
+from .fitting.backtest import HeldOut as HeldOut
+from .fitting.backtest import backtest as backtest
 from .fitting.calibration import Calibration as Calibration
 from .fitting.calibration import calibrate as calibrate
 from .fitting.fitting import FitResult as FitResult

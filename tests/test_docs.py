@@ -181,7 +181,7 @@ def test_modules_commands_and_options_in_the_text_exist(page):
 
 
 def script_options() -> set[str]:
-    scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "studies").glob("*/__main__.py")]
+    scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "studies").rglob("__main__.py")]
     sources = "".join(map(text_of, scripts))
     return set(re.findall(r'"(--[a-z][\w-]*)"', sources))
 
