@@ -3,16 +3,16 @@
 import importlib
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from accelerate.commands.launch import launch_command_parser
+from typer.testing import CliRunner
 
 from hub.plain.tables import as_text
+from scaling_law.commands import cli
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
@@ -122,9 +122,8 @@ def test_python_imports_the_packages_themselves(page):
 )
 def test_shell_commands_answer(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "scaling_law.commands.cli", *shlex.split(command)[1:]]
-    result = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    result = CliRunner().invoke(cli.app, shlex.split(command)[1:], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
 
 
 @every_page

@@ -157,8 +157,9 @@ def batches(data: TrainingData, steps):
 
 
 @pytest.fixture
-def complete(growing):
-    growing().wait_for(None)
+def complete(growing, corpus, tokenizer, tmp_path):
+    """`growing`, where the cache is whole."""
+    prepare(TextSource(str(corpus)), tokenizer, tmp_path)
     return growing
 
 

@@ -65,7 +65,7 @@ def train(arguments) -> int:
     return main(["--config", str(save_configuration(arguments))])
 
 
-def test_branches_are_pushed_through_faults(the_hub, tiny, tmp_path, capfd, caplog):
+def test_branches_are_pushed_through_faults(the_hub, tiny, drawings, tmp_path, capfd, caplog):
     arguments = tiny(run__push_to_hub="hf://org", run__private=True)
     for number in range(2, 80, 6):
         kind = ("status", "drop", "lose")[number // 6 % 3]
