@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,17 @@ def inline_code(path: Path) -> list[str]:
     return [" ".join(code.split()) for code in re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text)]
 
 
+@cache
+def command_of(module: str) -> Any:
+    """The application of a module as (typer's own copy of) click has it."""
+    return typer.main.get_command(importlib.import_module(module).app)
+
+
 def application(line: str) -> tuple[Any, list[str]] | None:
-    """The program of a line as (typer's own copy of) click knows it, and its words after that."""
+    """The command of a line's program, and its words after that."""
     for start, module in APPS.items():
         if line == start or line.startswith(start + " "):
-            return typer.main.get_command(importlib.import_module(module).app), shlex.split(line[len(start) :])
+            return command_of(module), shlex.split(line[len(start) :])
     return None
 
 
@@ -62,12 +69,14 @@ def options_of(command: Any) -> set[str]:
     return own.union(*map(options_of, getattr(command, "commands", {}).values()))
 
 
+@cache
 def train_options() -> set[str]:
     fields = {f"--{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields}
     fields |= {f"--model.{name}" for name in fields_of("qwen3_moe")}  # the class of the guides
     return fields | {"--section.field", "--config", "--preset", "--dry-run", "--push-to-hub", "--help"}
 
 
+@cache
 def launch_options() -> set[str]:
     return {option for action in launch_command_parser()._actions for option in action.option_strings}
 
@@ -153,8 +162,7 @@ def test_command_lines_are_those_of_the_programs(page):
 def test_modules_commands_and_options_in_the_text_exist(page):
     """Between backticks, where a command may leave out arguments."""
     known = {*train_options(), *launch_options(), *script_options(), "-m", "--chat-template"}  # the last is vLLM's
-    for module in APPS.values():
-        known |= options_of(typer.main.get_command(importlib.import_module(module).app))
+    known = known.union(*(options_of(command_of(module)) for module in APPS.values()))
     for code in inline_code(page):
         words = code.split()
         if code.startswith("python -m ") and not words[2].endswith(".NAME"):
@@ -166,6 +174,7 @@ def test_modules_commands_and_options_in_the_text_exist(page):
             assert words_with_dashes(code) <= known, f"{page.name}: {code}: {words_with_dashes(code) - known}"
 
 
+@cache
 def script_options() -> set[str]:
     scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "studies").glob("*/__main__.py")]
     sources = "".join(map(text_of, scripts))

@@ -29,8 +29,8 @@ def test_compiled_evaluation_has_no_graph_breaks(make_model, tokens, experts):
     ("changes", "output_logits"),
     [
         ({}, False),
-        ({"capacity_group_tokens": 9}, False),
-        ({"capacity_group_tokens": 7, "capacity_factor": None}, True),
+        ({"capacity_group_tokens": 9, "num_hidden_layers": 1}, False),
+        ({"capacity_group_tokens": 7, "capacity_factor": None, "num_hidden_layers": 1}, True),
         ({"num_experts": 1}, False),
     ],
 )

@@ -404,6 +404,7 @@ def test_the_figures_show_every_size_and_experts(results):
     assert len(figures.gaps_by_size(results)) == len(figures.losses_by_size(results)) == 4
 
 
+@pytest.mark.slow  # on every change: `make studies` and `git diff` of .ci/run
 def test_the_page_is_what_make_crossing_writes():
     """Refits of flat directions differ between machines in their last digit."""
     page, content = PAGE.read_text(), read_page(FOLDER)

@@ -50,6 +50,7 @@ def evidence():
     return Evidence(read_sources(POINTS))
 
 
+@pytest.mark.slow  # on every change: `make studies` and `git diff` of .ci/run
 def test_the_page_is_what_make_evidence_writes(evidence):
     """Refits of flat directions differ between machines in their last digit."""
     page = PAGE.read_text()
