@@ -3,16 +3,17 @@
 import importlib
 import re
 import shlex
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from accelerate.commands.launch import launch_command_parser
+from typer.testing import CliRunner
 
 from hub.plain.tables import as_text
+from scaling_law.commands import cli
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS
 from training.configuration.model_classes import fields_of
@@ -40,11 +41,17 @@ def inline_code(path: Path) -> list[str]:
     return [" ".join(code.split()) for code in re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", text)]
 
 
+@cache
+def command_of(module: str) -> Any:
+    """The application of a module as (typer's own copy of) click has it."""
+    return typer.main.get_command(importlib.import_module(module).app)
+
+
 def application(line: str) -> tuple[Any, list[str]] | None:
-    """The program of a line as (typer's own copy of) click knows it, and its words after that."""
+    """The command of a line's program, and its words after that."""
     for start, module in APPS.items():
         if line == start or line.startswith(start + " "):
-            return typer.main.get_command(importlib.import_module(module).app), shlex.split(line[len(start) :])
+            return command_of(module), shlex.split(line[len(start) :])
     return None
 
 
@@ -70,12 +77,14 @@ def options_of(command: Any) -> set[str]:
     return own.union(*map(options_of, commands_of(command).values()))
 
 
+@cache
 def train_options() -> set[str]:
     fields = {f"--{section}.{name}" for section, kind in SECTIONS.items() for name in kind.model_fields}
     fields |= {f"--model.{name}" for name in fields_of("qwen3_moe")}  # the class of the guides
     return fields | {"--section.field", "--config", "--preset", "--dry-run", "--push-to-hub", "--help"}
 
 
+@cache
 def launch_options() -> set[str]:
     return {option for action in launch_command_parser()._actions for option in action.option_strings}
 
@@ -135,9 +144,8 @@ def test_python_imports_the_packages_themselves(page):
 )
 def test_shell_commands_answer(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "scaling_law.commands.cli", *shlex.split(command)[1:]]
-    result = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    result = CliRunner().invoke(cli.app, shlex.split(command)[1:], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
 
 
 @every_page
@@ -167,8 +175,7 @@ def test_command_lines_are_those_of_the_programs(page):
 def test_modules_commands_and_options_in_the_text_exist(page):
     """Between backticks, where a command may leave out arguments."""
     known = {*train_options(), *launch_options(), *script_options(), "-m", "--chat-template"}  # the last is vLLM's
-    for module in APPS.values():
-        known |= options_of(typer.main.get_command(importlib.import_module(module).app))
+    known = known.union(*(options_of(command_of(module)) for module in APPS.values()))
     for code in inline_code(page):
         words = code.split()
         if code.startswith("python -m ") and not words[2].endswith(".NAME"):
@@ -180,6 +187,7 @@ def test_modules_commands_and_options_in_the_text_exist(page):
             assert words_with_dashes(code) <= known, f"{page.name}: {code}: {words_with_dashes(code) - known}"
 
 
+@cache
 def script_options() -> set[str]:
     scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "studies").rglob("__main__.py")]
     sources = "".join(map(text_of, scripts))

@@ -9,8 +9,6 @@ import pytest
 
 from tests.guides import DOCS, blocks
 
-pytest.importorskip("gradio")
-
 
 @pytest.fixture(scope="module")
 def client(address):

@@ -24,6 +24,7 @@ from scaling_law.size.architecture import Architecture
 from studies.crossing.records import EXPERTS, TOKENS, WIDTHS, read_sweep
 from tests.conftest import wait_for
 from tests.guides import ROOT
+from tests.training.run.test_run import finish
 from training.configuration.arguments import ConfigurationError
 from training.sweep import __main__ as sweep_module
 from training.sweep import run as sweep_run
@@ -351,10 +352,14 @@ def test_a_run_has_the_processes_that_were_asked_for(sweep_of, how):
     assert RunRecord.load(sweep.runs[0].finished()[0]).hardware.startswith("2 x ")
 
 
-def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(sweep_of, tmp_path):
+@pytest.fixture
+def good_and_bad(sweep_of, tmp_path):
+    """A sweep of two runs, of which the second names a tokenizer that is missing."""
     missing = {"where": {"model.experts": 4}, "set": {"data.tokenizer": str(tmp_path / "missing")}}
-    sweep = sweep_of(grid={"model.experts": [1, 4]}, overrides=[missing])
-    outcome = run_sweep(sweep, workers=2, retries=1)
+    return sweep_of(grid={"model.experts": [1, 4]}, overrides=[missing])
+
+
+def assert_one_finished_and_one_failed_twice(sweep, outcome):
     good, bad = sweep.runs
     assert (outcome.finished, [*outcome.failed]) == ([good.name], [bad.name])
     assert (state(good), len(good.records()), trained_tokens(good)) == ("finished", 2, good.target_tokens)
@@ -362,6 +367,19 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(sweep_of, tmp_pa
     assert status == 1
     assert log.read_text().count("error: data.tokenizer: ") == 2
     assert (state(bad), Attempt.load(bad.folder)) == ("failed", Attempt(1, stopped=False))
+
+
+def test_a_failed_run_is_tried_again_and_does_not_stop_the_rest(good_and_bad, tiny, tmp_path, monkeypatch):
+    """In the place of `accelerate launch train.py`: what it would leave and say."""
+    finish(tiny(model__experts=1))
+    script = """case $2 in *E4*) echo "error: data.tokenizer: none"; exit 1; esac; cp -r "$0"/* "${2%/*}" """
+    monkeypatch.setattr(sweep_run, "launch_command", lambda *_: ["sh", "-c", script, str(tmp_path / "run")])
+    assert_one_finished_and_one_failed_twice(good_and_bad, run_sweep(good_and_bad, workers=2, retries=1))
+
+
+@pytest.mark.slow
+def test_runs_that_accelerate_launches_finish_and_fail(good_and_bad):
+    assert_one_finished_and_one_failed_twice(good_and_bad, run_sweep(good_and_bad, workers=2, retries=1))
 
 
 @pytest.mark.slow
