@@ -305,7 +305,7 @@ def test_plan_and_status_are_printed_as_tables_and_json(tiny, tmp_path):
     assert "waiting" in shown("status")
     assert all(text in shown("plan") for text in ("d64-E4-seed0", "unknown", "save"))
     assert "--flops-per-second: -1.0" in shown("plan", "--flops-per-second", "-1", exit_code=2)
-    assert "there are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
+    assert "its runs are d64-E4-seed0" in shown("config", "d1-E1-seed0", exit_code=2)
     assert "error: sweep file" in shown("plan", file=tmp_path / "none.yaml", exit_code=2)
 
 
