@@ -430,8 +430,8 @@ class TrainingArguments(_Section):
         for stage in self.schedule.stages():
             if stage.sequences // size % processes:
                 raise ConfigurationError(
-                    f"run.micro_batch_sequences: {size} cuts the batch of {stage.sequences} sequences into "
-                    f"{stage.sequences // size} micro-batches, which {processes} processes cannot share equally"
+                    f"run.micro_batch_sequences: {size} cuts the batch of {stage.sequences} sequences into a number "
+                    f"of micro-batches that {processes} processes cannot share equally"
                 )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 def path(name: str = "held_out_perplexity") -> str:
     """The folder of a module, for `evaluate.load`, also in an installed package. ValueError for an unknown name."""
-    there = sorted(module.parent.name for module in Path(__file__).parent.glob("*/*.py"))
-    if name not in there:
-        raise ValueError(f"name: no metric module is called {name!r}; there are {', '.join(there)}")
+    names = sorted(module.parent.name for module in Path(__file__).parent.glob("*/*.py"))
+    if name not in names:
+        raise ValueError(f"name: no metric module is called {name!r}; available: {', '.join(names)}")
     return str(Path(__file__).parent / name)

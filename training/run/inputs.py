@@ -1,4 +1,4 @@
-"""What a run reads, from its arguments: training tokens and held-out sequences; and what may change on resuming."""
+"""The inputs of a run, from its arguments: training tokens, held-out sequences, and what may change on resuming."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _FREE = {
 
 
 def check_inputs(arguments: TrainingArguments) -> None:
-    """Everything that can be found wrong before torch has to do anything.
+    """Check everything that can be checked before torch is needed.
 
     Raises:
         ConfigurationError: the output folder holds a run of another configuration, or a tracker is not installed.
-        FileNotFoundError: the dataset is a local path that is not there.
+        FileNotFoundError: the dataset is a local path that does not exist.
     """
     check_dataset_exists(arguments.data.dataset)
     check_trackers(arguments.run.trackers)
@@ -50,7 +50,7 @@ def check_inputs(arguments: TrainingArguments) -> None:
         if name not in _FREE.get(section, ()) and before[section].get(name) != value
     ]
     if problems:
-        hint = "choose another run.output_dir, or the configuration that is there:\n  "
+        hint = "choose another run.output_dir, or use its configuration:\n  "
         raise ConfigurationError("the output folder holds another run; " + hint + "\n  ".join(problems))
 
 
@@ -66,7 +66,7 @@ def settled(arguments: TrainingArguments) -> TrainingArguments:
 
 
 def _started(arguments: TrainingArguments) -> dict | None:
-    """The configuration that the run in the output folder was started with; None where there is none."""
+    """The configuration with which the run in the output folder was started; None without one."""
     path = Path(arguments.run.output_dir) / "config.yaml"
     return yaml.safe_load(path.read_text()) if path.exists() else None
 
@@ -98,7 +98,7 @@ def _order(arguments: TrainingArguments) -> SequenceOrder:
 
 
 def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
-    """What the longest branch of a run reads: tokens of the cache, and sequences of an epoch (None: all there are).
+    """Tokens of the cache that the longest branch reads, and sequences of an epoch (None: all).
 
     Raises ConfigurationError if `data.train_tokens` is less than a sequence.
     """
@@ -116,12 +116,12 @@ def tokens_needed(arguments: TrainingArguments) -> tuple[int, int | None]:
 
 
 def training_data(arguments: TrainingArguments, tokenizer, patience: float = 0.0) -> TrainingData:
-    """The training sequences. Tokenising what is missing begins now, and continues beside the training.
+    """The training sequences; tokenising what is missing starts now and continues during training.
 
     Leaves it to other processes for `patience` seconds; see `GrowingCache`.
 
     Raises:
-        ConfigurationError: a split or column that is not there, or too little text.
+        ConfigurationError: a split or column does not exist, or there is too little text.
         TokenBuildError: the tokens cannot be made for another reason, such as a full disk.
     """
     d = arguments.data
@@ -142,14 +142,14 @@ def held_out_tokens(arguments: TrainingArguments) -> int:
 
 
 class PendingHeldOut:
-    """Held-out sequences whose `tokens` may still be being made; only the first evaluation waits for them."""
+    """Held-out sequences that may still be being tokenised; only the first evaluation waits for them."""
 
     def __init__(self, tokens: GrowingCache, arguments: TrainingArguments):
         self.tokens, self._arguments = tokens, arguments
         tokens.start()
 
     def wait(self) -> HeldOut:
-        """The sequences, once they are there. Raises as `GrowingCache.wait_for`."""
+        """Wait for the sequences. Raises as `GrowingCache.wait_for`."""
         return self._found
 
     @cached_property

@@ -1,4 +1,4 @@
-"""From a run's arguments to its model, sizes and peak learning rate."""
+"""The model, sizes and peak learning rate that follow from a run's arguments."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def count_parameters(config) -> int:
 def peak_learning_rate(
     arguments: OptimizerArguments, arch: Architecture, tokens: int | None = None, batch_tokens: int | None = None
 ) -> tuple[float, str]:
-    """The peak learning rate and where it comes from; `tokens` and `batch_tokens` are for laws that have them."""
+    """The peak learning rate and its source; `tokens` and `batch_tokens` are for laws that depend on them."""
     if arguments.learning_rate is not None:
         return arguments.learning_rate, "given"
     law = LearningRateLaw.named(arguments.learning_rate_law)

@@ -1,4 +1,4 @@
-"""What is remembered from step to step: where training stands, its last losses, and which steps were spikes."""
+"""Training's state between steps: position, recent losses, skipped steps and spikes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMED = 64  # last steps whose times are kept
 
 @dataclass
 class Progress:
-    """Where training stands; with the tensors of a checkpoint, all that is needed to resume."""
+    """The position of training; with a checkpoint's tensors, all that is needed to resume."""
 
     step: int = 0  # updates made; the schedule turns it into tokens, batch size and learning rate
     wall_seconds: float = 0.0  # spent training, over all resumes
@@ -35,7 +35,7 @@ class Progress:
     spikes: list[int] = field(default_factory=list)
 
     def spent(self, wall_seconds: float) -> None:
-        """After a step: how long the run has trained by now."""
+        """Add a step's time, given the run's total so far."""
         seconds = wall_seconds - self.wall_seconds
         self.wall_seconds, self.recent_seconds = wall_seconds, [*self.recent_seconds, seconds][-_TIMED:]
 

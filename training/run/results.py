@@ -134,24 +134,24 @@ def step_seconds(progress: Progress, ramp: BatchRamp) -> float | None:
 
 
 def _of_a_class(model: ModelArguments | ModelClassArguments, arch: Architecture) -> dict[str, Any]:
-    """What the record of a model of another class than ours has besides: its type, and what laws ask about it."""
+    """Extra fields of a record for another class than ours: its type, and the variables of laws."""
     if not isinstance(model, ModelClassArguments):
         return {}
-    asked = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
+    variables = arch.variables() | {name: getattr(arch, name) for name in ("experts_equivalent", "dense_blocks")}
     of_class = {"model_type": model.type, "n_kv_heads": arch.n_kv_heads}
-    return of_class | {name: asked[name] for name in OF_A_CLASS - {"model_type"}}
+    return of_class | {name: variables[name] for name in OF_A_CLASS - {"model_type"}}
 
 
 def _of_muon(optimizer: OptimizerArguments, peak: float) -> dict[str, Any]:
     """Muon's settings, where it is used."""
     if optimizer.name != "muon":
         return {}
-    own = optimizer.model_dump(include={"muon_momentum", "muon_adjust_lr"})
-    return {"muon_learning_rate": muon_rate(optimizer, peak), **own}
+    settings = optimizer.model_dump(include={"muon_momentum", "muon_adjust_lr"})
+    return {"muon_learning_rate": muon_rate(optimizer, peak), **settings}
 
 
 def _named_by_recipe(record: RunRecord, end: str) -> RunRecord:
-    """The record with what departs from the recipe in the ids of run and trunk: such runs are not the same."""
+    """The record with departures from the recipe in the ids of run and trunk: such runs are different runs."""
     if not (suffix := recipe_suffix(record)):
         return record
     trunk = f"{record.parent_run_id}{suffix}"

@@ -110,16 +110,16 @@ def add_gradients(session: Session, step: int) -> StepResult:
     sequences = ramp.sequences(step)
     tokens = sequences * session.data.sequence_length
     n_micro = sequences // session.data.micro_batch_sequences
-    own = range(rank, n_micro, world)
+    micro_batches = range(rank, n_micro, world)
     position = ramp.position(step)
     batches = session.data.micro_batches(position, sequences, rank, world, accelerator.device)
 
     result = StepResult(*(torch.zeros((), device=accelerator.device) for _ in range(3)))
-    for j, (inputs, targets) in zip(own, batches, strict=True):
+    for j, (inputs, targets) in zip(micro_batches, batches, strict=True):
         # DDP reduces gradients once a step, with the last micro-batch; FSDP2 with each, or it would keep whole ones.
         # (Accelerate's own accumulation keeps a phase counter that goes wrong when the number of micro-batches changes
         # along the batch ramp.)
-        reduces = j == own[-1] or accelerator.is_fsdp2
+        reduces = j == micro_batches[-1] or accelerator.is_fsdp2
         _seed_masks(accelerator.device, a.run.seed, position + j * session.data.micro_batch_sequences)
         with nullcontext() if reduces else accelerator.no_sync(session.model):
             with accelerator.autocast():

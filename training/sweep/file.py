@@ -1,4 +1,4 @@
-"""What a sweep file says: its runs, each with its whole configuration, checked."""
+"""Sweep files: their runs, each with its whole configuration, checked."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class SweepRun:
         return [schedule.branch(tokens) for tokens in sorted(set(self.arguments.schedule.tokens))]
 
     def folder_of(self, branch: Branch) -> Path:
-        """Where the branch is trained."""
+        """Folder of a branch."""
         return self.folder / final_branch_name(branch.tokens, self.arguments.run.seed)
 
     def finished(self) -> list[Path]:
@@ -138,12 +138,12 @@ class SweepRun:
 
     @property
     def complete(self) -> bool:
-        """Whether every branch has its record, so that starting the run again would do nothing."""
+        """Whether every branch has its record."""
         return len(self.finished()) == len(self.branches)
 
     @property
     def vocab_size(self) -> int | None:
-        """Of the tokenizer; None if that is not on this machine."""
+        """Size of the tokenizer's vocabulary; None if it is not on this machine."""
         return _vocab_size(self.arguments.data.tokenizer, self.arguments.data.tokenizer_revision)
 
     @cached_property
@@ -196,11 +196,11 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        """Where the runs' folders lie."""
+        """Parent of the runs' folders."""
         return self.runs[0].folder.parent
 
     def only(self, names: list[str]) -> Sweep:
-        """The sweep with the runs of these names; all where none is given. Raises ConfigurationError."""
+        """The sweep with only these runs; without names, with all. Raises ConfigurationError for an unknown name."""
         listed = [run.name for run in self.runs]
         for name in names:
             if name not in listed:
@@ -215,13 +215,13 @@ def _of_the_paper(where: str) -> list[dict[str, Any]]:
         holds = parse_filter(where, [*configurations[0].sizes, "tokens"], ())
     except RecordError as error:
         raise ConfigurationError(f"sweep file: where: {error}") from error
-    found = []
+    runs = []
     for listed in configurations:
         if tokens := [tokens for tokens in listed.tokens if holds(listed.sizes | {"tokens": tokens})]:
-            found.append(listed.sections() | {"schedule": {"tokens": tokens}})
-    if not found:
+            runs.append(listed.sections() | {"schedule": {"tokens": tokens}})
+    if not runs:
         raise ConfigurationError(f"sweep file: where: {where!r} leaves none of the paper's listing")
-    return found
+    return runs
 
 
 def _planned(path: Path) -> list[dict[str, Any]]:
@@ -233,14 +233,14 @@ def _planned(path: Path) -> list[dict[str, Any]]:
         sections = _nested(sections)
     except ValueError as error:
         raise ConfigurationError(f"sweep file: from: {error}") from error
-    own = {name: value for name, value in sections.get("run", {}).items() if name not in ("output_dir", "sweep")}
-    return [{**sections, "run": own}]
+    run = {name: value for name, value in sections.get("run", {}).items() if name not in ("output_dir", "sweep")}
+    return [{**sections, "run": run}]
 
 
 def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str, Any]) -> SweepRun:
     layers = [file.base, listed, point]
-    chosen: Any = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
-    sections = reading.merged(reading.preset_sections(chosen), *layers)
+    preset: Any = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), [])
+    sections = reading.merged(reading.preset_sections(preset), *layers)
     for override in file.overrides:
         fields = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
         if all(fields.get(name) == value for name, value in override.where.items()):
@@ -249,8 +249,8 @@ def _run(file: SweepFile, folder: Path, listed: dict[str, Any], point: dict[str,
     with suppress(KeyError, TypeError, ValueError):  # what is no rate is refused below
         rate = f"-lr{float(point['optimizer']['learning_rate']):g}"
     try:
-        own = {"sweep": file.sweep + rate, "output_dir": str(folder)}
-        arguments = reading.from_dict(reading.merged(sections, {"run": own}))
+        run = {"sweep": file.sweep + rate, "output_dir": str(folder)}
+        arguments = reading.from_dict(reading.merged(sections, {"run": run}))
         name = f"{arguments.model.name}-seed{arguments.run.seed}{rate}"
         return SweepRun(name, folder / name, settled(arguments.replaced(run={"output_dir": str(folder / name)})))
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""What a sweep will cost before it is run: FLOPs, tokens, time, memory, disk, and what sharing trunks saves."""
+"""The cost of a sweep before it runs: FLOPs, tokens, time, memory, disk, and the savings of shared trunks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class SweepPlan(Summarised):
 
     @property
     def seconds(self) -> float | None:
-        """Of all runs one after the other: divide by the runs at a time."""
+        """Time of all runs one after the other; divide by the number of simultaneous runs."""
         return self.total("training_flops") / self.flops_per_second if self.flops_per_second else None
 
     @property
@@ -136,7 +136,7 @@ class SweepPlan(Summarised):
         )
 
     def notes(self) -> list[str]:
-        """What a reader of the numbers has to know."""
+        """Explanations of the numbers."""
         flops, separate = (format_flops(self.total(name)) for name in ("training_flops", "separate_flops"))
         notes = [f"shared trunks save {self.saved:.0%} of the FLOPs of separate runs ({flops} instead of {separate})"]
         speed = f"at {format_flops(self.flops_per_second or 0)} FLOP/s ({self.speed_source}), one run at a time"
@@ -154,7 +154,7 @@ class SweepPlan(Summarised):
 
 
 def plan_sweep(sweep: Sweep, flops_per_second: float | None = None, shards: int = 1) -> SweepPlan:
-    """The plan of a sweep at `flops_per_second` sustained by one run; None for what its runs have shown so far.
+    """The plan of a sweep at `flops_per_second` sustained by one run; None: the measured speed of its runs.
 
     `shards` devices share weights, gradients and moments (FSDP); 1 for one device or DDP.
     """

@@ -30,7 +30,7 @@ def test_it_builds_what_a_run_then_finds(config, tiny, tmp_path, tokenizer_folde
     assert not list((tmp_path / "cache").glob("*/*.bin"))
     done = prepare("--config", config, "--verify")
     assert done.exit_code == 0, done.output
-    assert "2 shards are as they were written" in done.output
+    assert "2 shards are intact" in done.output
     assert "all of it" in done.output
     before = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert prepare("--config", config).exit_code == 0

@@ -250,7 +250,7 @@ def test_only_the_pinned_and_the_newest_two_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("group", "advice"),
     [
-        (32, "smaller ones that this run can go on with: 2, 1; or set run.gradient_checkpointing"),
+        (32, "smaller ones with which this run can resume: 2, 1; or set run.gradient_checkpointing"),
         (128, "no smaller one holds whole capacity groups of 128 tokens and cuts the batches evenly: use"),
     ],
 )
