@@ -138,8 +138,8 @@ def optimal_widths(
 ) -> WidthOptimum:
     """The constrained optimum, `flops` and `experts` broadcast; no range check. ValueError where no E has one.
 
-    In closed form where the law is m N^μ + n D^ν + c for each E and no token is repeated, else along the widths that
-    the budget can train.
+    In closed form where the law is m N^μ + n D^ν + c for each E and no token is repeated or served, else along the widths
+    that the budget can train.
     """
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
     if not isinstance(law, ChinchillaForm) or limits.unique_tokens is not None:
@@ -224,17 +224,22 @@ def widths_of(
     limits: Limits,
     integral: bool = False,
 ) -> WidthOptimum:
-    """As `optimal_widths`, for the (m, μ, n, ν) and c of any number of laws; all broadcast."""
+    """As `optimal_widths`, for the (m, μ, n, ν) and c of any number of laws; all broadcast.
+
+    Where tokens are served, there is no closed form, and the widths are searched.
+    """
     exists = has_optimum(coefficients)
-    # Where there is no optimum, any falling law keeps the arithmetic finite; its answers are discarded.
-    m, mu, n, nu = (np.where(exists, c, stand_in) for c, stand_in in zip(coefficients, (1, -1, 1, -1), strict=True))
-    n_active = _unconstrained((m, mu, n, nu), budget, limits.inference_tokens)
+    m, mu, n, nu = (np.where(exists, c, np.nan) for c in coefficients)
 
     def loss_at(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         n_active = active_parameters(d, vocab_size=limits.vocab_size)
         tokens = affordable_tokens(budget, n_active, limits.inference_tokens)
         return n_active, tokens, m * n_active**mu + n * np.where(tokens > 0, tokens, np.nan) ** nu + constant
 
+    if limits.inference_tokens:
+        widths, every = (1.0, widest(budget, limits)), np.broadcast_to(e, exists.shape)
+        return searched(loss_at, widths, every, limits, integral)
+    n_active, _ = chinchilla_optimum(m, mu, n, nu, affordable_tokens(budget, 1.0))
     free = np.asarray(width_of_active(n_active, limits.vocab_size))
     return settled(loss_at, free, free[None], e, exists, limits, integral)
 
@@ -312,24 +317,6 @@ def _draws(law: ChinchillaForm) -> FloatArray:
     if law.draws is None:
         raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
     return law.draws.T[..., None]
-
-
-def _unconstrained(coefficients: Any, budget: FloatArray, inference_tokens: float) -> FloatArray:
-    """N_act of lowest loss along 6 N D + 2 N D_inf = budget; in closed form without inference."""
-    m, mu, n, nu = coefficients
-    optimum = np.asarray(chinchilla_optimum(m, mu, n, nu, affordable_tokens(budget, 1.0))[0])
-    if inference_tokens == 0:
-        return optimum
-
-    def slope(x: FloatArray, flops: FloatArray, m: Any, mu: Any, n: Any, nu: Any) -> FloatArray:
-        """The derivative of the loss by x = ln N, which increases with x."""
-        tokens = np.maximum(affordable_tokens(flops, np.exp(x), inference_tokens), 1e-300)
-        # dD/dx = −(D + D_inf / 3) = −F / 6N
-        return np.asarray(m * mu * np.exp(mu * x) - n * nu * tokens ** (nu - 1) * affordable_tokens(flops, np.exp(x)))
-
-    # Its root lies below the optimum without inference, and below the N that inference alone can afford.
-    high = np.log(np.minimum(optimum, budget / inference_flops(1.0, inference_tokens)))
-    return np.exp(root(slope, high - 60.0, high, budget, m, mu, n, nu))
 
 
 def root(function: Callable[..., FloatArray], low: FloatArray, high: FloatArray, *arguments: Any) -> FloatArray:
