@@ -22,11 +22,22 @@ law = scaling_law.JointLaw.published()
 runs = scaling_law.Runs.from_columns(*d[:3], law.loss(*d[:3]), d.trunk)
 scaling_law.fit(runs, starts=[law]).bootstrap(2)
 """
+SHELL = """
+from typer.testing import CliRunner
+from scaling_law.commands.cli import app
+for words in ("loss --n-active 1e9 --tokens 2e10", "optimal --flops 1e22 --memory 80GB", "plan --flops 1e20"):
+    assert CliRunner().invoke(app, words.split()).exit_code == 0, words
+others = {f"scaling_law.commands.{name}" for name in ("explore", "figures", "fitting", "learning_rate", "release")}
+assert not others & {*sys.modules}
+"""
 LEARNING = {"torch", "transformers", "pandas", "matplotlib"}
-HEAVY = LEARNING | {"datasets", "gradio", "huggingface_hub", "plotly", "pydantic", "rich", "scipy", "typer"}
+FITTING = LEARNING | {"datasets", "gradio", "huggingface_hub", "plotly", "scipy"}
+HEAVY = FITTING | {"pydantic", "rich", "typer"}
 
 
-@pytest.mark.parametrize(("code", "unwanted"), [(QUERY, HEAVY), (FIT, LEARNING)], ids=["query", "fit"])
+@pytest.mark.parametrize(
+    ("code", "unwanted"), [(QUERY, HEAVY), (SHELL, FITTING), (FIT, LEARNING)], ids=["query", "shell", "fit"]
+)
 def test_nothing_heavy_is_imported(code, unwanted):
     code = f"import sys\n{code}\nprint(sorted({unwanted} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
