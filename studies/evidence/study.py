@@ -203,15 +203,15 @@ def _gains_in_short(evidence: Evidence) -> str:
 
 
 def _losses_in_short(evidence: Evidence) -> str:
-    ask = evidence.ask
+    ask, most = evidence.ask, evidence.questions[STEP].test.experts.max()
     return (
         "**With one constant refitted, losses of MoE models "
         f"{'do, too' if losses_carry_over(evidence) else 'do not'}.** From Step Law's dense models it forecasts the "
-        f"MoE models to {_with_interval(ask(STEP, JOINT))} nats; a Chinchilla law fitted to the dense models misses "
-        f"by {ask(STEP, NO_E).rmse:.3f}. From Marin's MoE runs below 1e20 FLOPs it forecasts the larger ones to "
-        f"{_with_interval(ask(MARIN, JOINT))}; a fresh fit misses by {ask(MARIN, REFIT).rmse:.3f}. These errors are "
-        f"for N without embeddings, which forecast better than N with them in {_wins(evidence, JOINT, WITH)} splits "
-        "below; we chose so after asking both ways."
+        f"MoE models (E up to {most:g}) to {_with_interval(ask(STEP, JOINT))} nats; a Chinchilla law fitted to the "
+        f"dense models misses by {ask(STEP, NO_E).rmse:.3f}. From Marin's MoE runs below 1e20 FLOPs it forecasts the "
+        f"larger ones to {_with_interval(ask(MARIN, JOINT))}; a fresh fit misses by {ask(MARIN, REFIT).rmse:.3f}. "
+        "These errors are for N without embeddings, which forecast better than N with them in "
+        f"{_wins(evidence, JOINT, WITH)} splits below; we chose so after asking both ways."
     )
 
 
