@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hub import RecordError, RunRecord
-from scaling_law import Architecture, JointLaw, Runs, break_even
+from scaling_law import Architecture, JointLaw, Runs
 from studies.__main__ import main
 from studies.common import markdown_of
 from studies.crossing import figures, laws, prediction, study
@@ -175,14 +175,14 @@ def test_scatter_and_standard_errors_are_those_that_were_put_in(sweep):
 def test_without_scatter_the_crossing_is_that_of_the_law():
     """But for the straight lines between two D."""
     for gap in gaps_of(read_sweep([*swept((32, 128), scatter=1e-9)]).runs):
-        expected = float(break_even(LAW, gap.n_active, gap.experts).tokens)
+        expected = float(LAW.break_even(gap.n_active, gap.experts).tokens)
         assert gap.bracketed
         assert (gap.crossing, *gap.interval) == pytest.approx([expected] * 3, rel=0.12)
 
 
 def test_intervals_cover_the_crossing_of_the_law(sweep):
     gaps = gaps_of(sweep.runs)
-    true = [float(break_even(LAW, gap.n_active, gap.experts).tokens) for gap in gaps]
+    true = [float(LAW.break_even(gap.n_active, gap.experts).tokens) for gap in gaps]
     inside = [gap.interval[0] <= t <= gap.interval[1] for gap, t in zip(gaps, true, strict=True)]
     assert len(inside) == 15
     assert sum(inside) >= 13
@@ -258,7 +258,7 @@ def test_half_a_million_tokens_bracket_a_crossing_and_are_not_fitted():
 def test_a_law_fitted_to_runs_of_a_law_has_its_crossings(results):
     """And the published law is too late, as it is by construction."""
     fitted, own = results.laws[FITTED], [g.n_active for g in results.of(8)]
-    np.testing.assert_allclose(results.asked(fitted, own, 8), break_even(LAW, own, 8).tokens, rtol=0.3)
+    np.testing.assert_allclose(results.asked(fitted, own, 8), LAW.break_even(own, 8).tokens, rtol=0.3)
     (late, low, _), (right, least, most) = (results.lateness(results.laws[name], 8) for name in (PUBLISHED, FITTED))
     assert late > low > 2
     assert least < 1 < most
@@ -307,7 +307,7 @@ def test_predictions_are_made_once_and_judged_by_later_runs(results, tmp_path):
     (model,) = prediction.load(path)["models"]
     value, low, high = model["interval"]
     assert low < value < high
-    assert low < float(break_even(LAW, model["n_active"], 12).tokens) < high
+    assert low < float(LAW.break_even(model["n_active"], 12).tokens) < high
     assert model["others"].keys() == {PUBLISHED}
     later = Results(read_sweep([*swept(widths=(80,), experts=(1, 12)), *swept(widths=(32,))]))
     gap = next(gap for gap in later.all_gaps if gap.experts == 12)

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from scaling_law.commands.cli import PLACES
-from scaling_law.formulas.law import LAWS
+from scaling_law.law import LAWS
 from scaling_law.law.shelf import SHELF
 from scaling_law.size.gpus import GPUS
 from tests.scaling_law.synthetic import tiny_runs
