@@ -51,6 +51,8 @@ def push(
 ) -> None:
     """Release a run's folder, or every run below a sweep's folder, and then the sweep's index.
 
+        python -m hub push runs releases
+
     Only files that differ from what is there are sent: re-run the command to resume, or to correct a release whose
     records, code or cards changed. Exit status 4: not all of it was pushed.
     """
@@ -92,6 +94,8 @@ def pull(
 ) -> None:
     """Fetch the checkpoints that match a filter; every file is checked against what was released.
 
+        python -m hub pull releases my-sweep --to fetched --where "E = 8, D >= 1B, final"
+
     `--revision` is that of the sweep's index.
     """
     source = open_store(store)
@@ -112,7 +116,12 @@ def runs(
     revision: commands.Revision = None,
     json: Annotated[bool, typer.Option("--json", help="Print one record per line.")] = False,
 ) -> None:
-    """List a sweep's runs, or the sweeps of a store. `--revision` is that of the sweep's index."""
+    """List a sweep's runs, or the sweeps of a store.
+
+        python -m hub runs releases my-sweep
+
+    `--revision` is that of the sweep's index.
+    """
     source = open_store(store)
     if sweep is None:
         for name in source.repos("dataset"):
@@ -138,7 +147,10 @@ def repair(
         bool, typer.Option("--drop-missing", help="Remove rows of repositories that are gone or not visible.")
     ] = False,
 ) -> None:
-    """Rebuild a sweep's index from the run.json of its branches, and print what changed."""
+    """Rebuild a sweep's index from the run.json of its branches, and print what changed.
+
+    python -m hub repair releases my-sweep --dry-run
+    """
     with log.status("reading the branches"):
         repaired = repair_index(open_store(store), sweep, dry_run=dry_run, drop_missing=drop_missing)
     for line in (*repaired.changes, *repaired.stays):

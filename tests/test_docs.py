@@ -194,13 +194,15 @@ def script_options() -> set[str]:
     return set(re.findall(r'"(--[a-z][\w-]*)"', sources))
 
 
-@pytest.mark.parametrize("name", commands_of(application("scaling-law")[0]))
-def test_the_examples_of_the_help_parse(name):
-    lines = (commands_of(application("scaling-law")[0])[name].help or "").splitlines()
-    examples = [" ".join(line.split()) for line in lines if line.strip().startswith("scaling-law ")]
-    for line in examples:
-        parsed(line)
-    assert {line.split()[1] for line in examples} == {name}
+@pytest.mark.parametrize("program", ["scaling-law", "python -m hub"])
+def test_every_help_begins_with_an_example_and_all_of_them_parse(program):
+    for name, command in commands_of(application(program)[0]).items():
+        lines = [" ".join(line.split()) for line in command.help.splitlines()]
+        examples = [line for line in lines if line.startswith(f"{program} ")]
+        assert lines[2] == examples[0]
+        for line in examples:
+            assert line.startswith(f"{program} {name}")
+            parsed(line)
 
 
 def test_the_reference_lists_every_command_as_its_help_does():

@@ -438,7 +438,7 @@ def _by_rule(name: str) -> Callable[[Architecture], int]:
 
     def value(a: Architecture) -> int:
         if a.d_model % HEAD_DIM:
-            raise ValueError(f"d_model={a.d_model} is not a multiple of {HEAD_DIM}: give {name} explicitly")
+            raise ValueError(f"d_model={a.d_model} is not a multiple of {HEAD_DIM}: {name}=None must be given")
         return a.d_model // HEAD_DIM
 
     return value

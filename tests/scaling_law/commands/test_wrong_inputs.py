@@ -69,7 +69,7 @@ LINES = {  # what is typed → the line on standard error
     "learning-rate": "--d-model is needed; or RUNS, to fit a law of learning rates",
     "learning-rate --d-model 0": "--d-model 0 must be positive and finite",
     "learning-rate --d-model 512 --experts 1,8": ("--experts 1,8: an architecture has one E; several go with RUNS"),
-    "learning-rate --d-model 100 --n-heads 5": ("--d-model 100 is not a multiple of 64: give n_blocks explicitly"),
+    "learning-rate --d-model 100 --n-heads 5": ("--d-model 100 is not a multiple of 64: --n-blocks is needed"),
     "learning-rate --d-model 512 -o x.json": "--output goes only with RUNS",
     "learning-rate runs.csv --d-model 4": "--d-model does not go with RUNS",
     "learning-rate runs.csv --where E=1": "--where goes only with --with",
