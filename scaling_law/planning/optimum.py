@@ -138,8 +138,8 @@ def optimal_widths(
 ) -> WidthOptimum:
     """The constrained optimum, `flops` and `experts` broadcast; no range check. ValueError where no E has one.
 
-    In closed form where the law is m N^μ + n D^ν + c for each E and no token is repeated or served, else along the
-    widths that the budget can train.
+    In closed form where the law is m N^μ + n D^ν + c for each E and no token is repeated or served, else by a search
+    along the widths that the budget can train.
     """
     budget, e = np.broadcast_arrays(positive("flops", flops), np.asarray(experts, float))
     if not isinstance(law, ChinchillaForm) or limits.unique_tokens is not None:
