@@ -1,4 +1,4 @@
-"""docs/studies/evidence.md: its numbers are those of studies/evidence/*.json, and points are derived as it says."""
+"""docs/studies/evidence.md: its sentences hold, and points are derived as it says; .ci/run makes its numbers again."""
 
 import csv
 import re
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from scaling_law import JointLaw, Runs
-from studies.common import markdown_of
 from studies.evidence.forecasts import (
     FREED,
     JOINT,
@@ -24,7 +23,6 @@ from studies.evidence.forecasts import (
 )
 from studies.evidence.measures import choices, gains
 from studies.evidence.page import (
-    BLOCKS,
     Evidence,
     _gains_in_short,
     doublings_gain_less,
@@ -38,27 +36,15 @@ from studies.evidence.page import (
     write_page,
 )
 from studies.evidence.points import cell_means, derive, read_source, read_sources
-from tests.guides import DOCS, ROOT
+from tests.guides import ROOT
 
-POINTS, PAGE = ROOT / "studies" / "evidence", DOCS / "studies" / "evidence.md"
-NUMBER = re.compile(r"[-+]?\d+\.\d+|\d+")
+POINTS = ROOT / "studies" / "evidence"
 LAW = JointLaw.published()
 
 
 @pytest.fixture(scope="module")
 def evidence():
     return Evidence(read_sources(POINTS))
-
-
-@pytest.mark.slow  # on every change: `make studies` and `git diff` of .ci/run
-def test_the_page_is_what_make_evidence_writes(evidence):
-    """Refits of flat directions differ between machines in their last digit."""
-    page = PAGE.read_text()
-    for name in BLOCKS:
-        written = page.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
-        fresh = markdown_of(BLOCKS[name](evidence))
-        assert NUMBER.sub("#", fresh) == NUMBER.sub("#", written)
-        np.testing.assert_allclose(*(list(map(float, NUMBER.findall(t))) for t in (fresh, written)), 0.02, 0.0021)
 
 
 def test_the_sentences_of_the_page_hold(evidence):
