@@ -10,7 +10,7 @@ from hub.record.run_record import RunRecord
 from tests.model_classes import SHARED, TOP_K
 from tests.training.run.test_causal_model import EVERY, config_of
 from tests.training.run.test_processes import replicated, results
-from tests.training.run.test_run import assert_same_weights, finish, folders, lines_of, stop_run, weights
+from tests.training.run.test_run import finish, folders, lines_of, weights
 from training.configuration.arguments import ConfigurationError
 from training.configuration.model_classes import SELECTION_BIAS, has_selection_bias, model_types
 from training.run import causal_model
@@ -51,16 +51,6 @@ def test_each_step_moves_the_bias_by_the_counts_of_its_batch(tiny):
     moved = sum(0.05 * torch.sign(one.mean(1, keepdim=True) - one) for one in counts)
     assert moved.any()
     torch.testing.assert_close(biases(weights(arguments, 1280)).double(), moved, rtol=0, atol=1e-6)
-
-
-def test_a_branch_of_a_stopped_trunk_equals_the_run_alone(tiny, tmp_path):
-    """Bit for bit, by way of a checkpoint: the bias is part of it."""
-    arguments = tiny(model=BIAS)
-    stop_run(arguments, at=5)
-    finish(arguments)
-    alone = tiny(model=BIAS, schedule__tokens=[1280], run__output_dir=str(tmp_path / "alone"))
-    finish(alone)
-    assert_same_weights(weights(arguments, 1280), weights(alone, 1280))
 
 
 def test_micro_batches_are_one_batch(tiny, tmp_path):

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from tests.model_classes import NOISY
+from tests.model_classes import DENSE, NOISY, SHARED, TOP_K
 from tests.training import ranks
 from tests.training.ranks import save_configuration
 from tests.training.run.test_run import assert_same_weights, finish, lines_of, poison, weights
@@ -63,7 +63,14 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("model", [{"d_model": 64, "experts": 4}, NOISY], ids=["ours", "dropout and jitter"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param({"d_model": 64, "experts": 4}, id="ours"),
+        pytest.param(NOISY, id="dropout and jitter"),
+        *(pytest.param(section, id=section["type"], marks=pytest.mark.slow) for section in (DENSE, TOP_K, SHARED)),
+    ],
+)
 def test_kills_at_telling_moments_change_nothing(tiny, tmp_path, start, model):
     """While a checkpoint is written, between two steps of the trunk, and in the decay."""
     undisturbed = tiny(model=model, schedule__tokens=[1280], run__output_dir=str(tmp_path / "undisturbed"))
