@@ -9,7 +9,7 @@ import typer
 
 from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED
 from hub.plain.units import parse_count
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.base import LawT, load_law
@@ -137,7 +137,7 @@ def choose_law(name: str, kind: type[LawT] = Law) -> LawT:  # type: ignore[assig
         law: Any = JointLaw.published(rounded=name == "printed")
     else:
         law = published(name) if name in SHELF else load_law(name)
-    if isinstance(law, Answer):
+    if isinstance(law, OwnQuestion):
         raise ValueError(f"--law {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
     if not isinstance(law, kind):
         needed = "a joint law" if kind is JointLaw else "a joint or a Chinchilla law"

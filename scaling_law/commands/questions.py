@@ -311,7 +311,7 @@ def break_even(
     chosen: Law = options.choose_law(law)
     found = tokens_from_which_experts_pay(chosen, n_active, experts, force=force)
     show({"law": repr(chosen), "rows": found.to_rows(), "warnings": list(found.warnings)}, as_json, found)
-    exit_untrusted(bool(found.check.trusted.all()), force)
+    exit_untrusted(found.trusted, force)
 
 
 def learning_rate(
