@@ -21,7 +21,7 @@ _SHOWN = 60  # rows that a terminal or a notebook shows of a `ResultTable`
 _PADDING = 3  # columns of the terminal that a border and two spaces take
 _TEXT_WIDTH = 40  # a column of longer texts is folded before a table is split
 
-_CAPTION = '<caption style="text-align:left;white-space:nowrap">{}</caption>'
+_CAPTION = '<caption style="text-align:left;white-space:pre">{}</caption>'
 
 _LOSS = "{:.4f}".format
 _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label and format

@@ -12,7 +12,7 @@ from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, flag
 from hub.plain.errors import unknown
 from hub.plain.tables import enumerated, show
 from hub.plain.units import parse_count
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.base import LawT, load_law
@@ -124,7 +124,7 @@ def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT: 
         law = load_law(name)
     else:
         raise ValueError(f"{unknown(f'{flag} ', name, ['published', 'printed', *SHELF])}, a folder, or a Hub repo")
-    if isinstance(law, Answer):
+    if isinstance(law, OwnQuestion):
         raise ValueError(f"{flag} {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
     if not isinstance(law, kind):
         needed = "a joint law" if kind is JointLaw else "a joint or a Chinchilla law"

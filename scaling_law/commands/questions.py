@@ -220,7 +220,7 @@ def speedup(
     if n_active is not None:
         even = break_even(chosen, n_active, experts, force=force)
         show({"law": repr(chosen), "rows": even.to_rows(), "warnings": list(even.warnings)}, as_json, even)
-        return exit_untrusted(bool(even.check.trusted.all()), force)
+        return exit_untrusted(even.trusted, force)
     if flops is None:
         raise ValueError("--flops or --n-active is needed")
     if len(experts := experts or [8.0]) > 1:

@@ -36,7 +36,7 @@ MODELS = Path(__file__).with_name("models.json")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Shown:
     """What the page shows, in its order: `table` is HTML, `configuration` is YAML, the other texts are Markdown."""
 
     headline: str
@@ -47,7 +47,7 @@ class Answer:
     configuration: str
 
 
-def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Answer:
+def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Shown:
     """ValueError names what is wrong with the question, or why the law has no answer."""
     table = best_models(question, law)
     notes = list(table.warnings)
@@ -60,8 +60,8 @@ def answer(question: Question, law: Law, page: Page = interactive.LIGHT) -> Answ
         a = plan.architecture
         size = f"d_model {a.d_model}, E = {a.experts}"
         notes.insert(0, f"the plan is for {size}: to train the best row, these GPUs lack memory")
-    return Answer(
-        headline(table),
+    return Shown(
+        f"**{table.verdict}**",
         drawn(question, law, table, page),
         html_of(table),
         "\n".join(f"- {escaped(note, 400)}" for note in notes),
@@ -93,19 +93,6 @@ def html_of(table: OptimalTable) -> str:
         rows.append(f'<tr class="{verdict}">{texts}</tr>')
     region = '<div class="wide" tabindex="0" role="region" aria-label="Best model of each E">'
     return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-
-
-def headline(table: OptimalTable) -> str:
-    """The best model in one sentence."""
-    best = table.best
-    what = "A dense model" if best.experts == 1 else f"{best.experts:g} experts"
-    size = (
-        format_count(best.n_active)
-        if best.experts == 1
-        else (f"{format_count(best.n_active)} active of {format_count(best.n_total)} parameters")
-    )
-    interval = " ({:.3f} to {:.3f})".format(*best.loss_interval) if best.loss_interval else ""
-    return f"**{what}**: {size}, {format_count(best.tokens)} tokens, loss {best.loss:.4f}{interval} nats per token"
 
 
 def _plan(question: Question, law: Law) -> tuple[Plan | None, str]:

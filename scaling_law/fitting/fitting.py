@@ -284,7 +284,7 @@ def fit(
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
-) -> FitResult:
+) -> FitResult[Law]:
     """Fit a law of this `kind` to `runs` (a Runs, or anything `load_runs` reads).
 
     Args:
@@ -436,7 +436,9 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
     return problems
 
 
-def describe(runs: Runs, problem: Problem, final: Solutions, search: Mapping[str, Any], chosen: int = 0) -> FitResult:
+def describe(
+    runs: Runs, problem: Problem, final: Solutions, search: Mapping[str, Any], chosen: int = 0
+) -> FitResult[Law]:
     """The result of finished start `chosen` (0: the best); `search` holds the FitStatus fields all starts share."""
     theta, best = final.theta[chosen], float(final.cost[chosen])
     objective, free = problem.objective, problem.free(theta)

@@ -18,7 +18,7 @@ from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, push_law, save_law
 from scaling_law.planning.break_even import TOKENS_RANGE, BreakEven, break_even
 from scaling_law.planning.budget import QuestionFields
-from scaling_law.planning.design import Answer, Candidates, Design, next_runs
+from scaling_law.planning.design import Candidates, Design, Target, next_runs
 from scaling_law.planning.inverse import Reached, reach
 from scaling_law.planning.limits import Quantity
 from scaling_law.planning.optimal_table import OptimalTable, optimal
@@ -191,7 +191,7 @@ class Law(Formula):
 
     def next_runs(
         self,
-        answer: Answer,
+        answer: Target,
         flops: Quantity,
         candidates: Candidates | None = None,
         *,

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain.tables import ResultTable, Table
+from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_count, format_flops
-from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage, TrainingRates
+from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage, OwnQuestion, TrainingRates, span
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.law import Law
@@ -73,32 +73,37 @@ class Opinion:
 
 
 @dataclass(frozen=True)
-class LawComparison(ResultTable):
-    """One row for each law, in the order of the shelf."""
+class LawComparison(Answer):
+    """One row for each law, in the order of the shelf; each law has checked its own, and no two losses compare."""
 
-    opinions: tuple[Opinion, ...]
+    rows: tuple[Opinion, ...]
     flops: float
     limits: Limits
 
     @property
     def trusted(self) -> bool:
         """Whether the answer of one of the laws is."""
-        return any(o.trusted and o.answers for o in self.opinions)
+        return any(o.trusted and o.answers for o in self.rows)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(f"{o.law}: {warning}" for o in self.opinions for warning in o.warnings)
+        return tuple(f"{o.law}: {warning}" for o in self.rows for warning in o.warnings)
 
     def __getitem__(self, law: str) -> Opinion:
         """What this law says; KeyError if it was not asked."""
-        return {opinion.law: opinion for opinion in self.opinions}[law]
+        return {opinion.law: opinion for opinion in self.rows}[law]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        return [asdict(o) | {"tokens_per_parameter": o.tokens_per_parameter} for o in self.opinions]
+        return [asdict(o) | {"tokens_per_parameter": o.tokens_per_parameter} for o in self.rows]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"flops": self.flops, "limits": asdict(self.limits), "laws": self.to_rows()}
+    @property
+    def verdict(self) -> str:
+        chosen = [o.experts for o in self.rows if o.experts and o.trusted]
+        which = f", E = {span(chosen, '{:.3g}'.format)}" if chosen else ""
+        return f"{sum(o.answers for o in self.rows)} of {len(self.rows)} published laws answer{which}"
+
+    def facts(self) -> dict[str, Any]:
+        return {"flops": self.flops, "limits": asdict(self.limits)}
 
     def summary(self) -> Table:
         def cell(value: float | None, form: Callable[[float], str]) -> str:
@@ -117,7 +122,7 @@ class LawComparison(ResultTable):
                 "of corpus": o.corpus or "–",
                 "": "; ".join(filter(None, (o.says, o.silent, o.trust))),
             }
-            for o in self.opinions
+            for o in self.rows
         ]
         memory = self.limits.memory
         limit = f", weights within {format_bytes(memory)}" if memory else ""
@@ -126,7 +131,9 @@ class LawComparison(ResultTable):
             "Losses of different corpora and tokenizers do not compare.",
         ]
         title = f"{format_flops(self.flops)} FLOPs{limit}: what published laws say"
-        return Table.of(rows, first=("law", "E", "N_act", "tokens", "loss"), title=title, notes=notes)
+        return Table.of(
+            rows, first=("law", "E", "N_act", "tokens", "loss"), title=f"{self.verdict}\n{title}", notes=notes
+        )
 
 
 def compare(
@@ -157,7 +164,7 @@ def compare(
     opinions = tuple(_opinion(own, budget, limits, best, force) for own in asked)
     if not any(o.answers for o in opinions) and (refused := [o for o in opinions if o.beyond_guard]):
         raise ExtrapolationError("; ".join(f"{o.law}: {o.silent}" for o in refused))
-    return LawComparison(opinions, budget, limits)
+    return LawComparison(opinions, budget, limits, check=None)  # each law has checked its own
 
 
 def _opinion(own: PublishedLaw, flops: float, limits: Limits, best: OptimalRow, force: bool) -> Opinion:
@@ -228,7 +235,7 @@ def _allocated(own: PublishedLaw, law: Allocation, flops: float, limits: Limits,
     return result | {"loss": None if loss is None else float(loss), "corpus": own.corpus, "tokenizer": own.tokenizer}
 
 
-def _about(law: Answer, flops: float, limits: Limits, best: OptimalRow, force: bool) -> dict[str, Any]:
+def _about(law: OwnQuestion, flops: float, limits: Limits, best: OptimalRow, force: bool) -> dict[str, Any]:
     """What a law of rates or of leverage says of the model that the joint law chooses."""
     model = f"for the model of {REFERENCE} (E = {best.experts:g})"
     if best.beyond_guard and not force:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain.tables import Summarised, Table
+from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_count, format_flops, parse_context
+from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.planning.optimal_table import OptimalTable, optimal
@@ -44,7 +45,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Description(Summarised):
+class Description(Answer):
     """A model as a law sees it. `law` is the law's provenance; `context`, in positions, that of exact FLOPs."""
 
     model: Model
@@ -52,18 +53,38 @@ class Description(Summarised):
     bytes_per_parameter: float = 2.0
     context: float | None = None
     prediction: Prediction | None = None
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The model, in one row."""
+        a, p = self.architecture, self.prediction
+        sizes = {
+            "model": self.model.name,
+            "experts": a.experts_equivalent,
+            "n_active": a.n_active,
+            "n_total": a.n_total,
+        }
+        return ({**sizes, "tokens": p and p.tokens, "loss": p and p.loss, "trusted": self.trusted},)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [*self.rows]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.notes
+
+    @property
+    def verdict(self) -> str:
+        a, p = self.architecture, self.prediction
+        text = f"{self.model.name}: E = {a.experts_equivalent:.3g}, {format_count(a.n_active)} active of "
+        text += f"{format_count(a.n_total)} parameters"
+        return text if p is None else f"{text}: loss {p.loss:.3f} on {format_count(p.tokens)} tokens"
 
     @property
     def architecture(self) -> Architecture:
         return self.model.architecture
 
-    @property
-    def trusted(self) -> bool:
-        """False where a loss is predicted that is too far outside the runs of the law."""
-        return self.prediction is None or self.prediction.trusted
-
-    def to_dict(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Plain JSON values: model, architecture, variables of laws, FLOPs, bytes, prediction, warnings."""
         a, m = self.architecture, self.model
         flops = {"training": a.training_flops(1), "inference": a.inference_flops(1)}
@@ -77,7 +98,6 @@ class Description(Summarised):
             "bytes": memory | {"training_state": a.training_state_bytes},
             "law": self.law,
             "prediction": self.prediction and self.prediction.to_dict(),
-            "warnings": list(self.warnings),
         }
 
     def summary(self) -> Table:
@@ -100,7 +120,7 @@ class Description(Summarised):
         if predicted is not None:
             lines |= _predicted(a, predicted)
             notes.append(OTHER_CORPUS)
-        title = f"{m.name} ({m.model_type})  ({self.law})"
+        title = f"{self.verdict}\n{m.model_type}  ({self.law})"
         return Table((), list(lines.items()), title=title, notes=notes, warnings=self.warnings)
 
 
@@ -132,15 +152,15 @@ def describe(
         positions = float(positive("context", positions))
     provenance = law.conditions.provenance if law.conditions else "fitted law"
     size = float(positive("bytes_per_parameter", bytes_per_parameter))
-    warnings, predicted = ignored(model.architecture, law), None
+    warnings, predicted, check = ignored(model.architecture, law), None, None
     if tokens is not None:
         d = float(positive("tokens", tokens))
         at = law_variables(law, model.architecture, d)
         predicted = _predict(law, model.architecture, at, d, size, force)
-        warnings += law.warnings(**at)
+        warnings += (check := law.check(**at)).warnings
         if predicted.optimum is not None:
             warnings += [f"the law's choice: {warning}" for warning in predicted.optimum.warnings]
-    return Description(model, provenance, size, positions, predicted, tuple(warnings))
+    return Description(model, provenance, size, positions, predicted, check=check, notes=tuple(warnings))
 
 
 def ignored(a: Architecture, law: Law) -> list[str]:

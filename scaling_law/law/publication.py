@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from hub.plain.tables import Summarised, Table
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.formulas.conditions import LABELS, Conditions
 from scaling_law.law import Law
 
@@ -28,8 +28,8 @@ class PublishedLaw(Summarised):
     equation: str
     source: str
     evidence: Literal["paper", "code", "secondary"]
-    make: Callable[[], Law | Answer] | None
-    kind: type[Law] | type[Answer]
+    make: Callable[[], Law | OwnQuestion] | None
+    kind: type[Law] | type[OwnQuestion]
     parameters: str
     flops: str | None = None
     corpus: str | None = None
@@ -47,16 +47,16 @@ class PublishedLaw(Summarised):
     @property
     def answers(self) -> str:
         """What it can be asked."""
-        return self.kind.answers if issubclass(self.kind, Answer) else "loss"
+        return self.kind.answers if issubclass(self.kind, OwnQuestion) else "loss"
 
     @property
     def variables(self) -> tuple[str, ...]:
         """What the answer depends on, by the names of `law.loss` and `Architecture.variables`."""
         if issubclass(self.kind, Law):
             return self.kind.form.variables
-        return cast(Answer, self.law()).variables
+        return cast(OwnQuestion, self.law()).variables
 
-    def law(self) -> Law | Answer:
+    def law(self) -> Law | OwnQuestion:
         """The law, with its ranges as conditions. ValueError where there are no public coefficients."""
         if self.make is None:
             how = f"fit(runs, kind={getattr(self.kind, 'name', '')!r}) fits its form"

@@ -6,15 +6,15 @@ as D grows (ζ < 0): few tokens favour the dense model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import ResultTable
+from hub.plain.units import format_count
 from scaling_law.formulas import Formula
-from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import positive
 from scaling_law.planning.optimum import asked_experts
 from scaling_law.size.arrays import FloatArray
@@ -24,7 +24,7 @@ POINTS = 400  # of D: a straight line between two is off by less than 0.1 %
 
 
 @dataclass(frozen=True)
-class BreakEven(ResultTable):
+class BreakEven(ArrayAnswer):
     """The D from which on E experts beat the dense model of equal N_act; of shape n_active.shape + experts.shape.
 
     `tokens` is 0 where they do throughout the D searched, infinite where they do not at the last; `tokens_low` and
@@ -38,14 +38,18 @@ class BreakEven(ResultTable):
     tokens: FloatArray
     tokens_low: FloatArray
     tokens_high: FloatArray
-    check: RangeCheck = field(repr=False, compare=False)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        return self.check.warnings
+    def verdict(self) -> str:
+        size = f"E = {span(self.experts, '{:g}'.format)} of {span(self.n_active, format_count)} active parameters"
+        if np.isinf(self.tokens).all():
+            return f"{size}: experts pay at no number of tokens that was searched"
+        if not self.tokens.any():
+            return f"{size}: experts pay at every number of tokens that was searched"
+        return f"{size}: experts pay from {span(self.tokens[np.isfinite(self.tokens)], format_count)} tokens on"
 
     def _columns(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "check"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("check", "notes")}
 
 
 def break_even(
@@ -73,7 +77,7 @@ def break_even(
         low, high = np.quantile(drawn, [0.025, 0.975], axis=0, method="nearest")  # some may be infinite
     known = np.isfinite(tokens) & (tokens > 0)
     (check := law.check(n, np.where(known, tokens, np.nan), e)).refuse(force)
-    return BreakEven(n, e, tokens, low, high, check)
+    return BreakEven(n, e, tokens, low, high, check=check)
 
 
 def drawn_break_even(

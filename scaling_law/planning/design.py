@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hub.plain.tables import ResultTable, Table, literal
+from hub.plain.tables import Table, literal
 from hub.plain.units import format_count, format_flops
 from scaling_law.formulas import Formula
-from scaling_law.formulas.conditions import Conditions, ExtrapolationError, RangeCheck
+from scaling_law.formulas.answers import ArrayAnswer
+from scaling_law.formulas.conditions import Conditions, ExtrapolationError
 from scaling_law.formulas.law import positive
 from scaling_law.planning.limits import LimitFields, Limits, Quantity
 from scaling_law.planning.optimum import compute_optimal, model_variables, optimal_widths
@@ -31,17 +32,17 @@ from scaling_law.size.recipe import PAPER
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Answer = Callable[[Formula], float]
+Target = Callable[[Formula], float]
 
 
-def log_optimal_parameters(flops: float, experts: float = 1) -> Answer:
+def log_optimal_parameters(flops: float, experts: float = 1) -> Target:
     """The answer ln N_opt at a budget."""
     return lambda law: float(np.log(compute_optimal(law, flops, experts).n_active))  # refused beyond the guard
 
 
 def predicted_loss(
     n_active: float | None = None, tokens: float | None = None, experts: float | None = None, **variables: float
-) -> Answer:
+) -> Target:
     """The answer "loss of this model", nats per token; `variables` are the law's others."""
 
     def ask(law: Formula) -> float:
@@ -51,7 +52,7 @@ def predicted_loss(
     return ask
 
 
-def advantage(flops: float, one: float, other: float, **limits: Unpack[LimitFields]) -> Answer:
+def advantage(flops: float, one: float, other: float, **limits: Unpack[LimitFields]) -> Target:
     """How much lower the best loss with `one` number of experts is than with `other`, under `Limits`."""
     Limits.of(**limits)  # bad input ends here
 
@@ -127,7 +128,7 @@ def candidate_grid(
 
 
 @dataclass(frozen=True)
-class Design(ResultTable):
+class Design(ArrayAnswer):
     """Chosen runs (indices into the candidates, most useful first) and how much they should narrow the answer.
 
     `deviation_before` and `deviation_after` are standard deviations of the answer; `flops` is the cost of all chosen
@@ -140,18 +141,18 @@ class Design(ResultTable):
     deviation_before: float
     deviation_after: float
     flops: float
-    check: RangeCheck = field(repr=False, compare=False)
     warmup_tokens: float | None = None
-    notes: tuple[str, ...] = ()
 
     @property
     def trusted(self) -> bool:
         """Whether the law knows the answer and the losses of the chosen runs within its range guard."""
-        return not self.notes and bool(self.check.trusted.all())
+        return not self.notes and super().trusted
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        return (*self.notes, *self.check.warnings)
+    def verdict(self) -> str:
+        runs = f"{len(self.chosen)} run{'s' * (len(self.chosen) != 1)}, {format_flops(self.flops)} FLOPs"
+        change = f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
+        return f"{runs}: standard deviation of the answer {change}"
 
     def runs(self) -> list[tuple[Architecture, float]]:
         """(architecture, tokens) of each chosen run."""
@@ -165,25 +166,23 @@ class Design(ResultTable):
             rows.append(a.shape | sizes | {"tokens": tokens, "training_flops": a.training_flops(tokens)})
         return rows
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        names = ("deviation_before", "deviation_after", "flops", "warmup_tokens")
-        return {name: getattr(self, name) for name in names} | {"runs": self.to_rows(), "warnings": self.warnings}
+    def facts(self) -> dict[str, Any]:
+        return {
+            name: getattr(self, name) for name in ("deviation_before", "deviation_after", "flops", "warmup_tokens")
+        }
 
     def summary(self) -> Table:
         note = "the warm-up is not known: runs may be shorter than it"
         if self.warmup_tokens is not None:
             note = f"each longer than its warm-up of {format_count(self.warmup_tokens)} tokens"
-        title = f"{len(self.chosen)} runs, {format_flops(self.flops)} FLOPs: standard deviation of the answer "
-        title += f"{self.deviation_before:.4g} → {self.deviation_after:.4g}"
         names = ("d_model", "experts", "n_active", "tokens")
         rows = [{name: row[name] for name in names} | {"flops": row["training_flops"]} for row in self.to_rows()]
-        return Table.of(rows, title=title, notes=[note], warnings=self.warnings)
+        return Table.of(rows, title=self.verdict, notes=[note], warnings=self.warnings)
 
 
 def next_runs(
     law: Formula,
-    answer: Answer,
+    answer: Target,
     flops: Quantity,
     candidates: Candidates | None = None,
     noise: float | None = None,
@@ -223,10 +222,12 @@ def next_runs(
     chosen, after = _choose(covariance, candidates.flops, budget, noise, max_runs)
     before, after = np.sqrt([covariance[-1, -1], after]).tolist()
     check, spent = law.check(**{name: values[chosen] for name, values in columns.items()}), candidates.flops[chosen]
-    return Design(candidates, tuple(chosen), before, after, float(spent.sum()), check, warmup_tokens, notes)
+    return Design(
+        candidates, tuple(chosen), before, after, float(spent.sum()), warmup_tokens, check=check, notes=notes
+    )
 
 
-def _ensemble(law: Formula, answer: Answer, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """Centred answers [draws] and log losses [draws, candidates], over the draws that have an answer.
 
     Draws beyond five robust deviations are dropped: their long tails would dominate a covariance.

@@ -7,14 +7,15 @@ a law or step times have no closed form, it is the least cost over sizes of the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from hub.plain.tables import ResultTable
+from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
+from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import positive
 from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, read_question, work_of
@@ -43,11 +44,11 @@ FLOPS_RANGE = (1.0, 1e40)  # of budgets that are searched
 
 
 @dataclass(frozen=True)
-class Reached(ResultTable):
+class Reached(ArrayAnswer):
     """The model that reaches each loss with each E at least cost; arrays of shape loss.shape + experts.shape.
 
     `flops` are of training and inference, `memory_bytes` of weights and KV cache: infinite where no model reaches the
-    loss, and its sizes NaN. `trusted` is False beyond the range guard; `notes` say which E are left out, and why.
+    loss, and its sizes NaN. `least` is what was asked the least of; `notes` say which E are left out, and why.
     `hours` and `money` are those of training, None for a question without step times or a price.
     """
 
@@ -61,19 +62,38 @@ class Reached(ResultTable):
     n_total: FloatArray
     tokens: FloatArray
     tokens_per_parameter: FloatArray
-    trusted: NDArray[np.bool_]
-    check: RangeCheck = field(repr=False, compare=False)
-    notes: tuple[str, ...] = ()
+    least: Literal["flops", "hours", "memory_bytes"]
     hours: FloatArray | None = None
     money: FloatArray | None = None
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        return (*self.notes, *self.check.warnings)
+    def best(self) -> dict[str, Any] | None:
+        """The cheapest row for the first loss, of those to be trusted if there are any; None if none reaches it."""
+        rows = [row for row in self.rows if row["loss"] == np.ravel(self.loss)[0] and np.isfinite(row["n_active"])]
+        return min(
+            [row for row in rows if row["trusted"]] or rows, key=lambda row: float(row[self.least]), default=None
+        )
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the best is, or no model reaches the loss."""
+        return self.best is None or bool(self.best["trusted"])
+
+    @property
+    def verdict(self) -> str:
+        if (best := self.best) is None:
+            return f"no model reaches loss {np.ravel(self.loss)[0]:.3f}"
+        words = {"flops": (format_flops, "FLOPs"), "hours": ("{:.3g}".format, "hours")}
+        words["memory_bytes"] = (format_bytes, "of memory")
+        form, unit = words[self.least]
+        size = f"E = {best['experts']:g} of {format_count(best['n_total'])} parameters"
+        cost = f"{form(best[self.least])} {unit}"
+        return f"loss {best['loss']:.3f} takes {cost} at least: {size}, {format_count(best['tokens'])} tokens"
 
     def _columns(self) -> dict[str, Any]:
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("notes", "check")}
-        return {name: value for name, value in found.items() if value is not None}
+        names = (f.name for f in fields(self) if f.name not in ("notes", "check", "least"))
+        columns = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return columns | {"trusted": cast(RangeCheck, self.check).trusted}
 
 
 def reach(
@@ -111,7 +131,7 @@ def cheapest_budget(
         flops, width = _least_flops(law, target, e, limits)
     else:
         flops, width = _least_cost(law, target, e, limits, cluster)
-    return _reached(law, target, e, flops, width, limits, force, cluster)
+    return _reached(law, target, e, flops, width, limits, force, cluster, "hours" if cluster else "flops")
 
 
 def _least_flops(
@@ -166,7 +186,7 @@ def flop_savings(
     budget, e = positive("flops", flops), asked_experts(law, experts)
     dense = compute_optimal(law, budget, 1.0, force=force).loss
     found = cheapest_budget(law, dense, e, force=True)
-    found.check.refuse(force)
+    cast(RangeCheck, found.check).refuse(force)
     return np.asarray(1.0 - found.flops / budget.reshape(budget.shape + (1,) * e.ndim))
 
 
@@ -200,7 +220,17 @@ def smallest_memory(
     width = np.where(best.fits & (best.loss <= target), width, np.nan)
     models = budget.variables(width, e, limits)
     spent = training_flops(models["n_active"], models["tokens"]) if budget.flops is None else budget.flops
-    return _reached(law, np.asarray(target), e, np.broadcast_to(spent, e.shape), width, limits, force, budget.cluster)
+    return _reached(
+        law,
+        np.asarray(target),
+        e,
+        np.broadcast_to(spent, e.shape),
+        width,
+        limits,
+        force,
+        budget.cluster,
+        "memory_bytes",
+    )
 
 
 def _reached(
@@ -212,6 +242,7 @@ def _reached(
     limits: Limits,
     force: bool,
     cluster: Cluster | None,
+    least: Literal["flops", "hours", "memory_bytes"],
 ) -> Reached:
     """The models of these widths (NaN: none) and budgets, checked against the law's range."""
     at = model_variables(law, width, experts, np.where(np.isnan(width), np.nan, flops), limits)
@@ -235,4 +266,4 @@ def _reached(
         notes += cluster.throughput.warnings(work_of(width[found], at["experts"][found], limits), cluster.gpus)
         seconds = np.where(found, cluster.seconds(work_of(width, experts, limits), tokens), np.inf)
         timed = {"hours": seconds / 3600.0, "money": cluster.cost(seconds)}
-    return Reached(target, experts, spent, memory, *sizes, check.trusted, check, tuple(notes), **timed)
+    return Reached(target, experts, spent, memory, *sizes, least, check=check, notes=tuple(notes), **timed)

@@ -6,15 +6,15 @@ the dense model's tokens): a dense model of the compute-optimal size, and for ea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import ResultTable
+from hub.plain.units import format_flops
 from scaling_law.formulas import ChinchillaForm
-from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import positive
 from scaling_law.planning.optimum import compute_optimal, drawn_optimum
 from scaling_law.size.architecture import active_parameters, affordable_tokens, width_of_total
@@ -22,7 +22,7 @@ from scaling_law.size.arrays import FloatArray
 
 
 @dataclass(frozen=True)
-class MatchedMemory(ResultTable):
+class MatchedMemory(ArrayAnswer):
     """E-expert models within the N_total of a compute-optimal dense one: arrays of shape flops.shape + experts.shape.
 
     `n_active` is that of the same N_total; `token_ratio` the least multiple of the dense model's tokens with which it
@@ -39,16 +39,16 @@ class MatchedMemory(ResultTable):
     dense_n: FloatArray
     dense_tokens: FloatArray
     dense_loss: FloatArray
-    check: RangeCheck = field(repr=False, compare=False)
-    dense_check: RangeCheck = field(repr=False, compare=False)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        return (*self.check.warnings, *(f"dense model: {warning}" for warning in self.dense_check.warnings))
+    def verdict(self) -> str:
+        what = f"{span(self.flops, format_flops)} FLOPs, E = {span(self.experts, '{:g}'.format)}"
+        gain = span(self.gain, "{:+.3f}".format)
+        return f"{what} in the memory of the dense model: {gain} nats better on E times its tokens"
 
     def _columns(self) -> dict[str, Any]:
         flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
-        names = (f.name for f in fields(self) if not f.name.endswith("check"))
+        names = (f.name for f in fields(self) if f.name not in ("check", "notes"))
         return {name: getattr(self, name) for name in names} | {"flops": flops}
 
 
@@ -73,7 +73,19 @@ def matched_memory(
     ratio, gain = tokens_to_reach(law, loss, n_active, e) / d, loss - law.loss(n_active, e * d, e)
     best = np.minimum(n_active, compute_optimal(law, budget, e, force=True).n_active)
     same_flops = law.loss(best, affordable_tokens(spent, best), e)
-    return MatchedMemory(budget, e, n_active, ratio, gain, same_flops, n, d, loss, check, dense.check)
+    return MatchedMemory(
+        budget,
+        e,
+        n_active,
+        ratio,
+        gain,
+        same_flops,
+        n,
+        d,
+        loss,
+        check=check,
+        notes=tuple(f"dense model: {warning}" for warning in dense.warnings),
+    )
 
 
 def n_of_memory(law: ChinchillaForm, dense_n: ArrayLike, experts: ArrayLike, vocab_size: int | None = None) -> Any:

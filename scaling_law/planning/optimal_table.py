@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import ResultTable, Table, as_text, enumerated
+from hub.plain.tables import Table, enumerated
 from hub.plain.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
+from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
@@ -131,7 +132,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class OptimalTable(ResultTable):
+class OptimalTable(Answer):
     """Rows in the order asked for; prints as a table with rich and in notebooks, and as text with str().
 
     `law` is its provenance, `law_error` the RMSE of its fit in nats. `experts_without_optimum`: E → why. `draw_losses`
@@ -151,7 +152,6 @@ class OptimalTable(ResultTable):
     forced: bool = False
     law_error: float | None = None
     draw_losses: FloatArray | None = field(default=None, repr=False, compare=False)
-    notes: tuple[str, ...] = ()
     largest: str | None = None
     equal_flops: OptimalTable | None = field(default=None, repr=False, compare=False)
 
@@ -164,6 +164,21 @@ class OptimalTable(ResultTable):
     def best(self) -> OptimalRow:
         """The row of lowest loss among those compared."""
         return min(self.compared, key=lambda row: row.loss)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the best row is."""
+        return self.best.trusted
+
+    @property
+    def verdict(self) -> str:
+        best, tied = self.best, self.comparison.tied if self.comparison else ()
+        size = f"E = {best.experts:g} of {format_count(best.n_total)} parameters"
+        text = f"{size if best.experts > 1 else f'dense, {format_count(best.n_total)} parameters'}, "
+        text += f"{format_count(best.tokens)} tokens: loss {best.loss:.3f}"
+        text += " ({:.3f} to {:.3f})".format(*best.loss_interval) if best.loss_interval else ""
+        text += f"; E = {enumerated(listed_experts(sorted(tied)))} are a tie" if len(tied) > 1 else ""
+        return text if best.trusted else f"{text}; not trusted"
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -231,10 +246,9 @@ class OptimalTable(ResultTable):
                 return row
         raise KeyError(f"no row for experts={experts}; there are {[row.experts for row in self.rows]}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values: law, flops, limits, rows, best, comparison, warnings."""
+    def facts(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in ("law", "flops", "integral", "forced")}
-        found |= {"limits": asdict(self.limits), "rows": self.to_rows(), "best": self.best.to_dict()}
+        found |= {"limits": asdict(self.limits)}
         found |= {"comparison": self.comparison and asdict(self.comparison)}
         if self.comparison:
             found["comparison"]["win_shares"] = {f"{e:g}": share for e, share in self.comparison.win_shares.items()}
@@ -242,8 +256,10 @@ class OptimalTable(ResultTable):
             found |= {"budget": self.budget.to_dict(), "reordered": self.reordered}
             found |= {"equal_flops": self.equal_flops and self.equal_flops.to_dict()}
         left_out = {f"{e:g}": reason for e, reason in self.experts_without_optimum.items()}
-        found |= {"experts_without_optimum": left_out, "experts_that_do_not_fit": list(self.experts_that_do_not_fit)}
-        return found | {"warnings": list(self.warnings)}
+        return found | {
+            "experts_without_optimum": left_out,
+            "experts_that_do_not_fit": list(self.experts_that_do_not_fit),
+        }
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The values of each row, whether it is the `best`, and its `win_share` (None for a law without draws)."""
@@ -255,14 +271,11 @@ class OptimalTable(ResultTable):
             [self._cells(row) for row in self.rows],
             first=FIRST,
             styles=["bold green" if row is self.best else ("" if row.trusted else "dim") for row in self.rows],
-            title=self._headline(),
+            title=f"{self.verdict}\n{self._asked()}",
             warnings=self.warnings,
         )
 
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def _headline(self) -> str:
+    def _asked(self) -> str:
         c, served = self.limits, format_count(self.limits.inference_tokens)
         parts = {
             f"of which inference on {served} tokens": c.inference_tokens,
@@ -354,6 +367,7 @@ def optimal(
         forced=force,
         law_error=law.conditions.rmse if law.conditions else None,
         draw_losses=draws,
+        check=check,
         notes=_smallest_width(e[shown & (found.free < HEAD_DIM)], limits),
     )
     table = replace(table, largest=_largest_wins(table, e, law, experts is None))

@@ -10,16 +10,15 @@ Ludziejewski et al. 2025 (arXiv 2502.05172), Section "Compute and Memory Optimal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.tables import ResultTable
-from hub.plain.units import listed_experts, parse_experts
+from hub.plain.units import format_count, format_flops, listed_experts, parse_experts
 from scaling_law.formulas import ChinchillaForm, Formula
-from scaling_law.formulas.conditions import RangeCheck
+from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import positive
 from scaling_law.planning.limits import LimitFields, Limits
 from scaling_law.planning.minimiser import least, minima
@@ -51,7 +50,7 @@ def asked_experts(law: Formula, experts: Any) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class ComputeOptimum(ResultTable):
+class ComputeOptimum(ArrayAnswer):
     """Compute-optimal configurations; arrays of shape flops.shape + experts.shape (parameters, tokens, nats)."""
 
     flops: FloatArray
@@ -59,11 +58,15 @@ class ComputeOptimum(ResultTable):
     n_active: FloatArray
     tokens: FloatArray
     loss: FloatArray
-    check: RangeCheck = field(repr=False, compare=False)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        return self.check.warnings
+    def verdict(self) -> str:
+        size, tokens, loss = (
+            span(self.n_active, format_count),
+            span(self.tokens, format_count),
+            span(self.loss, "{:.3f}".format),
+        )
+        return f"{span(self.flops, format_flops)} FLOPs: {size} active parameters on {tokens} tokens, loss {loss}"
 
     def _columns(self) -> dict[str, Any]:
         flops = self.flops.reshape(self.flops.shape + (1,) * self.experts.ndim)
@@ -91,7 +94,7 @@ def compute_optimal(
             raise ValueError(f"this {law.name} law has no compute optimum for some of these experts and budgets")
         at = model_variables(law, optimum.free, e, expanded, limits)
     (check := law.check(**at)).refuse(force)
-    return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), check)
+    return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), check=check)
 
 
 def model_variables(law: Formula, d_model: Any, experts: Any, flops: Any, limits: Limits) -> dict[str, Any]:

@@ -6,14 +6,15 @@ The schedule is the paper's (`size.recipe.PAPER`); shorter runs branch off the s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import Summarised, Table
+from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
+from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, cluster_fields
@@ -40,13 +41,13 @@ WARMUP_SHARE = 0.1  # of a short run that warm-up may take
 
 
 @dataclass(frozen=True)
-class Plan(Summarised):
+class Plan(Answer):
     """A run to launch. Tokens, FLOPs, bytes, hours.
 
     `branches` are the token counts of the trunk's decay branches, the longest (`tokens`) last. `loss` (nats per token)
     and `training_flops` are of that run alone; `total_*`, `gpu_hours` and `time` count the decay of every branch.
     `time` is that of step times, if they were given, and `placement` how the run fits into the memory of those GPUs;
-    without them GPU-hours follow from `gpu_tflops` and `mfu`. `trusted` as of a row of `law.optimal`.
+    without them GPU-hours follow from `gpu_tflops` and `mfu`.
     """
 
     architecture: Architecture
@@ -73,17 +74,40 @@ class Plan(Summarised):
     gpu_hours: float
     gpu_tflops: float | None
     mfu: float | None
-    warnings: tuple[str, ...]
     time: Budget | None = None
     placement: Placement | None = None
-    trusted: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the sizes of the architecture."""
-        a = self.architecture
-        sizes = {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
-        found = asdict(replace(self, time=None)) | sizes | {"configuration": self.configuration()}
-        return found | {"time": self.time and self.time.to_dict()}
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The measurements of the trunk, the shortest first."""
+        return tuple({"tokens": t, "training_flops": self.architecture.training_flops(t)} for t in self.branches)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [*self.rows]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.notes
+
+    @property
+    def verdict(self) -> str:
+        a, interval = self.architecture, self.loss_interval
+        size = f"E = {a.experts_equivalent:g} of {format_count(a.n_total)} parameters" if a.experts > 1 else "dense"
+        size += "" if a.experts > 1 else f", {format_count(a.n_total)} parameters"
+        text = (
+            f"{size}, {format_count(self.tokens)} tokens in {_hours(self.gpu_hours)} GPU-hours: loss {self.loss:.3f}"
+        )
+        text += "" if interval is None else " ({:.3f} to {:.3f})".format(*interval)
+        return text if self.trusted else f"{text}; not trusted"
+
+    def facts(self) -> dict[str, Any]:
+        """With the sizes of the architecture."""
+        a, left_out = self.architecture, ("architecture", "time", "check", "notes", "placement")
+        known = {own.name: getattr(self, own.name) for own in fields(self) if own.name not in left_out}
+        known |= {"n_active": a.n_active, "n_total": a.n_total, "architecture": a.to_dict()}
+        known |= {"batch_ramp": [asdict(stage) for stage in self.batch_ramp], "configuration": self.configuration()}
+        known |= {"placement": self.placement and asdict(self.placement)}
+        return known | {"time": self.time and self.time.to_dict()}
 
     def configuration(self, sweep: str = "run") -> dict[str, dict[str, Any]]:
         """The sections of `train.py`'s YAML; everything left out has the paper's value there by default.
@@ -142,10 +166,10 @@ class Plan(Summarised):
             **placed,
             "predicted loss": f"{self.loss:.4f}{interval} nats per token",
         }
-        return Table((), list(lines.items()), title="Plan", warnings=self.warnings)
+        return Table((), list(lines.items()), title=self.verdict, warnings=self.warnings)
 
     def _training_time(self) -> str:
-        hours = f"{self.gpu_hours:,.1f}" if self.gpu_hours >= 1 else f"{self.gpu_hours:.2g}"
+        hours = _hours(self.gpu_hours)
         if self.time is not None:
             return f"{hours} GPU-hours: {self.time}"
         return f"{hours} GPU-hours at {self.gpu_tflops:g} TFLOP/s and {self.mfu:.0%} MFU"
@@ -240,10 +264,10 @@ def plan(
         gpu_hours=gpu_hours,
         gpu_tflops=None if time else gpu_tflops,
         mfu=None if time else mfu,
-        warnings=warnings,
+        notes=warnings,
         time=time,
         placement=None if cluster is None else place(architecture, cluster),
-        trusted=bool(law.check(**at).trusted),
+        check=law.check(**at),
     )
 
 
@@ -283,6 +307,10 @@ def _trainable(
     if not found:  # say what is missing
         place(table.limits.architecture(table.best.d_model, table.best.experts), cluster)
     return min(found, key=lambda other: other.best.loss), tuple(passed_over)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
 def _decay_tokens(ramp: BatchRamp, tokens: int) -> int:

@@ -15,14 +15,15 @@ on L∞, which no run measures, and grows without bound as L_a comes down to it:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hub.plain.tables import ResultTable, Table, as_text
+from hub.plain.tables import Table
 from hub.plain.units import format_count, format_flops
 from scaling_law.formulas import Formula
+from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import checked_experts, positive
 from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, work_of
 from scaling_law.planning.limits import Limits, Quantity
@@ -67,12 +68,12 @@ class SpeedupRow:
 
 
 @dataclass(frozen=True)
-class EffectiveSpeedup(ResultTable):
+class EffectiveSpeedup(Answer):
     """What b needs for a's loss: a row for each way, the first the headline. Parameters, tokens, FLOPs, nats.
 
     `n_active` … `loss` are a's. `asymptote` is b's loss at endless size and tokens with 95 % of its values under the
     draws, `exponent` the α of L∞ + A C^−α along b's best models, `baseline_loss` that of b's best at a's FLOPs; both
-    are None where b is one architecture. `trusted`: a and the b of the headline are.
+    are None where b is one architecture.
     """
 
     rows: tuple[SpeedupRow, ...]
@@ -87,8 +88,22 @@ class EffectiveSpeedup(ResultTable):
     asymptote_interval: tuple[float, float] | None
     exponent: float | None = None
     baseline_loss: float | None = None
-    notes: tuple[str, ...] = ()
-    trusted: bool = False
+
+    @property
+    def best(self) -> SpeedupRow:
+        """The headline."""
+        return self.rows[0]
+
+    @property
+    def trusted(self) -> bool:
+        """Whether a and the b of the headline are."""
+        return super().trusted and self.best.trusted
+
+    @property
+    def verdict(self) -> str:
+        flops, tokens = _times(self.best.compute), _times(self.best.data)
+        times = f"{flops} times the FLOPs and {tokens} times the tokens of {self.a}"
+        return f"{self.b} needs {times} for its loss of {self.loss:.3f}"
 
     @property
     def factor(self) -> float:
@@ -124,9 +139,10 @@ class EffectiveSpeedup(ResultTable):
         """The values of each row."""
         return [asdict(row) for row in self.rows]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what is infinite is null in JSON, and `floor` says why."""
-        return asdict(self) | {"factor": self.factor, "warnings": list(self.warnings)}
+    def facts(self) -> dict[str, Any]:
+        """What is infinite is null in JSON, and `floor` says why."""
+        names = (own.name for own in fields(self) if own.name not in ("rows", "check", "notes"))
+        return {name: getattr(self, name) for name in names} | {"factor": self.factor}
 
     def summary(self) -> Table:
         rows = [
@@ -148,10 +164,9 @@ class EffectiveSpeedup(ResultTable):
         ]
         model = f"{format_count(self.n_active)} active on {format_count(self.tokens)} tokens"
         title = f"{self.b} for the loss of {self.a} ({model}, {format_flops(self.flops)} FLOPs): {self.loss:.4f}"
-        return Table.of(rows, title=f"{title}  ({self.law})", notes=[self._assumed()], warnings=self.warnings)
-
-    def __str__(self) -> str:
-        return as_text(self)
+        return Table.of(
+            rows, title=f"{self.verdict}\n{title}  ({self.law})", notes=[self._assumed()], warnings=self.warnings
+        )
 
     def _assumed(self) -> str:
         """What the asymptote is, and what its error would do to the factor."""
@@ -203,7 +218,7 @@ def speedup(
         flops=target.flops,
         loss=float(target.loss[0, 0]),
         law=law.conditions.provenance if law.conditions else "fitted law",
-        trusted=bool(check.trusted) and rows[0].trusted,
+        check=check,
         notes=(*timed, *(f"{_named(a)}: {warning}" for warning in check.warnings)),
         **known,
     )

@@ -31,7 +31,7 @@ from scaling_law import (
 from scaling_law.commands.cli import PLACES, app
 from scaling_law.explorer.programs import tools
 from scaling_law.figures import drawing
-from scaling_law.formulas.answers import Answer
+from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.planning import flop_savings
 from scaling_law.planning.design import advantage, candidate_grid, log_optimal_parameters, predicted_loss
 from tests.scaling_law.configs import SWITCH
@@ -165,7 +165,7 @@ NOT_ASKED = {  # classes that are no laws: what they hold is computed, or measur
 UNRANGED = {  # as the laws of some papers are
     JointLaw: lambda law: law.replace(conditions=None),
     LearningRateLaw: lambda law: replace(law, n_range=None, experts_range=None),
-    Answer: lambda law: replace(law, conditions=None),
+    OwnQuestion: lambda law: replace(law, conditions=None),
     list: lambda names: ["abnar", "hunyuan"],
 }
 
@@ -189,7 +189,7 @@ def public_callables() -> set[str]:
 
 
 def test_every_question_stands_here():
-    assert not any(issubclass(getattr(scaling_law, name), (Law, Answer, LearningRateLaw)) for name in NOT_ASKED)
+    assert not any(issubclass(getattr(scaling_law, name), (Law, OwnQuestion, LearningRateLaw)) for name in NOT_ASKED)
     asked = [name for name in QUESTIONS if " " not in name and not name.startswith(("planning.", "answers."))]
     stand = [*asked, *" ".join(NOT_QUESTIONS.values()).split()]
     assert len(stand) == len({*stand})
@@ -205,10 +205,9 @@ def worth(ask: Callable[[], Any]) -> str:
     if isinstance(answer, bool):  # of a figure
         return "trusted" if answer else "flagged"
     if isinstance(answer, dict):
-        found, warnings = answer.get("best", answer)["trusted"], answer["warnings"]
-    else:
-        best, warnings = getattr(answer, "best", answer), answer.warnings
-        found = np.all(best.trusted if hasattr(best, "trusted") else best.check.trusted)
+        found, warnings = answer["trusted"], answer["warnings"]
+    else:  # an answer, or the check beside a bare array
+        found, warnings = np.all(answer.trusted), answer.warnings
     assert found or warnings
     return "trusted" if found else "flagged"
 

@@ -139,7 +139,7 @@ def test_split(shell, table):
     found = json.loads(shell(*words, "--json").output)
     expected = compare(split(load_runs(table), "flops", 6), outliers="set_aside")
     assert found["rmse"] == {law: pytest.approx(dict(parts)) for law, parts in expected.rmse.items()}
-    assert found["runs"] == {"train": 30, "validation": 6, "test": 0}
+    assert found["rows"] == {"train": 30, "validation": 6, "test": 0}
     text = shell(*words, "--fix", "e_max=200", "--fix", "e_start=2").output
     assert "Split by flops" in text
     assert "joint law" in text
@@ -150,12 +150,12 @@ def test_next_runs(shell, law):
     words += ("--widths", "64,128", "--vocab-size", 2048, "--tokens-per-parameter", "0.2:40")
     found = json.loads(shell(*words, "--json").output)
     assert found["warmup_tokens"] == 150_000
-    assert 1 <= len(found["runs"]) <= 3
-    assert all(0.8 * run["tokens"] >= 150_000 for run in found["runs"])
+    assert 1 <= len(found["rows"]) <= 3
+    assert all(0.8 * run["tokens"] >= 150_000 for run in found["rows"])
     assert found["deviation_after"] < found["deviation_before"]
     assert "each longer than its warm-up of 150K tokens" in shell(*words).output
     longer = json.loads(shell(*words, "--warmup", "10M", "--json").output)
-    assert all(0.8 * run["tokens"] >= 10e6 for run in longer["runs"])
+    assert all(0.8 * run["tokens"] >= 10e6 for run in longer["rows"])
 
 
 def test_results_show_in_notebooks_and_as_frames(table, law):
@@ -218,4 +218,4 @@ def test_the_papers_letters_and_counts_with_suffixes_are_read(shell, tmp_path):
     frame.to_csv(path, index=False)
     found, expected = json.loads(shell("fit", path, "--json").stdout), fit(made)
     assert found["rmse"] == pytest.approx(expected.rmse, rel=1e-6)
-    assert found["runs"] == len(made)
+    assert found["rows"] == len(made)

@@ -14,7 +14,7 @@ from yaml import safe_load
 from scaling_law import Conditions, Law
 from scaling_law.explorer import answer as answers
 from scaling_law.explorer import app, uploads
-from scaling_law.explorer.answer import best_models, headline
+from scaling_law.explorer.answer import best_models
 from scaling_law.explorer.question import PUBLISHED, YOURS, Question
 from scaling_law.formulas.conditions import fitted_ranges
 from tests.scaling_law.synthetic import synthetic_runs
@@ -55,7 +55,7 @@ def test_an_answer_and_its_link(laws, published):
     question = replace(FIRST, memory="24GB", view="map")
     problem, sentence, figure, table, _, command, yaml, _, query = app._answered(laws, question, False, None)
     assert (problem, query) == ("", "memory=24GB&view=map")
-    assert sentence == headline(best_models(question, published))
+    assert sentence == f"**{best_models(question, published).verdict}**"
     assert '<tr class="best"><td>best</td><td>4</td>' in table
     assert "--memory 24GB" in command
     assert "d_model: 2368" in yaml
@@ -108,7 +108,7 @@ def test_what_a_link_cannot_ask_is_said_beside_the_answer(laws):
     *_, problem, sentence, _, _, _, _, _, _, link, _ = asked(laws, FIRST, "", "1", link="flops=1e22&budget=1")
     assert "part of a question &#x27;budget&#x27; is unknown" in problem
     assert "unanswered" not in problem
-    assert (sentence, link) == (headline(best_models(FIRST, laws[PUBLISHED])), "")
+    assert (sentence, link) == (f"**{best_models(FIRST, laws[PUBLISHED]).verdict}**", "")
     assert asked(laws, FIRST, "", "1", link=replace(FIRST, memory="", kv_tokens="").query())[3] == ""
 
 
@@ -167,7 +167,7 @@ def test_a_law_is_uploaded_deleted_and_saved(laws, published, tmp_path):
     assert "a=36" in said
     assert not file.exists()
     found = app._answered(laws, replace(FIRST, law=YOURS), False, law)
-    assert found[1] == headline(best_models(FIRST, law))
+    assert found[1] == f"**{best_models(FIRST, law).verdict}**"
     assert found[7]["visible"]
     assert "--law scaling_law.json" in found[5]
     (tmp_path / "scaling_law.json").write_text(app._saved(laws, YOURS, law))

@@ -61,9 +61,9 @@ def visit(browser, address):
 
 
 def sentence(law, question):
-    from scaling_law.explorer.answer import best_models, headline
+    from scaling_law.explorer.answer import best_models
 
-    return headline(best_models(question, law)).replace("**", "")
+    return best_models(question, law).verdict
 
 
 # What the page shows at one moment: the fields, and all that has to follow from them.

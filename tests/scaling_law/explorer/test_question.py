@@ -97,7 +97,7 @@ def test_an_answer_is_the_packages_own(view, published):
         found = answer(Question(view=view), law)
         assert found.configuration.count("d_model: ") == 1
         best = law.optimal(1e22, memory=80e9, kv_tokens=16_384, integral=True).best
-        assert f"loss {best.loss:.4f}" in found.headline
+        assert f"loss {best.loss:.3f}" in found.headline
         assert f"<td>best</td><td>{best.experts:g}</td><td>{best.d_model:.0f}</td>" in found.table
         assert len(found.figure.data) > 1
     assert answer(Question(view=view), published).configuration.count(f"d_model: {2496}") == 1
@@ -124,5 +124,5 @@ def test_hours_are_those_of_python(view, published):
     found = answer(question, published)
     asked = {"hours": 100, "gpus": 64, "gpu": "h100", "memory": 80e9, "kv_tokens": 16_384}
     best = published.optimal(experts=[1, 8], integral=True, **asked).best
-    assert f"loss {best.loss:.4f} ({best.loss_interval[0]:.3f} to {best.loss_interval[1]:.3f})" in found.headline
+    assert f"loss {best.loss:.3f} ({best.loss_interval[0]:.3f} to {best.loss_interval[1]:.3f})" in found.headline
     assert "--hours 100 --gpus 64 --gpu h100" in found.command

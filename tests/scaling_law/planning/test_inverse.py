@@ -53,11 +53,11 @@ def test_an_answer_beyond_the_guard_is_refused_or_marked(published):
     with pytest.raises(ExtrapolationError, match=r"D/N 45.5K is outside the fitted 0.361…72.7 .*guard of 100 times"):
         published.reach(2.3, flops=1e22, experts=[8, 32])
     found = published.reach(2.3, flops=1e22, experts=[1, 32])
-    assert found.trusted.tolist() == [True, False]
+    assert found.check.trusted.tolist() == [True, False]
     assert any("D/N 45.5K" in warning for warning in found.warnings)
     with pytest.raises(ExtrapolationError, match="D 6"):
         published.reach([2.3, 1.42], [1])  # one of two losses
-    assert published.reach([2.3, 1.42], [1], force=True).trusted.tolist() == [[True], [False]]
+    assert published.reach([2.3, 1.42], [1], force=True).check.trusted.tolist() == [[True], [False]]
     for question in ((1e22, 1024), (1e28,)):
         with pytest.raises(ExtrapolationError):
             matched_memory(published, *question)

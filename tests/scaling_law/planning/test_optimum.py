@@ -281,7 +281,7 @@ def test_a_narrow_terminal_shows_the_answer_first_and_drops_nothing(published, i
     best = next(line for line in lines if line.split("│")[-2:-1] == [" best "])
     assert all(text in best for text in (f"{table.best.d_model:.0f}", f"{table.best.loss:.4f}"))
     shown = {cell.strip() for line in lines if "┃" in line for cell in line.split("┃")}
-    wide = {cell.strip() for cell in str(table).splitlines()[2].split("┃")}
+    wide = {cell.strip() for cell in str(table).splitlines()[3].split("┃")}
     assert wide <= shown
     assert not any(len(line) > 60 or "…\n" in line for line in lines)
 

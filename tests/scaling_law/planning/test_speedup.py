@@ -62,7 +62,7 @@ def test_marins_own_example():
     assert (3.5422 - floor) * budget**alpha == pytest.approx(87.7, abs=0.1)
     named = {"rows": (), "a": "variant", "b": "baseline", "n_active": 1e8, "tokens": 1e9, "law": ""}
     asymptote = {"asymptote": floor, "asymptote_interval": None, "exponent": alpha, "baseline_loss": 3.5422}
-    found = EffectiveSpeedup(**named, flops=budget, loss=3.52, **asymptote)
+    found = EffectiveSpeedup(**named, flops=budget, loss=3.52, check=None, **asymptote)
     hours = found.at_asymptote(floor) * 410_000 / 433_986
     assert hours == pytest.approx(marin(3.5422, 433_986, 3.52, 410_000, budget))
 
