@@ -82,10 +82,7 @@ def branch_name(record: RunRecord) -> str:
         name = f"step{record.steps:07d}-{name}"
     if record.status == "diverged" and record.tokens < record.schedule.horizon_tokens:
         name += f"-horizon{formatted_tokens(record.schedule.horizon_tokens)}"
-    suffix, scaled = recipe_suffix(record), _SCALED.search(record.schedule.learning_rate_law)
-    if scaled and f"lrscale{scaled[1]}" not in record.run_id:  # named before names told the scale
-        suffix = suffix.replace(f"-lrscale{scaled[1]}", "", 1)
-    return shortened(name + suffix + _decay_suffix(record), MAX_BRANCH_LENGTH)
+    return shortened(name + recipe_suffix(record) + _decay_suffix(record), MAX_BRANCH_LENGTH)
 
 
 def recipe_suffix(record: RunRecord) -> str:

@@ -37,13 +37,6 @@ _NEIGHBOURS = 6  # runs shown on either side
 _PREDICTION = "Loss in nats/token that a scaling law predicts for this run:"
 _MAX_RESULTS = 100  # revisions whose results stand in the metadata of a repository's card
 
-# What earlier versions wrote outside of any block: the runs of an index and their number, a run's table, and that
-# `main` has no weights.
-_UNMARKED_RUNS = re.compile(r"(?<=^## The runs\n\n)(?:\|.*\n)+(?:\n… and .*\n)?", re.MULTILINE)
-_UNMARKED_COUNT = re.compile(r"(?<=: )\d+ rows, \d+ of them final runs of (?=dense and )")
-_UNMARKED_RUN = re.compile(r"(?<=^## The run\n\n)(?:\|.*\n)+", re.MULTILINE)
-_NO_WEIGHTS = "**The branch `main` has no weights.** Choose a revision:"
-
 # huggingface.co/docs/hub/repositories-licenses. Whoever releases weights says under which, or the card names none.
 _IDENTIFIERS = """
 apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
@@ -111,10 +104,6 @@ def refreshed(card: str, fresh: str) -> str:
 
     Everything else stays, including what a person added; a card without our blocks stays as it is but for the licence.
     """
-    card = _UNMARKED_RUN.sub(lambda table: block(RUN, table[0]) + "\n", card, count=1)
-    if block_of(fresh, RUNS) and block_of(card, RUNS) is None:
-        card = _UNMARKED_RUNS.sub(block(RUNS, "") + "\n", _UNMARKED_COUNT.sub("", card), count=1)
-    card = card.replace(_NO_WEIGHTS, block(MAIN, _NO_WEIGHTS)) if block_of(card, MAIN) is None else card
     for part in _BLOCKS:
         if text := block_of(fresh, part):
             card = replace_block(card, part, text)
@@ -184,7 +173,7 @@ def repo_card(records: Iterable[RunRecord], *, on_main: bool = True, license: st
     like = shown or runs[-1]
     switch = "Switch " if like.model_type is None else f"{like.model_type} "
     kind = f"{switch}Mixture-of-Experts models with {like.experts} experts" if like.experts > 1 else "Dense models"
-    what_main_is = _NO_WEIGHTS
+    what_main_is = "**The branch `main` has no weights.** Choose a revision:"
     if on_main and shown:
         what_main_is = (
             f"`main` holds the same files as the revision `{shown.branch or branch_name(shown)}`, the longest of the "

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +23,6 @@ from hub.store.files import is_allowed
 
 _INCOMING = ".incoming-"  # a branch that is being written, with a lock beside it
 _LOCK = ".lock"
-_ABANDONED_SECONDS = 24 * 3600  # of one without a lock, as earlier versions left them
 _LOCK_TIMEOUT_SECONDS = 120.0
 _LARGE_BYTES = 16 * 1024 * 1024
 
@@ -225,15 +223,11 @@ def _remove_abandoned(repository: Path) -> None:
     """Remove what killed processes left while they published; of what is being written the lock is held."""
     from filelock import FileLock, Timeout
 
-    for entry in {path.with_suffix("") for path in repository.glob(f"{_INCOMING}*")}:
-        lock = entry.with_suffix(_LOCK)
-        with suppress(FileNotFoundError, Timeout):  # another process was faster, or is writing
-            if lock.exists():
-                with FileLock(lock, timeout=0):
-                    shutil.rmtree(entry, ignore_errors=True)
-                    lock.unlink()
-            elif time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(entry, ignore_errors=True)
+    for lock in repository.glob(f"{_INCOMING}*{_LOCK}"):
+        # Another process was faster, or is writing.
+        with suppress(FileNotFoundError, Timeout), FileLock(lock, timeout=0):
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink()
 
 
 def _tags(card: Path) -> list[str]:

@@ -56,10 +56,9 @@ def test_a_corrected_loss_and_a_prediction_reach_what_was_released(store, checkp
 
 
 def test_a_card_that_lies_beside_the_model_is_put_right_and_keeps_what_a_person_wrote(store, checkpoint, record):
-    """Also one that was written before its table was marked as a block, for another place."""
+    """Also one that was written for another place."""
     folder, before = checkpoint(), record.replaced(repo="elsewhere/demo-d64-E4", branch="other")
-    card = model_card(before, license="mit").replace("<!-- run -->\n", "").replace("<!-- /run -->\n", "")
-    card = card.replace("library_name:", "inference: false\nlibrary_name:")
+    card = model_card(before, license="mit").replace("library_name:", "inference: false\nlibrary_name:")
     (folder / "README.md").write_text(card.replace("## Limits", "A note.\n\n## Limits"))
     siblings = [make_record(run_id="next", eval_loss=5.0)]
     pushed = push_run(store, folder, record.replaced(eval_loss=4.0), siblings=siblings, predicted_loss=4.25)

@@ -170,8 +170,7 @@ def test_two_runs_share_a_name_only_if_their_tokens_nearly_agree(one, other):
         ({"schedule": {"decay_tokens": 150_000}}, f"{BRANCH}-decay0.1"),
         ({"schedule": {"peak_learning_rate": 0.5}}, BRANCH),  # by a law
         ({"schedule": {"learning_rate_law": "given"}}, f"{BRANCH}-lr0.002"),
-        ({"schedule": {"learning_rate_law": "a law, times 0.5"}}, BRANCH),  # its run was named before scales were
-        ({"schedule": {"learning_rate_law": "a law, times 0.5"}, "run_id": "s-lrscale0.5-a"}, f"{BRANCH}-lrscale0.5"),
+        ({"schedule": {"learning_rate_law": "a law, times 0.5"}}, f"{BRANCH}-lrscale0.5"),
         ({"schedule": {"learning_rate_law": "given"}, "sweep": "demo-lr0.002"}, BRANCH),  # the sweep says it
         ({"capacity_factor": 0, "balance_loss_coefficient": 0.1}, f"{BRANCH}-dropless-balance0.1"),
         ({"status": "diverged", "tokens": 500_000}, "tokens000.5M-seed0-horizon001.5M"),
