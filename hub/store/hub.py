@@ -114,7 +114,7 @@ class HubStore(Store):
         return self.transport.call(function)
 
     def _read_call(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """As `_call`, but gives up sooner where there is no network."""
+        """The result of `_call`, except that without a network it gives up sooner."""
         self._pace.take(1)
         return self.transport.read(function, attempts)
 

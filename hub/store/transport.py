@@ -91,11 +91,11 @@ class Transport:
             raise AccessError("no access token: run `hf auth login` or set HF_TOKEN to one that may write")
 
     def read(self, function: Callable[[], Result], attempts: int | None = None) -> Result:
-        """As `call`, for reading: without even a connection, it gives up within seconds."""
+        """The result of `call`, except that without a network it gives up within seconds."""
         return self.call(function, attempts, to_connect=_ATTEMPTS_TO_CONNECT)
 
     def call(
-        self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int | None = None
+        self, function: Callable[[], Result], attempts: int | None = None, *, to_connect: int = sys.maxsize
     ) -> Result:
         """The result of `function`, which may be repeated without harm; UnavailableError after the last attempt.
 
@@ -105,18 +105,16 @@ class Transport:
 
         allowed = attempts or self.attempts
 
-        def error_of(state: tenacity.RetryCallState) -> BaseException | None:
-            return state.outcome.exception() if state.outcome else None
+        def error_of(state: Any) -> Any:
+            return state.outcome.exception()
 
-        def last(state: tenacity.RetryCallState) -> bool:
-            error = error_of(state)
-            connected = not isinstance(error, UnavailableError) or error.connected
-            return state.attempt_number >= (allowed if connected else min(allowed, to_connect or allowed))
+        def is_last(state: tenacity.RetryCallState) -> bool:
+            return state.attempt_number >= (allowed if error_of(state).connected else min(allowed, to_connect))
 
         with self._turn() as pause:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(UnavailableError),
-                stop=last,
+                stop=is_last,
                 wait=lambda state: self.wait(state.attempt_number - 1, error_of(state)),
                 sleep=pause,
                 reraise=True,
