@@ -111,7 +111,7 @@ class App(typer.Typer):
     def command(  # type: ignore[override]
         self, *args: Any, **options: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """As typer.Typer's."""
+        """Register a command as typer does, with the exit statuses of `status_of`."""
         return super().command(*args, **{"cls": _Command} | options)
 
 
@@ -120,7 +120,7 @@ def _root(version: Version = False) -> None:
 
 
 def _parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
-    """For `typer.Option(parser=…)`: a quantity that cannot be read is a usage error that names the option."""
+    """A parser for `typer.Option`: a quantity that cannot be read is a usage error that names the option."""
 
     def parser(text: str) -> Any:
         try:
@@ -142,7 +142,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 Store = Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")]
 Private = Annotated[bool, typer.Option("--private", help="Create private repositories.")]
 License = Annotated[
-    str | None, typer.Option(help="Licence of the release, e.g. apache-2.0. [default: what a run's card names]")
+    str | None, typer.Option(help="Licence of the release, e.g. apache-2.0. [default: the licence on each run's card]")
 ]
 Tag = Annotated[str, typer.Option(help="Tag the index with this name on the Hub, e.g. v1.")]
 Collection = Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")]

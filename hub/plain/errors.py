@@ -67,7 +67,7 @@ class UnavailableError(HubError, ConnectionError):
     full: str | None = None
 
 
-def problem_lines(problem: Any, shown: str | None = None) -> list[str]:
+def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
     """One of pydantic's problems as lines: field, value (shortened; `shown`, if given) and what is allowed."""
     name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "missing":
@@ -76,7 +76,7 @@ def problem_lines(problem: Any, shown: str | None = None) -> list[str]:
     message = re.sub(r"^(\w+ should|must) ", "it must ", message)  # "Input should be greater than 0"
     if not message.startswith("it must"):
         return message.splitlines()  # of a validator that names its fields itself
-    value = repr(problem["input"]) if shown is None else shown
+    value = repr(problem["input"]) if value_text is None else value_text
     return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
 
 

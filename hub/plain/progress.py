@@ -76,8 +76,8 @@ def progress_bars(console: Console | None = None) -> Progress:
         progress.TimeRemainingColumn(compact=True, table_column=whole.copy()),
     )
     where = console or Console(stderr=True)
-    shown = where.is_terminal or where.is_jupyter
-    return (progress.Progress if shown else Lines)(*columns, console=where, transient=True, expand=True)
+    is_drawn = where.is_terminal or where.is_jupyter
+    return (progress.Progress if is_drawn else Lines)(*columns, console=where, transient=True, expand=True)
 
 
 def _in_words(task: Task, since: float, before: float) -> str:
@@ -101,13 +101,13 @@ def _in_words(task: Task, since: float, before: float) -> str:
 
 @contextmanager
 def progress_line(
-    what: str, total: float | None, unit: str, shown: bool = True, console: Console | None = None, done: int = 0
+    what: str, total: float | None, unit: str, visible: bool = True, console: Console | None = None, done: int = 0
 ) -> Iterator[Advance]:
     """One such line for a `total` of `unit` (None: unknown), of which some are `done`; the value advances it.
 
     Nothing, and no rich, unless `shown`.
     """
-    if not shown:
+    if not visible:
         yield lambda steps, detail: None
         return
     with progress_bars(console) as display:

@@ -80,9 +80,9 @@ def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
 
 def checked(data: Any, format: str, newest: int, what: str) -> dict[str, Any]:
     """`data` as a mapping, once it says this format and a version that can be read; raises as `read`."""
-    found = data.get("format") if isinstance(data, dict) else None
-    if found != format:
-        raise RecordError(f"{what}: format is {found!r}, allowed is {format!r}")
+    stated = data.get("format") if isinstance(data, dict) else None
+    if stated != format:
+        raise RecordError(f"{what}: format is {stated!r}, allowed is {format!r}")
     check_version(data, newest, what, "version")
     return dict(data)
 

@@ -41,8 +41,8 @@ class LocalStore(Store):
         return repo.rpartition("/")[2]
 
     def repos(self, kind: Kind, prefix: str = "", *, tag: str | None = None) -> list[str]:
-        found = [entry for entry in _branches(self.root / f"{kind}s") if entry.name.startswith(prefix)]
-        return [entry.name for entry in found if tag is None or tag in _tags(entry / "main" / "README.md")]
+        repositories = [entry for entry in _branches(self.root / f"{kind}s") if entry.name.startswith(prefix)]
+        return [entry.name for entry in repositories if tag is None or tag in _tags(entry / "main" / "README.md")]
 
     def branches(self, kind: Kind, repo: str) -> dict[str, str]:
         return {entry.name: _content_id(entry) for entry in _branches(self._repository(kind, repo))}
@@ -71,7 +71,7 @@ class LocalStore(Store):
             revision = next((b for b, commit in self.branches(kind, repo).items() if commit == revision), revision)
         folder = repository / checked_name(revision, "revision", 120)
         if not folder.is_dir():
-            changed = "; files of it were changed since" if COMMIT.fullmatch(revision) and repository.is_dir() else ""
+            changed = "; its files have changed since" if COMMIT.fullmatch(revision) and repository.is_dir() else ""
             where = f"the store {self.uri} has no {kind} {self.repo_id(repo)!r} at revision {revision!r}"
             raise NotFoundError(where + changed)
         return folder
@@ -81,7 +81,7 @@ class LocalStore(Store):
         if destination is None:
             return folder
         destination.mkdir(parents=True, exist_ok=True)
-        for entry in (found for found in _content(folder) if is_allowed(found.name)):
+        for entry in (path for path in _content(folder) if is_allowed(path.name)):
             copy = destination / entry.name
             if not copy.exists():
                 atomic.copy_file(entry, copy)

@@ -190,16 +190,16 @@ class Transport:
         """
         if isinstance(error, UnavailableError) and not error.passing:
             raise error
-        asked = getattr(error, "retry_after", None)
-        if asked is not None and asked > self.longest_wait:
-            raise UnavailableError(f"{error}; the Hub asks to come back in {asked:.0f} s")
+        requested = getattr(error, "retry_after", None)
+        if requested is not None and requested > self.longest_wait:
+            raise UnavailableError(f"{error}; the Hub asks to wait {requested:.0f} s")
         base = 0.1 if isinstance(error, ConflictError) else 0.5
         backoff = random.uniform(0.5, 1.0) * min(base * 2.0 ** min(attempt, 10), _LONGEST_BACKOFF)
-        if asked is None:
+        if requested is None:
             return backoff
         with self._pause_lock:
-            self._resume_at = max(self._resume_at, time.monotonic() + asked)
-        return max(backoff, float(asked) + random.uniform(0.0, 0.25))
+            self._resume_at = max(self._resume_at, time.monotonic() + requested)
+        return max(backoff, float(requested) + random.uniform(0.0, 0.25))
 
 
 def _sleep(seconds: float) -> None:
@@ -218,7 +218,7 @@ def _chain(error: BaseException | None, until: BaseException | None = None) -> I
 def _response(chain: Sequence[BaseException]) -> Any:
     """The server's answer behind an error, if there was one."""
     responses = (getattr(link, "response", None) for link in chain)
-    return next((found for found in responses if hasattr(found, "status_code")), None)
+    return next((response for response in responses if hasattr(response, "status_code")), None)
 
 
 def _translated(chain: Sequence[BaseException]) -> HubError | None:
@@ -228,7 +228,7 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
         return ours
     response = _response(chain)
     names = {name for link in chain for name in _kinds(link)}
-    text = _said(chain[0])
+    text = _one_line(chain[0])
     if _NO_XET.search(text):
         return FilesError(f"the server has no Xet storage; set HF_HUB_DISABLE_XET=1 and start again: {text}")
     if "UnsupportedProtocol" in names or "InvalidURL" in names:
@@ -246,7 +246,7 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
         return NotFoundError(f"not found, or not visible with this token: {text}")
     if status == 401:
         sent = response.request.headers.get("authorization")
-        reason = "the Hub does not accept the token" if sent else "the Hub asks for a token"
+        reason = "the Hub does not accept the token" if sent else "the Hub requires a token"
         return AccessError(f"{reason}; run `hf auth login` or set HF_TOKEN: {text}")
     if status in (402, 403, 413):
         return AccessError(f"not allowed with this token, or a quota is used up: {text}")
@@ -255,15 +255,15 @@ def _translated(chain: Sequence[BaseException]) -> HubError | None:
     return FilesError(f"the Hub refused the request ({status}): {text}")
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """An error's text as one line, without a token and the library's general advice."""
     return _ADVICE.sub("", redacted(" ".join(str(error).split())))[:600].strip()
 
 
 def _unreachable(chain: Sequence[BaseException], names: set[str]) -> UnavailableError:
     ours = next((link for link in chain if hasattr(link, "unreached")), None)
-    shown = ours or chain[0]
-    text = _said(shown) or type(shown).__name__
+    source = ours or chain[0]
+    text = _one_line(source) or type(source).__name__
     error = UnavailableError(f"the Hub cannot be reached: {text}")
     # What is none of ours was tried again by the library, while it resumed a download.
     repeated = bool(names & {"ConnectError", "TimeoutException", "RemoteProtocolError"})
@@ -279,8 +279,8 @@ def _unavailable(response: Any, text: str) -> UnavailableError:
     if response.status_code == 429 and error.retry_after is None and sending:
         repository = sending[1].partition("/")[2]
         limited = UnavailableError(
-            f"{repository} takes no more commits for now (the Hub allows 128 per hour); start the same command again "
-            f"in an hour, it goes on: {text}"
+            f"{repository} takes no more commits for now (the Hub allows 128 per hour); re-run the same command in an "
+            f"hour to resume: {text}"
         )
         limited.passing, limited.full = False, sending[1]
         return limited
@@ -396,7 +396,7 @@ def _answered(response: Any) -> Any:
 
 
 def _addresses(batch: Any) -> Iterator[str]:
-    """Where large files are sent, in one piece or in parts, by the answer to a batch request of Git LFS."""
+    """The upload addresses of large files, whole or in parts, in the response to a Git LFS batch request."""
     for item in batch.get("objects", ()) if isinstance(batch, dict) else ():
         for action in (item.get("actions") or {}).values():
             yield action["href"]

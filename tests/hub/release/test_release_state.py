@@ -111,7 +111,7 @@ def test_a_record_that_says_the_same_or_is_not_ours_to_change_stays(store, check
     older = json.dumps({name: value for name, value in known.items() if value is not None}).encode()
     view = changed_by_hand(store, "run.json", older)
     assert push_run(view, folder, record).commit == view.branches("model", REPO)[BRANCH]
-    with pytest.raises(ConflictError, match="is that of run demo-d64-E4-a, not other"):
+    with pytest.raises(ConflictError, match="belongs to run demo-d64-E4-a, not other"):
         push_run(view, folder, record.replaced(run_id="other"))
     assert released(view, "run.json").encode() == older
     newer = pushed.to_json().replace('"schema_version": 1', '"schema_version": 9').encode()
@@ -157,7 +157,7 @@ def test_pull_from_a_folder_gives_what_the_index_lists_or_nothing(tmp_path, chec
     store = open_store(tmp_path / "releases")
     pushed = push_run(store, checkpoint(), record)
     (tmp_path / "releases/models" / REPO / BRANCH / "modeling_switch_moe.py").write_text("# changed\n")
-    with pytest.raises(NotFoundError, match="files of it were changed since"):
+    with pytest.raises(NotFoundError, match="its files have changed since"):
         pull_run(store, pushed, tmp_path / "to")
     destination = tmp_path / "used"
     destination.mkdir()

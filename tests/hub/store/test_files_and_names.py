@@ -108,7 +108,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(checkpoint, tmp_path, na
     outside.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"private")
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(outside)
-    with pytest.raises(FilesError, match=f"{name} is a link to .*outside, which is not in .*; allowed is a file"):
+    with pytest.raises(FilesError, match=f"{name} is a link to .*outside, which is outside .*; copy the file into it"):
         release_of(folder)
 
 

@@ -32,7 +32,7 @@ def test_a_pushed_run_holds_the_listed_files_only_and_pushing_again_writes_nothi
 
 
 def test_other_weights_than_recorded_or_on_the_same_branch_are_refused(store, checkpoint, record):
-    with pytest.raises(RecordError, match="are not those of the files"):
+    with pytest.raises(RecordError, match="do not match the files"):
         push_run(store, checkpoint(), record.replaced(weights_sha256={"model.safetensors": "0" * 64}))
     assert store.repos("model") == []
     pushed = push_run(store, checkpoint("one"), record)
