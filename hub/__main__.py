@@ -167,7 +167,7 @@ def _loading(store: Store, record: RunRecord) -> str:
 
 
 def _plan(store: Store, runs: list[tuple[Path, RunRecord]]) -> Table:
-    """What a push would send."""
+    """The table of files that a push would send."""
     rows = []
     for folder, record in runs:
         release = release_of(folder)

@@ -1,6 +1,6 @@
-"""What all commands share: one mapping from errors to exit statuses, `--version`, and the options that several have.
+"""Shared parts of all commands: the mapping from errors to exit statuses, `--version`, and common options.
 
-0 is done, 1 failed work or a result not to be trusted, 2 bad input, 3 a machine that gave out (disk, memory, a damaged
+0 is done, 1 failed work or a result not to be trusted, 2 bad input, 3 a failed machine (disk, memory, a damaged
 file), 4 not all pushed, 130 and 143 interrupted. An error of ours is one line on standard error; a bug keeps its
 traceback.
 """
@@ -19,7 +19,7 @@ from hub.plain import units
 from hub.plain.errors import redacted
 
 NOT_TRUSTED = FAILED = 1
-BAD_INPUT, MACHINE_GAVE_OUT = 2, 3
+BAD_INPUT, MACHINE_FAILED = 2, 3
 _PACKAGES = ("hub", "scaling_law", "training", "modeling_switch_moe", "benchmarks", "__main__")
 # Of a path that a user named, unlike an OSError of a disk.
 _WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -42,7 +42,7 @@ def status_of(error: BaseException) -> int | None:
     if isinstance(error, _WRONG_PATH):
         return BAD_INPUT
     if isinstance(error, (OSError, MemoryError)) or type(error).__name__ == "OutOfMemoryError":
-        return MACHINE_GAVE_OUT
+        return MACHINE_FAILED
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     raised_here = bool(modules) and modules[-1].partition(".")[0] in _PACKAGES
     return BAD_INPUT if isinstance(error, ValueError) and raised_here else None

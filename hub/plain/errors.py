@@ -35,11 +35,11 @@ class FilesError(HubError, ValueError):
 
 
 class ConflictError(HubError):
-    """What is already in the store contradicts what is to be pushed, e.g. a branch that exists with other weights."""
+    """The store holds something that contradicts the push, e.g. the same branch with other weights."""
 
 
 class IntegrityError(HubError):
-    """What was read back is not what was sent."""
+    """Content that differs from its hash: damaged in transit, in a cache or on a disk."""
 
 
 class NotFoundError(HubError, LookupError):
@@ -68,7 +68,7 @@ class UnavailableError(HubError, ConnectionError):
 
 
 def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
-    """One of pydantic's problems as lines: field, value (shortened; `shown`, if given) and what is allowed."""
+    """One of pydantic's problems as lines: field, value (shortened, or `value_text`) and what is allowed."""
     name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "missing":
         return [f"{name}: missing"]

@@ -56,7 +56,7 @@ def read_card(text: str) -> RepoCard:
     """The card with this text, if the Hub would accept its metadata.
 
     Raises:
-        FilesError: the block between the two `---` lines is missing, is not YAML, or is no mapping of names to values.
+        FilesError: the block between the two `---` lines is missing, not YAML, or not a mapping of names to values.
     """
     import yaml
     from huggingface_hub import RepoCard

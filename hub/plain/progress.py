@@ -1,4 +1,4 @@
-"""The one progress line of everything that takes long: what, how far, a loss or objective, the rate, the time left.
+"""The progress line of every long task: name, share done, a loss or objective, rate, time left.
 
 Drawn by rich on a terminal and in a notebook; a file or a pipe gets a line of text once a minute.
 """
@@ -103,9 +103,9 @@ def _in_words(task: Task, since: float, before: float) -> str:
 def progress_line(
     what: str, total: float | None, unit: str, visible: bool = True, console: Console | None = None, done: int = 0
 ) -> Iterator[Advance]:
-    """One such line for a `total` of `unit` (None: unknown), of which some are `done`; the value advances it.
+    """A progress line for a `total` of `unit` (None: unknown), `done` of which are finished; yields what advances it.
 
-    Nothing, and no rich, unless `shown`.
+    Draws nothing, and does not import rich, unless `visible`.
     """
     if not visible:
         yield lambda steps, detail: None

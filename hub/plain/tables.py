@@ -203,7 +203,7 @@ class Summarised:
 
 
 class ResultTable(Summarised):
-    """What results with one value for each question share; `_question` names the columns that say what was asked."""
+    """The base of results with one value per question; `_question` names the columns that identify a question."""
 
     _question: ClassVar[tuple[str, ...]] = ("flops", "experts")
 
@@ -267,7 +267,7 @@ def print_table(renderable: Any) -> None:
 
 
 def as_text(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
-    """What rich prints, without colours."""
+    """The text that rich prints, without colours."""
     return _recorded(renderable, width).export_text().rstrip()
 
 

@@ -104,7 +104,7 @@ class OptimizerSettings(_Part):
 
 
 class DatasetReference(_Part):
-    """A data set by its id (of the Hub, or a plain name), commit and content fingerprint (null: not known)."""
+    """A dataset by its id (of the Hub, or a plain name), commit and content fingerprint (null: not known)."""
 
     id: Line
     revision: Line | None = None

@@ -74,7 +74,7 @@ def checked(
 def split_rows(
     content: bytes, name: str = JSONL_NAME, *, foreign: bool = False
 ) -> tuple[list[Any], list[UnreadableRow]]:
-    """The records of a table's bytes, and the rows that are none, each list in the table's order.
+    """The records of a table's bytes, and its unreadable rows, each list in the table's order.
 
     The ending of `name` says which format: `.jsonl`, `.parquet`, `.csv`, or `.json` for a list of rows. With
     `foreign`, rows without a `schema_version` are somebody else's and stay mappings. Raises RecordError if the file

@@ -211,7 +211,7 @@ def _main(
     return {**files, CARD_NAME: card.encode()}
 
 
-# -- the branches of a sweep: what is listed where there is no index, and what an index is rebuilt from
+# -- the branches of a sweep, read where there is no index or to rebuild it
 
 
 def read_branches(store: Store, sweep: str, repos: Iterable[str]) -> dict[tuple[str, str], RunRecord | str | None]:

@@ -84,8 +84,8 @@ def load_records(
 
     Raises:
         RecordError: rows that break the schema.
-        NotFoundError: the Hub has no such dataset, or it is no index of runs.
-        FilesError: there is no such file or folder, or nothing in it; a revision of what has none.
+        NotFoundError: the Hub has no such dataset, or it is not an index of runs.
+        FilesError: the path does not exist or has no records, or a `revision` was given for a path.
     """
     return load_rows(source, revision=revision, problems=problems, foreign=False).rows
 
@@ -192,7 +192,7 @@ def read_file(source: str | Path, name: str, revision: str | None = None, *, kin
         return reference.store.read(kind, reference.name, name, revision or reference.revision)
     file = Path(str(source).removeprefix("file:")) / name
     if not file.is_file():
-        raise NotFoundError(f"there is no file {file}")
+        raise NotFoundError(f"{file} does not exist")
     return file.read_bytes()
 
 

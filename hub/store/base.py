@@ -218,7 +218,7 @@ class Store(ABC):
         message: str,
         sha256: Mapping[str, str] | None = None,
     ) -> Publication:
-        """Commit what `wanted` makes of the head of a branch; `sha256` has what is known of the files' hashes."""
+        """Commit what `wanted` makes of the head of a branch; `sha256` has the file hashes that are known."""
         repo_id, hashes, sent, failures = self.repo_id(repo), sha256 or {}, False, 0
         for attempt in range(_MAX_CONFLICTS):
             with self._exclusive(kind, repo, branch):
@@ -246,7 +246,7 @@ class Store(ABC):
 
     @abstractmethod
     def _head(self, kind: Kind, repo: str, branch: str, *, again: bool) -> Head:
-        """The head of a branch that is to be written; `again`: what was known of it may be out of date."""
+        """The head of a branch to be written; `again`: an earlier answer may be out of date."""
 
     @abstractmethod
     def _read_at(self, head: Head, path: str) -> bytes:
@@ -275,7 +275,7 @@ class Store(ABC):
     def _check(
         self, head: Head, changes: Mapping[str, Change], stored: Mapping[str, StoredFile], sha256: Mapping[str, str]
     ) -> None:
-        """Raise IntegrityError unless the files that were `found` after a commit on `head` have its changes."""
+        """Raise IntegrityError unless the files `stored` by a commit on `head` have its changes."""
         copied = {content.commit for content in changes.values() if isinstance(content, CopyOf)}
         sources = {commit: self.files(head.kind, head.repo, commit) for commit in copied}
 

@@ -1,4 +1,4 @@
-"""Which files of a run's folder are released, and what is checked before they are.
+"""The files of a run's folder that are released, and the checks before they are.
 
 The list says what is allowed, because a training folder also holds optimizer states and pickled files, such as
 `training_args.bin`, which contains an access token.
@@ -36,7 +36,7 @@ Content = Path | bytes  # a file on this machine, or its bytes
 
 @dataclass(frozen=True)
 class Release:
-    """What is released from one folder, by name; bytes where the released file differs from the local one."""
+    """The files to release from one folder, by name; bytes where the released file differs from the local one."""
 
     folder: Path
     files: Mapping[str, Content]

@@ -131,7 +131,7 @@ class LocalStore(Store):
         return _content_id(folder)
 
     def _pause(self, attempt: int, error: Exception) -> None:
-        """None is needed: a branch that another process made first is there now."""
+        """No wait is needed: a branch that another process made first exists by now."""
 
     @contextmanager
     def _exclusive(self, kind: Kind, repo: str, branch: str) -> Iterator[None]:
@@ -220,7 +220,7 @@ def _incoming(repository: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(repository: Path) -> None:
-    """Remove what killed processes left while they published; of what is being written the lock is held."""
+    """Remove unfinished branches of killed processes; while a branch is being written, its lock is held."""
     from filelock import FileLock, Timeout
 
     for lock in repository.glob(f"{_INCOMING}*{_LOCK}"):

@@ -37,7 +37,7 @@ _ATTEMPTS_WITH_CACHE = 2  # a network that is down does not hold up whoever has 
 
 @dataclass
 class _Repository:
-    """What this process knows of a repository; new branches start from its first commit."""
+    """A repository as this process last saw it; new branches start from its first commit."""
 
     branches: dict[str, str]
     first: str | None = None
@@ -185,7 +185,7 @@ class HubStore(Store):
         return info
 
     def _read_at(self, head: Head, path: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Two requests when the file is not in the cache, none when it is."""
+        """The bytes of a file; two requests when it is not in the cache, none when it is."""
         repo_id = self.repo_id(head.repo)
         if (listed := head.files.get(path)) is None:
             raise NotFoundError(f"{repo_id} has no file {path!r} at {head.commit}")
@@ -282,7 +282,7 @@ class HubStore(Store):
         return Head(kind, repo, branch, commit, self.files(kind, repo, commit))
 
     def _open(self, kind: Kind, repo: str) -> _Repository:
-        """Makes the repository if it does not exist."""
+        """Make the repository if it does not exist."""
         repo_id, repositories = self.repo_id(repo), self._repositories
         with self._lock:
             if (kind, repo) not in repositories:

@@ -1,7 +1,7 @@
-"""Calls to the Hub with what `huggingface_hub` leaves out: a timeout, retries that honour Retry-After, clear errors.
+"""Calls to the Hub with a timeout, bounded retries that honour Retry-After, and clear errors.
 
-The library's own retries know no longest wait and would multiply with ours, so requests inside our calls fail at once
-(`_single_attempts`). Everyone else in the process keeps them.
+The retries of `huggingface_hub` have no longest wait and would multiply with ours, so requests in our calls fail at
+once (`_single_attempts`). Everyone else in the process keeps them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Transport:
 
     @contextmanager
     def _turn(self) -> Iterator[Callable[[float], None]]:
-        """The waiting before a new attempt: of several threads that fail together, one asks and the others wait."""
+        """Wait before a new attempt: of several threads that fail together, one asks and the others wait."""
         mine = False
 
         def pause(seconds: float) -> None:
@@ -176,7 +176,7 @@ class Transport:
                 raise self._refused[key][1]
 
     def _remember(self, error: HubError, response: Any) -> None:
-        """What holds for later requests, too: a refused token, and a repository that takes no more commits."""
+        """Remember what later requests must heed: a refused token, and a repository that takes no more commits."""
         authorization = response.request.headers.get("authorization") if response is not None else None
         if isinstance(error, AccessError) and authorization and response.status_code == 401:
             self._refused[authorization] = time.monotonic() + _REFUSED_SECONDS, error
@@ -207,7 +207,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _chain(error: BaseException | None, until: BaseException | None = None) -> Iterator[BaseException]:
-    """An exception and what it came from, without `until` and what that came from."""
+    """An exception and its causes, without `until` and the causes of that."""
     seen = {id(until)}
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -222,7 +222,7 @@ def _response(chain: Sequence[BaseException]) -> Any:
 
 
 def _translated(chain: Sequence[BaseException]) -> HubError | None:
-    """Our error for the library's, given with what it came from; None if it is none of the Hub's."""
+    """Our error for the library's, which comes with its causes; None if it is not about the Hub."""
     ours = next((link for link in chain if isinstance(link, HubError)), None)
     if ours is not None:  # raised inside the library by what `call` had asked it to do
         return ours
@@ -265,7 +265,7 @@ def _unreachable(chain: Sequence[BaseException], names: set[str]) -> Unavailable
     source = ours or chain[0]
     text = _one_line(source) or type(source).__name__
     error = UnavailableError(f"the Hub cannot be reached: {text}")
-    # What is none of ours was tried again by the library, while it resumed a download.
+    # An error without our mark was already retried by the library, while it resumed a download.
     repeated = bool(names & {"ConnectError", "TimeoutException", "RemoteProtocolError"})
     error.passing = ours is not None or not (repeated or "OfflineModeIsEnabled" in names)
     error.connected = not names & {"ConnectError", "ConnectTimeout"}
@@ -303,7 +303,7 @@ def _retry_after(response: Any) -> float | None:
 
 @dataclass
 class _Attempt:
-    """What checks each request, the failure after which none is sent, and where this attempt uploads to."""
+    """The check of each request, the failure after which none is sent, and the upload addresses of this attempt."""
 
     check: Callable[[Any], object]
     failure: Exception | None = None
