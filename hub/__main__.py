@@ -34,12 +34,14 @@ log = Console(stderr=True)
 
 Sweep = Annotated[str, typer.Argument(help="The sweep's name.")]
 Where = Annotated[str, typer.Option("--where", help='Filter, e.g. "E=8, D >= 1B, final".')]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written without writing it.")]
 
 
 @app.command()
 def push(
-    source: Annotated[Path, typer.Argument(metavar="RUN_OR_SWEEP", help="A run's folder, or a parent of such.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_SWEEP", help="A run folder, or any parent of run folders.")
+    ],
     store: commands.Store,
     private: commands.Private = False,
     dry_run: DryRun = False,
@@ -99,11 +101,11 @@ def pull(
     `--revision` is that of the sweep's index.
     """
     source = open_store(store)
-    chosen = select(load_index(source, sweep, revision), where)
-    if not chosen:
+    selected = select(load_index(source, sweep, revision), where)
+    if not selected:
         raise FilesError(f"no run of {sweep!r} matches {where!r}")
-    with progress_line("pull", len(chosen), "runs", console=log) as advance:
-        for _, folder in pull_runs(source, chosen, to):
+    with progress_line("pull", len(selected), "runs", console=log) as advance:
+        for _, folder in pull_runs(source, selected, to):
             typer.echo(str(folder))
             advance(1, "")
 
@@ -129,13 +131,13 @@ def runs(
                 typer.echo(name.removesuffix("-runs"))
         return
     problems: list[str] = []
-    chosen = select(load_index(source, sweep, revision, problems=problems), where)
+    selected = select(load_index(source, sweep, revision, problems=problems), where)
     for problem in problems:
         _say(f"left out: {problem}")
     if json:
-        print(to_jsonl(chosen).decode(), end="")
+        print(to_jsonl(selected).decode(), end="")
     else:
-        print_table(runs_table(chosen, title=f"{len(chosen)} runs of {sweep}"))
+        print_table(runs_table(selected, title=f"{len(selected)} runs of {sweep}"))
 
 
 @app.command()
@@ -177,7 +179,7 @@ def _loading(store: Store, record: RunRecord) -> str:
 
 
 def _plan(store: Store, runs: list[tuple[Path, RunRecord]]) -> Table:
-    """What a push would send."""
+    """The table of files that a push would send."""
     rows = []
     for folder, record in runs:
         release = release_of(folder)

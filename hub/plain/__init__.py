@@ -1,1 +1,1 @@
-"""What everything stands on, and knows nothing of runs: atomic files, errors, JSON, quantities, text and tables."""
+"""The base of all packages, independent of runs: atomic files, errors, JSON, quantities, text and tables."""

@@ -34,8 +34,8 @@ def check(file: Path, content: bytes) -> None:
     noted = _noted(file.parent).get(file.name)
     if noted and hashlib.sha256(content).hexdigest() not in noted:
         raise IntegrityError(
-            f"{file} is not as it was pushed: damaged, edited, or written by an earlier version. To take it as it is, "
-            f"delete {file.parent / FILE_NAME}; `python -m hub repair STORE SWEEP` rebuilds an index from its branches"
+            f"{file} has changed since it was pushed: it is damaged or was edited. To accept it as it is, delete "
+            f"{file.parent / FILE_NAME}; to rebuild an index from its branches, run `python -m hub repair STORE SWEEP`"
         )
 
 

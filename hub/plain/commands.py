@@ -1,6 +1,6 @@
-"""What all commands share: one mapping from errors to exit statuses, `--version`, and the options that several have.
+"""Shared parts of all commands: the mapping from errors to exit statuses, `--version`, and common options.
 
-0 is done, 1 failed work or a result not to be trusted, 2 bad input, 3 a machine that failed (disk, memory, a damaged
+0 is done, 1 failed work or a result not to be trusted, 2 bad input, 3 a failed machine (disk, memory, a damaged
 file), 4 not all pushed, 130 and 143 interrupted. An error of ours is one line on standard error; a bug keeps its
 traceback.
 """
@@ -21,7 +21,7 @@ from hub.plain import units
 from hub.plain.errors import redacted, unknown
 
 NOT_TRUSTED = FAILED = 1
-BAD_INPUT, MACHINE_GAVE_OUT = 2, 3
+BAD_INPUT, MACHINE_FAILED = 2, 3
 _PACKAGES = ("hub", "scaling_law", "training", "modeling_switch_moe", "benchmarks", "__main__")
 # Of a path that a user named, unlike an OSError of a disk.
 _WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -44,7 +44,7 @@ def status_of(error: BaseException) -> int | None:
     if isinstance(error, _WRONG_PATH):
         return BAD_INPUT
     if isinstance(error, (OSError, MemoryError)) or type(error).__name__ == "OutOfMemoryError":
-        return MACHINE_GAVE_OUT
+        return MACHINE_FAILED
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     raised_here = bool(modules) and modules[-1].partition(".")[0] in _PACKAGES
     return BAD_INPUT if isinstance(error, ValueError) and raised_here else None
@@ -171,7 +171,7 @@ class App(typer.Typer):
     def command(  # type: ignore[override]
         self, *args: Any, **options: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """As typer.Typer's."""
+        """Register a command as typer does, with the exit statuses of `status_of`."""
         return super().command(*args, **{"cls": _Command} | options)
 
 
@@ -180,7 +180,7 @@ def _root(version: Version = False) -> None:
 
 
 def _parser(parse: Callable[[str], Any], name: str) -> Callable[[str], Any]:
-    """For `typer.Option(parser=…)`: a quantity that cannot be read is a usage error that names the option."""
+    """A parser for `typer.Option`: a quantity that cannot be read is a usage error that names the option."""
 
     def parser(text: str) -> Any:
         try:
@@ -204,7 +204,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 Store = Annotated[str, typer.Argument(metavar="STORE", help="A folder, or hf://ORGANISATION.")]
 Private = Annotated[bool, typer.Option("--private", help="Create private repositories.")]
 License = Annotated[
-    str | None, typer.Option(help="Licence of the release, e.g. apache-2.0. [default: what a run's card names]")
+    str | None, typer.Option(help="Licence of the release, e.g. apache-2.0. [default: the licence on each run's card]")
 ]
 Tag = Annotated[str, typer.Option(help="Tag the index with this name on the Hub, e.g. v1.")]
 Collection = Annotated[bool, typer.Option("--collection", help="Put the repositories into a collection.")]

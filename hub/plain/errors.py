@@ -36,11 +36,11 @@ class FilesError(HubError, ValueError):
 
 
 class ConflictError(HubError):
-    """What is already in the store contradicts what is to be pushed, e.g. a branch that exists with other weights."""
+    """The store holds something that contradicts the push, e.g. the same branch with other weights."""
 
 
 class IntegrityError(HubError):
-    """What was read back is not what was sent."""
+    """Content that differs from its hash: damaged in transit, in a cache or on a disk."""
 
 
 class NotFoundError(HubError, LookupError):
@@ -68,8 +68,8 @@ class UnavailableError(HubError, ConnectionError):
     full: str | None = None
 
 
-def problem_lines(problem: Any, shown: str | None = None) -> list[str]:
-    """One of pydantic's problems as lines: field, value (shortened; `shown`, if given) and what is allowed."""
+def problem_lines(problem: Any, value_text: str | None = None) -> list[str]:
+    """One of pydantic's problems as lines: field, value (shortened, or `value_text`) and what is allowed."""
     name = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "missing":
         return [f"{name}: missing"]
@@ -77,7 +77,7 @@ def problem_lines(problem: Any, shown: str | None = None) -> list[str]:
     message = re.sub(r"^(\w+ should|must) ", "it must ", message)  # "Input should be greater than 0"
     if not message.startswith("it must"):
         return message.splitlines()  # of a validator that names its fields itself
-    value = repr(problem["input"]) if shown is None else shown
+    value = repr(problem["input"]) if value_text is None else value_text
     return [f"{name}: {value[:80]}{'…' if len(value) > 80 else ''}; {message}"]
 
 

@@ -56,7 +56,7 @@ def read_card(text: str) -> RepoCard:
     """The card with this text, if the Hub would accept its metadata.
 
     Raises:
-        FilesError: the block between the two `---` lines is missing, is not YAML, or is no mapping of names to values.
+        FilesError: the block between the two `---` lines is missing, not YAML, or not a mapping of names to values.
     """
     import yaml
     from huggingface_hub import RepoCard
@@ -83,10 +83,10 @@ def license_of(card: str) -> str | None:
 
 def _value(card: str, name: str, kind: type) -> Any:
     try:
-        found = read_card(card).data.get(name)
+        value = read_card(card).data.get(name)
     except FilesError:
         return None
-    return found if isinstance(found, kind) else None
+    return value if isinstance(value, kind) else None
 
 
 def with_metadata(metadata: Mapping[str, Any], parts: Iterable[str]) -> str:
@@ -103,15 +103,15 @@ def updated(card: str, fresh: Mapping[str, Any], owned: Iterable[str]) -> str:
     this, or cannot be read, keeps its exact text.
     """
     try:
-        found = read_card(card)
+        parsed = read_card(card)
     except FilesError:
         return card  # refused where it is checked
-    before = found.data.to_dict()
+    before = parsed.data.to_dict()
     for name in owned:
-        found.data.pop(name)
+        parsed.data.pop(name)
         if name in fresh:
-            found.data[name] = fresh[name]
+            parsed.data[name] = fresh[name]
     if "tags" in owned:
         ours = fresh.get("tags", [])
-        found.data["tags"] = [*ours, *(tag for tag in tags_of(card) if tag not in ours)] or None
-    return card if found.data.to_dict() == before else str(found)
+        parsed.data["tags"] = [*ours, *(tag for tag in tags_of(card) if tag not in ours)] or None
+    return card if parsed.data.to_dict() == before else str(parsed)

@@ -1,4 +1,4 @@
-"""The one progress line of everything that takes long: what, how far, a loss or objective, the rate, the time left.
+"""The progress line of every long task: name, share done, a loss or objective, rate, time left.
 
 Drawn by rich on a terminal and in a notebook; a file or a pipe gets a line of text once a minute.
 """
@@ -76,8 +76,8 @@ def progress_bars(console: Console | None = None) -> Progress:
         progress.TimeRemainingColumn(compact=True, table_column=whole.copy()),
     )
     where = console or Console(stderr=True)
-    shown = where.is_terminal or where.is_jupyter
-    return (progress.Progress if shown else Lines)(*columns, console=where, transient=True, expand=True)
+    is_drawn = where.is_terminal or where.is_jupyter
+    return (progress.Progress if is_drawn else Lines)(*columns, console=where, transient=True, expand=True)
 
 
 def _in_words(task: Task, since: float, before: float) -> str:
@@ -101,13 +101,13 @@ def _in_words(task: Task, since: float, before: float) -> str:
 
 @contextmanager
 def progress_line(
-    what: str, total: float | None, unit: str, shown: bool = True, console: Console | None = None, done: int = 0
+    what: str, total: float | None, unit: str, visible: bool = True, console: Console | None = None, done: int = 0
 ) -> Iterator[Advance]:
-    """One such line for a `total` of `unit` (None: unknown), of which some are `done`; the value advances it.
+    """A progress line for a `total` of `unit` (None: unknown), `done` of which are finished; yields what advances it.
 
-    Nothing, and no rich, unless `shown`.
+    Draws nothing, and does not import rich, unless `visible`.
     """
-    if not shown:
+    if not visible:
         yield lambda steps, detail: None
         return
     with progress_bars(console) as display:

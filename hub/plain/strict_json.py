@@ -68,7 +68,7 @@ def versioned(format: str, version: int, fields: Mapping[str, Any]) -> bytes:
 
 
 def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
-    """What `write` wrote, by this version of the package or an older one; unknown fields are kept.
+    """Read a file of `write`, by this version of the package or an older one; unknown fields are kept.
 
     Raises:
         RecordError: it is not JSON, not of this format, or of a version above `newest`.
@@ -80,15 +80,15 @@ def read(path: str | Path, format: str, newest: int) -> dict[str, Any]:
 
 def checked(data: Any, format: str, newest: int, what: str) -> dict[str, Any]:
     """`data` as a mapping, once it says this format and a version that can be read; raises as `read`."""
-    found = data.get("format") if isinstance(data, dict) else None
-    if found != format:
-        raise RecordError(f"{what}: format is {found!r}, allowed is {format!r}")
+    stated = data.get("format") if isinstance(data, dict) else None
+    if stated != format:
+        raise RecordError(f"{what}: format is {stated!r}, allowed is {format!r}")
     check_version(data, newest, what, "version")
     return dict(data)
 
 
 def check_version(fields: Mapping[str, Any], newest: int, what: str, name: str = "schema_version") -> None:
-    """Raises RecordError for a version that is none, or that is newer than this package reads."""
+    """Raise RecordError for an invalid version, or one that is newer than this package reads."""
     version = fields.get(name)
     if isinstance(version, bool) or not isinstance(version, (int, float)) or version < 1:
         raise RecordError(f"{what}: {name} is {version!r}, allowed are 1 to {newest}")

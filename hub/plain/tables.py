@@ -43,7 +43,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {  # field → its label 
     "dense_tokens": ("dense D", format_count),
     "dense_loss": ("dense loss", _LOSS),
 }
-_FORMATS = {name: shown for field, (label, shown) in _FIELDS.items() for name in (field, label) if name}
+_FORMATS = {name: formatted for field, (label, formatted) in _FIELDS.items() for name in (field, label) if name}
 _INFINITE = {"flops": "not reached", "memory_bytes": ""}
 
 
@@ -83,11 +83,11 @@ class Table:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, object]], **options: Any) -> Table:
-        """From mappings of field to value, all with the same fields; columns without any text are left out."""
+        """Build a table from mappings of field to value with the same fields; columns without text are left out."""
         names = list(rows[0]) if rows else []
         cells = [[cell(name, row[name]) for name in names] for row in rows]
-        shown = [i for i in range(len(names)) if any(row[i] for row in cells)]
-        return cls([_label(names[i]) for i in shown], [[row[i] for i in shown] for row in cells], **options)
+        nonempty = [i for i in range(len(names)) if any(row[i] for row in cells)]
+        return cls([_label(names[i]) for i in nonempty], [[row[i] for i in nonempty] for row in cells], **options)
 
     def markdown(self) -> str:
         """A pipe table. The header is trusted text, every cell is escaped."""
@@ -139,14 +139,14 @@ class Table:
 
     def _columns(self) -> list[_Column]:
         rows = [*self.rows, *([self.total] if self.total else [])]
-        found = []
+        columns = []
         for i, name in enumerate(self.header or [""] * len(rows[0] if rows else ())):
             texts = [cell(name, row[i]) for row in rows]
             told = [text for text in texts if text.strip(f"+-{UNKNOWN}")]
             digits = sum(text.lstrip("+-±×∞")[:1].isdigit() for text in told)
             is_key = i == 0 if self.keys is None or not self.header else name in self.keys
-            found.append(_Column(name, texts, bool(self.header) and digits > len(told) / 2, is_key))
-        return found
+            columns.append(_Column(name, texts, bool(self.header) and digits > len(told) / 2, is_key))
+        return columns
 
     def _parts(self, columns: list[_Column], width: int) -> list[list[_Column]]:
         """The columns in groups of at most `width`, each in their order and with the keys."""
@@ -181,7 +181,7 @@ def _html_row(kind: str, texts: Sequence[str], columns: Sequence[_Column], look:
 
 
 def _width(columns: Sequence[_Column]) -> int:
-    """In columns of the terminal, with the borders, and long texts folded."""
+    """The width in terminal columns, with borders and with long texts folded."""
     total = 1
     for column in columns:
         longest = max(map(len, [column.name, *column.texts]))
@@ -203,7 +203,7 @@ class Summarised:
 
 
 class ResultTable(Summarised):
-    """What results with one value for each question share; `_question` names the columns that say what was asked."""
+    """The base of results with one value per question; `_question` names the columns that identify a question."""
 
     _question: ClassVar[tuple[str, ...]] = ("flops", "experts")
 
@@ -232,11 +232,11 @@ class ResultTable(Summarised):
 
     def summary(self) -> Table:
         rows = self.to_rows()
-        asked = [name for name in self._question if name == "experts" or len({row[name] for row in rows}) > 1]
+        keys = [name for name in self._question if name == "experts" or len({row[name] for row in rows}) > 1]
         more = len(rows) - _SHOWN
         return Table.of(
             rows[:_SHOWN],
-            keys=list(map(_label, asked)),
+            keys=list(map(_label, keys)),
             first=("FLOPs", "N_act", "tokens", "loss", "memory", ""),
             styles=["" if row.get("trusted", True) else "dim" for row in rows[:_SHOWN]],
             notes=[f"… {more:,} more rows: to_dataframe() has all"] if more > 0 else (),
@@ -267,12 +267,12 @@ def print_table(renderable: Any) -> None:
 
 
 def as_text(renderable: RenderableType, width: int = PIPE_WIDTH) -> str:
-    """What rich prints, without colours."""
+    """The text that rich prints, without colours."""
     return _recorded(renderable, width).export_text().rstrip()
 
 
 def html(renderable: RenderableType, width: int = 120) -> str:
-    """For `_repr_html_`: tables as such, the rest as rich prints it; text is escaped, so names cannot add markup."""
+    """HTML for `_repr_html_`: tables as tables, the rest as rich prints it. Text is escaped: names add no markup."""
     from rich.console import Group
 
     if isinstance(renderable, Group):
@@ -293,7 +293,7 @@ def _recorded(renderable: RenderableType, width: int) -> Console:
 
 
 def enumerated(words: Sequence[str], last: str = "and") -> str:
-    """As a sentence has them: a, b and c."""
+    """Words joined as in a sentence: a, b and c."""
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 

@@ -54,7 +54,7 @@ def parse_counts(text: str, field: str = "value") -> list[float]:
 
 def parse_experts(text: str, field: str = "experts") -> list[int]:
     """Expert counts: "1,2,4,8", a range "1-32", or both mixed. Integers of at least 1, in the order given."""
-    found: list[int] = []
+    counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if match is None:
@@ -62,8 +62,8 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= 65_536:
             raise ValueError(f"{field}={text!r}: {part.strip()!r} must be within 1 and 65536, smaller end first")
-        found.extend(range(first, last + 1))
-    return list(dict.fromkeys(found))
+        counts.extend(range(first, last + 1))
+    return list(dict.fromkeys(counts))
 
 
 def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
@@ -74,8 +74,8 @@ def listed_experts(experts: Iterable[float], most: int = 8) -> list[str]:
             rows[-1].append(e)
         else:
             rows.append([e])
-    found = [text for row in rows for text in _row_of_experts(row)]
-    return found if len(found) <= most else [*found[: most - 2], "…", found[-1]]
+    parts = [text for row in rows for text in _row_of_experts(row)]
+    return parts if len(parts) <= most else [*parts[: most - 2], "…", parts[-1]]
 
 
 def _row_of_experts(row: list[float]) -> list[str]:

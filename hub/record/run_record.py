@@ -66,7 +66,7 @@ class _Part(BaseModel):
 
 
 class BatchRampStage(_Part):
-    """From `from_tokens` trained tokens on, a global batch has `sequences` sequences."""
+    """A stage of the batch ramp: `sequences` per global batch, from `from_tokens` trained tokens on."""
 
     from_tokens: Count
     sequences: PositiveCount
@@ -104,7 +104,7 @@ class OptimizerSettings(_Part):
 
 
 class DatasetReference(_Part):
-    """A data set by its id (of the Hub, or a plain name), commit and content fingerprint (null: not known)."""
+    """A dataset by its id (of the Hub, or a plain name), commit and content fingerprint (null: not known)."""
 
     id: Line
     revision: Line | None = None
@@ -228,8 +228,8 @@ class RunRecord(_Part):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            found = [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
-            raise RecordError(redacted(f"{what} is not valid: {'; '.join(found[:_MAX_SHOWN])}")) from None
+            lines = [line for problem in error.errors(include_url=False) for line in problem_lines(problem)]
+            raise RecordError(redacted(f"{what} is not valid: {'; '.join(lines[:_MAX_SHOWN])}")) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -319,13 +319,13 @@ def _contradictions(record: RunRecord) -> list[str]:
     """What no single field shows: fields that cannot be true together."""
     heads, width, total, active = record.n_heads, record.d_model, record.n_total, record.n_active
     point, tokens, dense = record.branch_point_tokens, record.tokens, record.experts == 1
-    given = {name for name in OF_A_CLASS if getattr(record, name) is not None}
-    of_a_class = f"{', '.join(sorted(OF_A_CLASS - given))} missing, required with one of the others"
+    class_fields = {name for name in OF_A_CLASS if getattr(record, name) is not None}
+    of_a_class = f"{', '.join(sorted(OF_A_CLASS - class_fields))} missing, required with one of the others"
     unknown_loss = record.train_loss is None and record.status != "diverged" and record.train_loss_window_tokens
     stages = [stage.from_tokens for stage in record.schedule.batch_ramp]
     checks = (
-        (given and given != OF_A_CLASS, of_a_class),
-        (not given and width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
+        (class_fields and class_fields != OF_A_CLASS, of_a_class),
+        (not class_fields and width % heads, f"n_heads is {heads}, allowed are divisors of d_model {width}"),
         (total < active, f"n_total is {total}, allowed is at least n_active {active}"),
         (dense and total != active, f"n_total is {total}, allowed with experts 1 is n_active {active}"),
         (unknown_loss, 'train_loss is null, allowed only with status "diverged" or train_loss_window_tokens 0'),

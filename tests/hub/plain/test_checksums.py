@@ -16,7 +16,7 @@ def test_what_was_written_passes_at_every_moment_of_a_write_and_else_nothing(tmp
         checksums.check(file, before)  # a process that is killed here leaves the old file
         file.write_bytes(new)
         checksums.check(file, new)
-    with pytest.raises(IntegrityError, match=r"runs\.jsonl is not as it was pushed") as caught:
+    with pytest.raises(IntegrityError, match=r"runs\.jsonl has changed since it was pushed") as caught:
         checksums.check(file, b"thre3")
     (tmp_path / checksums.FILE_NAME).unlink()  # as the error says
     assert str(tmp_path / checksums.FILE_NAME) in str(caught.value)

@@ -148,7 +148,7 @@ def test_a_law_is_checked_before_it_is_sent(store):
     push_index(store, "demo", [make_record(run_id="one")])
     for section, files, reason in (
         (SECTION, {"law.pkl": b""}, "not on the list"),
-        (SECTION, {"README.md": b""}, "not on the list"),
+        (SECTION, {"README.md": b""}, "may not lie beside a law"),
         (f"{SECTION} {TOKEN}", {}, "access token"),
         (SECTION, {"scaling_law.json": TOKEN.encode()}, "access token"),
     ):

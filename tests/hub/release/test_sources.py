@@ -95,5 +95,5 @@ def test_a_file_of_a_folder(tmp_path):
     (tmp_path / "scaling_law.json").write_text("{}")
     assert read_file(tmp_path, "scaling_law.json") == b"{}"
     assert read_file(f"file:{tmp_path}", "scaling_law.json") == b"{}"
-    with pytest.raises(NotFoundError, match="there is no file"):
+    with pytest.raises(NotFoundError, match="does not exist"):
         read_file(tmp_path, "README.md")

@@ -114,7 +114,7 @@ def test_the_limit_of_commits_is_handed_back_with_what_remains(loopback, runs_of
     with pytest.raises(PushErrors, match=message) as caught:
         push_runs(hub_store(loopback), runs)
     assert [record.run_id for record in caught.value.pushed] == ["run0", "run1", "run2"]
-    assert "start the same command again in an hour" in str(caught.value)
+    assert "re-run the same command in an hour" in str(caught.value)
     assert loopback.api_calls().count("commit") == loopback.api_calls().count("preupload") == 4
     assert status_of(caught.value) == 4
     loopback.faults.clear()
