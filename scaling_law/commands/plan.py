@@ -139,9 +139,7 @@ def next_runs(
     tokens_per_parameter: Annotated[
         Any, quantity(_pair, "D / N_act of the runs.", metavar="LOW:HIGH", rare=True)
     ] = "0.5:80",
-    max_flops: Annotated[
-        Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", "--max-run-flops", rare=True)
-    ] = None,
+    max_run_flops: Annotated[Any, quantity(COUNT, "Budget of one run. [default: a quarter of all]", rare=True)] = None,
     vocab_size: options.VocabSize = None,
     noise: Annotated[
         float | None, option("Standard deviation of ln L of one run. [default: from the fit]", rare=True)
@@ -171,7 +169,7 @@ def next_runs(
     limits["kv_tokens"] = kv_tokens
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
     widths = widths and [options.nearest_width(width) for width in widths]
-    largest = float(positive("flops", flops)) / 4 if max_flops is None else max_flops
+    largest = float(positive("flops", flops)) / 4 if max_run_flops is None else max_run_flops
     candidates = design.candidate_grid(largest, experts, widths, tokens_per_parameter, vocabulary)
     answer = _answer(ask, limits, vocab_size)
     made = design.next_runs(chosen, answer, flops, candidates, noise, max_runs, warmup_tokens, force=force)

@@ -104,14 +104,14 @@ class Candidates:
 
 
 def candidate_grid(
-    max_flops: float,
+    max_run_flops: float,
     experts: Sequence[int] = PAPER.experts,
     widths: Sequence[int] | None = None,
     tokens_per_parameter: tuple[float, float] = (0.5, 80.0),
     vocab_size: int = VOCAB_SIZE,
 ) -> Candidates:
-    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_flops` by itself."""
-    positive("max_flops", max_flops)
+    """Architectures of the d / 64 rule with token counts in factors of 2, none above `max_run_flops` by itself."""
+    positive("max_run_flops", max_run_flops)
     low, high = tokens_per_parameter
     if not 0 < low < high:
         raise ValueError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
@@ -121,9 +121,9 @@ def candidate_grid(
             a = Architecture(width, e, vocab_size=vocab_size)
             start = 2.0 ** np.ceil(np.log2(low * a.n_active))
             counts = start * 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
-            found += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_flops]
+            found += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_run_flops]
     if not found:
-        raise ValueError(f"max_flops={max_flops:g} affords none of the candidate runs")
+        raise ValueError(f"max_run_flops={max_run_flops:g} affords none of the candidate runs")
     return Candidates(tuple(a for a, _ in found), np.array([t for _, t in found]))
 
 

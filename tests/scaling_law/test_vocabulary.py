@@ -39,7 +39,8 @@ SYNONYMS = {  # the name → others that say the same thing
     "law": "law_name",
 }
 SAME = {other: name for name, others in SYNONYMS.items() for other in others.split()}
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+SHELL: Any = typer.main.get_command(app)
+COMMANDS = {name: SHELL.get_command(None, name) for name in SHELL.list_commands(None)}
 
 
 def parameters(function: Any) -> set[str]:

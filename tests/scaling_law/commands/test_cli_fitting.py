@@ -139,7 +139,7 @@ def test_split(shell, table):
     found = json.loads(shell(*words, "--json").output)
     expected = compare(split(load_runs(table), "flops", 6), outliers="set_aside")
     assert found["rmse"] == {law: pytest.approx(dict(parts)) for law, parts in expected.rmse.items()}
-    assert found["rows"] == {"train": 30, "validation": 6, "test": 0}
+    assert found["runs"] == {"train": 30, "validation": 6, "test": 0}
     text = shell(*words, "--fix", "e_max=200", "--fix", "e_start=2").output
     assert "Split by flops" in text
     assert "joint law" in text
@@ -218,4 +218,4 @@ def test_the_papers_letters_and_counts_with_suffixes_are_read(shell, tmp_path):
     frame.to_csv(path, index=False)
     found, expected = json.loads(shell("fit", path, "--json").stdout), fit(made)
     assert found["rmse"] == pytest.approx(expected.rmse, rel=1e-6)
-    assert found["rows"] == len(made)
+    assert found["runs"] == len(made)

@@ -64,7 +64,7 @@ LINES = {  # what is typed → the line on standard error
     "compare --laws chinchila": f"--laws 'chinchila' is unknown: did you mean 'chinchilla'? There are {ON_SHELF}",
     "compare --flops 1e22 --laws marine": f"--laws 'marine' is unknown: did you mean 'marin'? There are {ON_SHELF}",
     "describe nowhere": (
-        "nowhere: neither a folder or Hub repo with a config.json (there is no file nowhere/config.json)"
+        "nowhere: neither a folder or Hub repo with a config.json (nowhere/config.json does not exist)"
     ),
     "learning-rate": "--d-model is needed; or RUNS, to fit a law of learning rates",
     "learning-rate --d-model 0": "--d-model 0 must be positive and finite",
