@@ -23,7 +23,7 @@
 # make bench         the benchmarks, one after the other (under ten minutes), and docs/benchmarks.md from their results;
 #                    FAST=1 the smallest sizes, into build/bench. BENCH_CURVES=, BENCH_STEP_LAW=, BENCH_DATASET=,
 #                    BENCH_TOKENIZER=, BENCH_RUNS=: data that is not shipped here; what needs it is skipped or made without
-# make gpu           what only a GPU can show, and docs/gpu.md from it; make gpu-suite, gpu-steps, gpu-decoding,
+# make gpu           what only a GPU can show, into docs/benchmarks.md; make gpu-suite, gpu-steps, gpu-decoding,
 #                    gpu-checkpoints, gpu-sweep: one part. LIMIT=540 stops after so many seconds, and the same command
 #                    goes on; RETRY=1 runs again what failed; DATA=folder: text of the sweep; GPU_PYTHON: an interpreter
 #                    that has torch with CUDA (default: the one of make setup). make gpu-smoke: tiny, on a CPU, too
@@ -210,7 +210,7 @@ gpu $(GPU_PARTS:%=gpu-%): $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
 gpu-smoke: setup
 	rm -rf build/gpu-smoke
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --smoke --limit 300
-	$(BIN)/python -m benchmarks.gpu.page --results build/gpu-smoke/results --page build/gpu-smoke/gpu.md
+	$(BIN)/python -m benchmarks.gpu.page --results build/gpu-smoke/results --page build/gpu-smoke/benchmarks.md
 
 clean:
 	rm -rf $(VENV) $(LIGHT) $(CLIENTS) $(VLLM) $(FRESH) dist demo-output demo-output-fast

@@ -1,42 +1,43 @@
-"""Put the results of the GPU kit into docs/gpu.md.
+"""Put the results of the GPU kit into docs/benchmarks.md.
 
-    python -m benchmarks.gpu.page [--results benchmarks/results/gpu] [--page docs/gpu.md]
+    python -m benchmarks.gpu.page [--results benchmarks/results/gpu] [--page docs/benchmarks.md]
 
-The text is written by hand; what is between `<!-- results of PART -->` and `<!-- end -->` is replaced, for a part
-without results by a sentence that says so.
+What is between `<!-- gpu PART -->` and `<!-- end -->` is replaced; it is empty for a part without results.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cases import PARTS
-from benchmarks.render import PLACE
+from benchmarks.render import PAGE
 from benchmarks.report import ROOT, Row, plain, quotient, shown, table
 from hub.plain.tables import Table
 from hub.plain.units import format_bytes, format_count
 
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "gpu", ROOT / "docs" / "gpu.md"
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+PLACE = re.compile(r"(<!-- gpu (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 GOAL_CASE, GOAL_RATIO, GOAL_MFU = "ours d1024 E8, auto", 0.85, 0.40
 Results = dict[str, dict[str, Any]]  # by case: its result
 LONGEST = 5
 
 
 def page(folder: Path) -> str:
-    """The page with the results in `folder`, or without any."""
+    """The page with the results in `folder`, or without any. ValueError for a place that no part has."""
 
-    def section(place: Any) -> str:
-        path = folder / f"{place[2]}.json"
+    def section(place: re.Match[str]) -> str:
         if place[2] not in PARTS:
             raise ValueError(f"{PAGE}: a place for {place[2]!r}, which is none of {', '.join(PARTS)}")
+        path = folder / f"{place[2]}.json"
         if not path.exists():
-            missing = f"Nothing has been measured yet: `make gpu-{place[2]}` on a machine with a GPU."
-            return f"{place[1]}\n{missing}\n\n{place[3]}"
-        return f"{place[1]}\n{of_part(json.loads(path.read_text(encoding='utf-8')))}\n{place[3]}"
+            return place[1] + place[3]
+        part = json.loads(path.read_text(encoding="utf-8"))
+        return f"{place[1]}\n### {place[2].title()}\n\n{of_part(part)}\n{place[3]}"
 
     return PLACE.sub(section, PAGE.read_text(encoding="utf-8"))
 

@@ -1,6 +1,6 @@
 """The model and its training on the device that is there, a GPU or else the CPU, beside the plain loop on the CPU.
 
-On a CPU they run what a GPU would: experts in buffers. Part 1 of the GPU kit (docs/gpu.md) runs them and keeps the
+On a CPU they run what a GPU would: experts in buffers. Part 1 of the GPU kit runs them and keeps the
 deviations that they record. Tolerances are relative: of a gradient by its norm, of a loss by its value.
 """
 

@@ -228,7 +228,7 @@ class OpenText:
             if known and not skipped:
                 self._check_unchanged(known[-1], start)
             if texts:
-                yield texts, place
+                yield texts, start if known else place
             n_read += len(batch)
             # The state before this batch, not after it, so that there is always a document to check on resuming.
             place = Place(n_read, _digest(batch[-1]), state, len(batch), self._version)

@@ -69,6 +69,17 @@ def test_reading_resumes_at_any_place_and_notices_other_documents(crawls, part_b
         next(source.batches(7, kept._replace(last="0" * 64)))
 
 
+def test_places_do_not_depend_on_where_a_reader_was_stopped(crawls, part_bytes):
+    def documents_and_places(start=None):
+        batches = source.batches(16, start)
+        return [(text, place.after(texts, n)) for texts, place in batches for n, text in enumerate(texts, start=1)]
+
+    source = TextSource(str(crawls), held_out_buckets=300, file_seed=3)
+    whole = documents_and_places()
+    for n, (_, place) in list(enumerate(whole, start=1))[::23]:
+        assert documents_and_places(place) == whole[n:]
+
+
 def test_what_lies_before_the_group_of_a_place_is_not_opened_again(crawls, monkeypatch):
     monkeypatch.setattr(text_module, "PART_BYTES", 700)
     source = TextSource(str(crawls), file_seed=0)
