@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from hub.plain.atomic import write_bytes
-from hub.plain.tables import Table, print_table
+from hub.base.atomic import write_bytes
+from hub.base.tables import Table, print_table
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface_hub")

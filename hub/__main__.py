@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hub.plain import commands
-from hub.plain.errors import FilesError
-from hub.plain.progress import progress_line
-from hub.plain.tables import Table, print_table
-from hub.plain.units import format_bytes
+from hub.base import commands
+from hub.base.errors import FilesError
+from hub.base.progress import progress_line
+from hub.base.tables import Table, print_table
+from hub.base.units import format_bytes
 from hub.record.filter import select
 from hub.record.run_record import RunRecord
 from hub.record.table import to_jsonl

@@ -16,7 +16,7 @@ import lazy_loader
 
 # Before anything imports `hub`: a hub.py beside the user's script would be imported in its place.
 _hub = find_spec("hub")
-if _hub is not None and _hub.origin is not None and not (Path(_hub.origin).parent / "plain").is_dir():
+if _hub is not None and _hub.origin is not None and not (Path(_hub.origin).parent / "base").is_dir():
     raise ImportError(f"{_hub.origin} hides the package `hub` that scaling_law needs: rename or move that file")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
-from hub.plain import strict_json
-from hub.plain.markdown import escaped
-from hub.plain.tables import Table
-from hub.plain.units import format_count
+from hub.base import strict_json
+from hub.base.errors import InputError
+from hub.base.markdown import escaped
+from hub.base.tables import Table
+from hub.base.units import format_count
 from scaling_law.figures import drawing, law_figures
 from scaling_law.formulas import ChinchillaForm, Conditions, Formula
 from scaling_law.planning.optimum import has_optimum
@@ -58,7 +59,7 @@ def push_law(
     """
     owner, slash, name = repo.partition("/")
     if not owner or not slash or not name or "/" in name:
-        raise ValueError(f"repo={repo!r} must have the form owner/name")
+        raise InputError(f"repo={repo!r} must have the form owner/name")
     pictures = law_pictures(law)
     card = law_card(law, repo, tuple(pictures), license=license).encode()
     store = hub.HubStore(owner, private=private, token=token)

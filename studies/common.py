@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain import atomic, strict_json
-from hub.plain.markdown import block_of, replace_block
-from hub.plain.tables import Table
+from hub.base import atomic, strict_json
+from hub.base.errors import InputError
+from hub.base.markdown import block_of, replace_block
+from hub.base.tables import Table
 
 FloatArray = NDArray[np.float64]
 Part = tuple[object, ...] | str
@@ -39,7 +40,7 @@ def fill(page: Path, blocks: Mapping[str, Callable[[T], Iterable[Part]]], conten
     """
     text = page.read_text(encoding="utf-8")
     if lacking := [name for name in blocks if block_of(text, name) is None]:
-        raise ValueError(f"{page}: no block `<!-- {lacking[0]} -->` and `<!-- /{lacking[0]} -->`")
+        raise InputError(f"{page}: no block `<!-- {lacking[0]} -->` and `<!-- /{lacking[0]} -->`")
     for name, block in blocks.items():
         text = replace_block(text, name, markdown_of(block(content)))
     atomic.write_bytes(page, text.encode())

@@ -12,7 +12,7 @@ import typer
 from accelerate.commands.launch import launch_command_parser
 from typer.testing import CliRunner
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law.commands import cli
 from tests.guides import DOCS, ROOT, blocks, command_lines, run_python, text_of
 from training.configuration.arguments import SECTIONS

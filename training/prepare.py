@@ -16,9 +16,9 @@ from typing import Annotated
 import typer
 from filelock import Timeout
 
-from hub.plain.commands import App, Version
-from hub.plain.progress import progress_line
-from hub.plain.tables import Table, print_table
+from hub.base.commands import App, Version
+from hub.base.progress import progress_line
+from hub.base.tables import Table, print_table
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import parse_command_line
 from training.data.builder import build_by_many

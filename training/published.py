@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from hub.plain import atomic, commands
-from hub.plain.atomic import weights_sha256
-from hub.plain.errors import FilesError, NotFoundError
-from hub.plain.units import format_count
+from hub.base import atomic, commands
+from hub.base.atomic import weights_sha256
+from hub.base.errors import FilesError, NotFoundError
+from hub.base.units import format_count
 from hub.record.names import formatted_tokens
 from hub.record.run_record import RunRecord
 from hub.release.cards import model_card

@@ -18,8 +18,9 @@ import torch
 import typer
 from rich.console import Console
 
-from hub.plain.commands import App, Version
-from hub.plain.tables import Table, print_table
+from hub.base.commands import App, Version
+from hub.base.errors import InputError
+from hub.base.tables import Table, print_table
 from hub.record.filter import select
 from hub.release.sources import load_records
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios, of_records
@@ -67,7 +68,7 @@ class Grid:
         for shape in self.shapes:
             width, _, blocks = shape.partition("x")
             if not (width.isdigit() and (blocks.isdigit() or not blocks)):
-                raise ValueError(f"--shape {shape!r}: give a width such as 512, or width x blocks such as 512x4")
+                raise InputError(f"--shape {shape!r}: give a width such as 512, or width x blocks such as 512x4")
             heads = max(1, int(width) // 64)
             depth = int(blocks) if blocks else heads
             models += [Architecture(int(width), e, depth, heads, self.vocab_size) for e in self.experts]
@@ -214,7 +215,7 @@ def main(
     )
     models, measured = grid.architectures(), list[Measurement]()
     if len(models) < LEAST_ARCHITECTURES:
-        raise ValueError(f"{len(models)} architectures would be measured; at least {LEAST_ARCHITECTURES} are needed")
+        raise InputError(f"{len(models)} architectures would be measured; at least {LEAST_ARCHITECTURES} are needed")
     for model in models:
         CONSOLE.print(
             f"d_model {model.d_model}, {model.blocks} blocks, E = {model.experts}: {model.n_total:,} parameters"

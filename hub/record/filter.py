@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, get_args
 
-from hub.plain.errors import RecordError, unknown
-from hub.plain.units import parse_count
+from hub.base.errors import RecordError, unknown
+from hub.base.units import parse_count
 from hub.record.run_record import RunRecord, Status, type_of
 
 LETTERS = {"E": "experts", "D": "tokens", "N": "n_active", "N_act": "n_active", "N_total": "n_total", "d": "d_model"}

@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from hub.plain.errors import RecordError
+from hub.base.errors import RecordError
 
 if TYPE_CHECKING:
     from hub.record.run_record import RunRecord  # pydantic, which a question to a law does without

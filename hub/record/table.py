@@ -20,8 +20,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, redacted
+from hub.base import atomic, strict_json
+from hub.base.errors import FilesError, RecordError, redacted
 from hub.record.run_record import RunRecord, type_of
 
 logger = logging.getLogger(__name__)

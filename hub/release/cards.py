@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from hub.plain.errors import FilesError
-from hub.plain.markdown import block, block_of, escaped, license_of, read_card, replace_block, updated, with_metadata
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_decimal
+from hub.base.errors import FilesError
+from hub.base.markdown import block, block_of, escaped, license_of, read_card, replace_block, updated, with_metadata
+from hub.base.tables import Table
+from hub.base.units import format_count, format_decimal
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import viewer_file

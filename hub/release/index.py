@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
-from hub.plain.markdown import block_of, license_of, read_card, replace_block
-from hub.plain.strict_json import MAX_RECORD_BYTES
+from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
+from hub.base.markdown import block_of, license_of, read_card, replace_block
+from hub.base.strict_json import MAX_RECORD_BYTES
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import JSONL_NAME, PARQUET_NAME, UnreadableRow, checked, split_rows, to_jsonl, to_parquet

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hub.plain import strict_json
-from hub.plain.errors import AccessError, ConflictError, FilesError, HubError, RecordError, redacted
-from hub.plain.markdown import license_of
+from hub.base import strict_json
+from hub.base.errors import AccessError, ConflictError, FilesError, HubError, InputError, RecordError, redacted
+from hub.base.markdown import license_of
 from hub.record.names import branch_name, index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.release.cards import as_pushed, checked_license, merged, model_card, refreshed, same_card
@@ -168,7 +168,7 @@ def push_runs(
         AccessError: none was pushed, because there is no token or the store does not accept it.
     """
     if not 1 <= workers <= MAX_WORKERS:
-        raise ValueError(f"workers is {workers}, allowed are 1 to {MAX_WORKERS}")
+        raise InputError(f"workers is {workers}, allowed are 1 to {MAX_WORKERS}")
     placed = [record.replaced(repo=store.repo_id(repo_name(record)), branch=branch_name(record)) for _, record in runs]
     check_places(store, placed)
     lock = threading.Lock()

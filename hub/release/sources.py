@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain import atomic, checksums
-from hub.plain.errors import FilesError, IntegrityError, NotFoundError, RecordError
-from hub.plain.markdown import read_card
+from hub.base import atomic, checksums
+from hub.base.errors import FilesError, IntegrityError, NotFoundError, RecordError
+from hub.base.markdown import read_card
 from hub.record.names import index_name, repo_name
 from hub.record.run_record import RunRecord
 from hub.record.table import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, UnavailableError
+from hub.base.errors import ConflictError, FilesError, IntegrityError, UnavailableError
 from hub.store.files import Content, check_allowed, git_id_of, is_allowed, sha256_of, size_of
 
 Kind = Literal["model", "dataset", "space"]

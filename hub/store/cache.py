@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hub.plain.errors import IntegrityError, UnavailableError
+from hub.base.errors import IntegrityError, UnavailableError
 from hub.store.base import StoredFile
 from hub.store.files import WEIGHTS, Content, is_allowed, size_of
 from hub.store.transport import Transport

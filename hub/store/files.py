@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hub.plain import atomic, strict_json
-from hub.plain.errors import FilesError, RecordError, secret_in
+from hub.base import atomic, strict_json
+from hub.base.errors import FilesError, RecordError, secret_in
 
 WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _NAMES = frozenset(

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hub.plain import atomic, checksums
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
-from hub.plain.markdown import tags_of
+from hub.base import atomic, checksums
+from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
+from hub.base.markdown import tags_of
 from hub.store.base import COMMIT, MAX_READ_BYTES, Change, CopyOf, Head, Kind, Store, StoredFile, checked_name
 from hub.store.files import is_allowed
 

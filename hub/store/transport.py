@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hub.plain.errors import (
+from hub.base.errors import (
     AccessError,
     ConflictError,
     FilesError,

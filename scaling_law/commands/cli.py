@@ -1,11 +1,11 @@
 """The shell command `scaling-law`: ask a law, plan runs, fit laws to runs, report, release.
 
-Every command takes --help, which begins with an example; `hub.plain.commands` has the exit statuses.
+Every command takes --help, which begins with an example; `hub.base.commands` has the exit statuses.
 """
 
 from __future__ import annotations
 
-from hub.plain.commands import App
+from hub.base.commands import App
 
 PLACES = {  # panel → command → where it stands; its module is imported when it is called
     "Ask a law": {

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.plain.commands import Json
-from hub.plain.tables import show
+from hub.base.commands import Json
+from hub.base.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import Mode, check_modes, exit_untrusted, option, quantity
 from scaling_law.law import compare as comparing

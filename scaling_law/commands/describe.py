@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.plain.commands import CONTEXT, COUNT, Json, Revision
-from hub.plain.tables import show
+from hub.base.commands import CONTEXT, COUNT, Json, Revision
+from hub.base.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, quantity
 from scaling_law.law import Law

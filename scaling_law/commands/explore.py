@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from hub.plain.commands import Json, Private
-from hub.plain.tables import show
+from hub.base.commands import Json, Private
+from hub.base.tables import show
 from scaling_law.commands import options
 from scaling_law.commands.options import option
 from scaling_law.explorer import app, space, uploads

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.plain.commands import COUNT, Json
-from hub.plain.errors import unknown
+from hub.base.commands import COUNT, Json
+from hub.base.errors import InputError, unknown
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity, show_written
 from scaling_law.figures.drawing import SUFFIXES, save
@@ -39,9 +39,9 @@ def figures(
     chosen, names_file = options.choose_law(law, JointLaw), output.suffix.lower() in SUFFIXES
     if names_file and (flops is None or suffix not in (None, output.suffix.lower().removeprefix("."))):
         instead = f"for --suffix {suffix}" if flops else "for all figures, or --flops for the one that fits a file"
-        raise ValueError(f"output={str(output)!r} names a file: give a folder {instead}")
+        raise InputError(f"output={str(output)!r} names a file: give a folder {instead}")
     if suffix is not None and f".{suffix}" not in SUFFIXES:
-        raise ValueError(unknown("suffix=", suffix, [name.removeprefix(".") for name in SUFFIXES]))
+        raise InputError(unknown("suffix=", suffix, [name.removeprefix(".") for name in SUFFIXES]))
     if flops is None:
         return show_written(draw_all(chosen, output, suffix or "png"), as_json)
     path = output if names_file else output / f"memory_optimal_{flops:.3g}.{suffix or 'png'}"

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Group
 
-from hub.plain.commands import Json
-from hub.plain.tables import show
+from hub.base.commands import Json
+from hub.base.errors import InputError
+from hub.base.tables import show
 from scaling_law.commands import options, run_options
 from scaling_law.commands.options import Mode, check_modes, choose_law, exit_untrusted, option, quantity
 from scaling_law.fitting import calibration, fitting, profiles, splits
@@ -101,7 +102,7 @@ def fit(
     """
     check_modes(context, MODES)
     if bootstrap < 0 or bootstrap == 1:
-        raise ValueError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
+        raise InputError(f"bootstrap={bootstrap} must be 0, or at least 2 resamples")
     table = run_options.load(runs, loss, status, trunks, skip_invalid, where, columns, format)
     robust: dict[str, Any] = {"huber_delta": huber_delta, "one_sided": one_sided, "mix": mix}
     robust["weights"] = None if weights == "equal" else weights

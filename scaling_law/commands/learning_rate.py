@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from hub.plain.commands import COUNT, EXPERTS, Json
-from hub.plain.tables import show
-from hub.plain.units import format_count
+from hub.base.commands import COUNT, EXPERTS, Json
+from hub.base.errors import InputError
+from hub.base.tables import show
+from hub.base.units import format_count
 from scaling_law.commands import options, run_options
 from scaling_law.commands.options import Mode, check_modes, exit_untrusted, option, quantity
 from scaling_law.fitting.learning_rate import LearningRateGrid
@@ -88,9 +89,9 @@ def learning_rate(
             typer.echo(made.formula if extras else repr(made))
         return
     if d_model is None:
-        raise ValueError("--d-model is needed; or RUNS, to fit a law of learning rates")
+        raise InputError("--d-model is needed; or RUNS, to fit a law of learning rates")
     if experts is not None and len(experts) > 1:
-        raise ValueError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
+        raise InputError(f"--experts {','.join(map(str, experts))}: an architecture has one E; several go with RUNS")
     value = _asked(
         LearningRateLaw.named(law), d_model, experts or [1], n_blocks, n_heads, vocab_size, tokens, batch_tokens
     )
@@ -142,7 +143,7 @@ def _fit(
     """The law of a grid, its JSON and its table: of the best rates alone, or of all losses where `extras` is given."""
     if extras is None:
         if len(runs) > 1:
-            raise ValueError("several tables go with --with tokens,batch only")
+            raise InputError("several tables go with --with tokens,batch only")
         grid = LearningRateGrid.load(runs[0], loss or "eval_loss", mix)
         law = grid.fit(experts, reading)
         return law, {"law": asdict(law), "models": grid.to_dicts(law)}, grid.table(law)

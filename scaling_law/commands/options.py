@@ -8,10 +8,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from hub.plain.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, flag
-from hub.plain.errors import unknown
-from hub.plain.tables import enumerated, show
-from hub.plain.units import parse_count
+from hub.base.commands import BYTES, CONTEXT, COUNT, EXPERTS, NOT_TRUSTED, flag
+from hub.base.errors import InputError, unknown
+from hub.base.tables import enumerated, show
+from hub.base.units import parse_count
 from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, Law
@@ -70,7 +70,7 @@ def check_modes(context: typer.Context, modes: Mapping[str, Mode]) -> None:
         if wrong:
             flags = enumerated([flag(context.command, name) for name in wrong])
             verbs = ("does not go", "do not go") if mode in typed else ("goes only", "go only")
-            raise ValueError(f"{flags} {verbs[len(wrong) > 1]} with {flag(context.command, mode)}")
+            raise InputError(f"{flags} {verbs[len(wrong) > 1]} with {flag(context.command, mode)}")
 
 
 PUBLISHED = "published (Ludziejewski et al. 2025), printed (its rounded table)"
@@ -123,12 +123,12 @@ def choose_law(name: str, kind: type[LawT] = Law, flag: str = "--law") -> LawT: 
     elif Path(name).exists() or "/" in name:
         law = load_law(name)
     else:
-        raise ValueError(f"{unknown(f'{flag} ', name, ['published', 'printed', *SHELF])}, a folder, or a Hub repo")
+        raise InputError(f"{unknown(f'{flag} ', name, ['published', 'printed', *SHELF])}, a folder, or a Hub repo")
     if isinstance(law, OwnQuestion):
-        raise ValueError(f"{flag} {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
+        raise InputError(f"{flag} {name}: it answers {law.answers} only, from {', '.join(law.variables)}")
     if not isinstance(law, kind):
         needed = "a joint law" if kind is JointLaw else "a joint or a Chinchilla law"
-        raise ValueError(f"{flag} {name}: a {law.name} law cannot answer this; {needed} is needed")
+        raise InputError(f"{flag} {name}: a {law.name} law cannot answer this; {needed} is needed")
     return law
 
 
@@ -141,17 +141,17 @@ def step_times(
     """
     if file is None:
         if gpu is None and mfu is not None:
-            raise ValueError(f"--mfu {mfu:g} needs --gpu, the model whose peak it is of")
+            raise InputError(f"--mfu {mfu:g} needs --gpu, the model whose peak it is of")
         if gpu is None and (hours is not None or money is not None):
-            raise ValueError(
+            raise InputError(
                 f"--gpu is needed with {'--hours' if money is None else '--money'}: h100; or --throughput"
             )
         return None if gpu is None else Throughput.assumed(gpu, mfu=mfu)
     if mfu is not None:
-        raise ValueError(f"--mfu {mfu:g}: {file} has measured step times; give one of the two")
+        raise InputError(f"--mfu {mfu:g}: {file} has measured step times; give one of the two")
     measured = Throughput.from_file(file)
     if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
-        raise ValueError(f"--throughput {file} was measured on {measured.device!r}, not on --gpu {gpu}")
+        raise InputError(f"--throughput {file} was measured on {measured.device!r}, not on --gpu {gpu}")
     return measured
 
 

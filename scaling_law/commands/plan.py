@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.plain.commands import COUNT, COUNTS, EXPERTS, Json
-from hub.plain.errors import unknown
-from hub.plain.tables import show
-from hub.plain.units import parse_count, parse_counts
+from hub.base.commands import COUNT, COUNTS, EXPERTS, Json
+from hub.base.errors import InputError, unknown
+from hub.base.tables import show
+from hub.base.units import parse_count, parse_counts
 from scaling_law.commands import options
 from scaling_law.commands.options import exit_untrusted, option, quantity, step_times
 from scaling_law.formulas.law import positive
@@ -77,9 +77,9 @@ def plan(
     elif mfu is None:
         del question["mfu"]  # the default of `plan`
     if not gpu_tflops > 0:
-        raise ValueError(f"gpu_tflops={gpu_tflops:g} must be positive")
+        raise InputError(f"gpu_tflops={gpu_tflops:g} must be positive")
     if output is not None and output.exists() and not overwrite:
-        raise ValueError(f"-o {output}: there is such a file already; --overwrite replaces it")
+        raise InputError(f"-o {output}: there is such a file already; --overwrite replaces it")
     rates = LearningRateLaw.named(learning_rate_law)
     chosen: Law = options.choose_law(law)
     made = planning.plan(chosen, **question, gpu_tflops=gpu_tflops, learning_rate_law=rates)
@@ -164,7 +164,7 @@ def next_runs(
     """
     chosen: Law = options.choose_law(law)
     if chosen.draws is None:
-        raise ValueError(f"--law {law} has no draws: fit it with --bootstrap")
+        raise InputError(f"--law {law} has no draws: fit it with --bootstrap")
     limits = {"memory": memory, "max_parameters": max_parameters}
     limits["kv_tokens"] = kv_tokens
     vocabulary = chosen.vocab_size if vocab_size is None else vocab_size
@@ -182,7 +182,7 @@ def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
     values = parse_counts(rest, "--ask") if rest else []
     given = {name: value for name, value in limits.items() if value}
     if given and kind in ("optimum", "loss"):
-        raise ValueError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
+        raise InputError(f"--ask {ask!r}: --memory, --max-parameters and --kv-tokens go with advantage only")
     match kind, len(values):
         case "optimum", 2:
             return design.log_optimal_parameters(*values)
@@ -191,5 +191,5 @@ def _answer(ask: str, limits: dict[str, Any], vocab_size: int | None) -> Any:
         case "advantage", 3:
             return design.advantage(*values, **given, vocab_size=vocab_size)
     if kind not in ("optimum", "loss", "advantage"):
-        raise ValueError(unknown("--ask ", kind, ("optimum", "loss", "advantage")))
-    raise ValueError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")
+        raise InputError(unknown("--ask ", kind, ("optimum", "loss", "advantage")))
+    raise InputError(f"--ask {ask!r} must be optimum:FLOPS,E or loss:N,D,E or advantage:FLOPS,E1,E2")

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hub.plain.commands import COUNT, COUNTS, EXPERTS, SOME_EXPERTS, Json
-from hub.plain.tables import Table, enumerated, show
+from hub.base.commands import COUNT, COUNTS, EXPERTS, SOME_EXPERTS, Json
+from hub.base.errors import InputError
+from hub.base.tables import Table, enumerated, show
 from scaling_law.commands import options
 from scaling_law.commands.options import Mode, check_modes, exit_untrusted, option, quantity, step_times
 from scaling_law.formulas.law import percentile_interval
@@ -51,7 +52,7 @@ def loss(
         flags = [f"--{name.replace('_', '-')}" if name in given else f"--variable {name}=…" for name in missing]
         verb = "is" if len(missing) == 1 else "are"
         depends = f"the {chosen.name} law depends on {enumerated(chosen.variables)}"
-        raise ValueError(f"{enumerated(flags)} {verb} needed: {depends}")
+        raise InputError(f"{enumerated(flags)} {verb} needed: {depends}")
     grid = product(n_active or [None], tokens or [None], experts or [own])
     rows = [_loss_row(chosen, {"n_active": n, "tokens": d, "experts": e} | dict(variable)) for n, d, e in grid]
     warnings = list(dict.fromkeys(warning for row in rows for warning in row["warnings"]))
@@ -165,7 +166,7 @@ def reach(
     budget = {"flops": flops, "hours": hours, "money": money}
     has_budget = any(value is not None for value in budget.values())
     if has_budget and memory is not None:
-        raise ValueError("--memory and a budget: give one of them; the other is the answer")
+        raise InputError("--memory and a budget: give one of them; the other is the answer")
     chosen: Law = options.choose_law(law)
     limits: dict[str, Any] = {"kv_tokens": kv_tokens, "inference_tokens": inference_tokens}
     limits |= {"vocab_size": vocab_size, "force": force, "gpus": gpus, "price": price}
@@ -222,9 +223,9 @@ def speedup(
         show({"law": repr(chosen), "rows": even.to_rows(), "warnings": list(even.warnings)}, as_json, even)
         return exit_untrusted(even.trusted, force)
     if flops is None:
-        raise ValueError("--flops or --n-active is needed")
+        raise InputError("--flops or --n-active is needed")
     if len(experts := experts or [8.0]) > 1:
-        raise ValueError(
+        raise InputError(
             f"--experts {','.join(f'{e:g}' for e in experts)}: one E goes with --flops, several with --n-active"
         )
     design: dict[str, Any] = {"granularity": granularity, "shared_ratio": shared_ratio}

@@ -18,10 +18,10 @@ import typer
 from numpy.typing import NDArray
 
 import hub
-from hub.plain import commands
-from hub.plain.errors import FilesError
-from hub.plain.markdown import escaped
-from hub.plain.tables import Table, show
+from hub.base import commands
+from hub.base.errors import FilesError
+from hub.base.markdown import escaped
+from hub.base.tables import Table, show
 from scaling_law.commands import run_options
 from scaling_law.commands.options import option
 from scaling_law.figures.drawing import png

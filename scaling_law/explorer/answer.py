@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hub.plain import strict_json
-from hub.plain.markdown import escaped
-from hub.plain.units import format_bytes, format_count, format_flops, parse_count
+from hub.base import strict_json
+from hub.base.markdown import escaped
+from hub.base.units import format_bytes, format_count, format_flops, parse_count
 from scaling_law.explorer.question import HOURS, Question
 from scaling_law.figures import curves, interactive
 from scaling_law.figures.interactive import Page, Placed

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlencode
 
-from hub.plain.errors import unknown
-from hub.plain.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
+from hub.base.errors import InputError, unknown
+from hub.base.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.law import Law
 from scaling_law.planning.budget import Budget
 from scaling_law.size.gpus import GPUS
@@ -54,13 +54,13 @@ class Question:
         known = [own.name for own in fields(cls)]
         for name in texts:
             if name not in known:
-                raise ValueError(unknown("part of a question ", name[:_LONGEST], known))
+                raise InputError(unknown("part of a question ", name[:_LONGEST], known))
         for name, text in texts.items():
             if len(text) > _LONGEST:
-                raise ValueError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
+                raise InputError(f"{name}={text[:20]!r}… is too long: at most {_LONGEST} characters")
         for name, allowed in (("view", VIEWS), ("unit", UNITS), ("gpu", GPU_NAMES)):
             if name in texts and texts[name] not in allowed:
-                raise ValueError(unknown(f"{name}=", texts[name], allowed))
+                raise InputError(unknown(f"{name}=", texts[name], allowed))
         return cls(**texts)
 
     @classmethod

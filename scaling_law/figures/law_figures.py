@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.units import format_count, format_flops
+from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import Curve, Region, best_experts, isoflop_curves, memory_curves, token_curves
 from scaling_law.figures.drawing import LOSS, TIED, colour_of

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.tables import ResultTable, Table
+from hub.base.errors import InputError
+from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import errors_of, fit, rms
 from scaling_law.law import Law
 from scaling_law.runs.table import Runs
@@ -84,7 +85,7 @@ def backtest(train: Runs, test: Runs, laws: Mapping[str, Law | str | Forecaster]
     losses itself. A law that these runs cannot determine (ValueError) is left out. ValueError for no run on a side.
     """
     if not (len(train) and len(test)):
-        raise ValueError(f"train has {len(train)} runs and test {len(test)}: both must have some")
+        raise InputError(f"train has {len(train)} runs and test {len(test)}: both must have some")
     forecasts, left_out = {}, {}
     for name, law in laws.items():
         try:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.progress import progress_line
-from hub.plain.tables import ResultTable, Table
+from hub.base.errors import InputError
+from hub.base.progress import progress_line
+from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
@@ -312,9 +313,9 @@ def fit(
     for runs of several recipes.
     """
     if outliers not in ("keep", "set_aside"):
-        raise ValueError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
+        raise InputError(f"outliers={outliers!r} must be 'keep' or 'set_aside'")
     if release is not None and (isinstance(release, bool) or not isinstance(release, int) or release < 1):
-        raise ValueError(f"release={release!r} must be an integer of at least 1, or None")
+        raise InputError(f"release={release!r} must be an integer of at least 1, or None")
     table = as_table(runs, loss, trunks)
     problem = make_problem(table, kind, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
@@ -413,13 +414,13 @@ def distinct_starts(problem: Problem, theta: FloatArray) -> NDArray[np.bool_]:
 def as_table(runs: Any, loss: str | None, trunks: str) -> Runs:
     """`loss` and `trunks` belong to `load_runs`; a loaded table accepts only what agrees with it."""
     if not isinstance(trunks, str):
-        raise ValueError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
+        raise InputError(f"trunks={trunks!r} must be 'auto', 'run' or the name of a column")
     if not isinstance(runs, Runs):
         return load_runs(runs, loss, trunks=trunks)
     if loss not in (None, runs.loss_name):
-        raise ValueError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
+        raise InputError(f"loss={loss!r}: these runs were loaded with {runs.loss_name}; pass loss to load_runs")
     if trunks not in ("auto", "run"):
-        raise ValueError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
+        raise InputError(f"trunks={trunks!r}: these runs are loaded already; pass trunks to load_runs")
     return runs.each_its_own_trunk() if trunks == "run" else runs
 
 
@@ -428,7 +429,7 @@ def _design_warnings(runs: Runs, problem: Problem, allow_unidentifiable: bool) -
     problems = design_problems(problem)
     if problems and not allow_unidentifiable:
         advice = "Fix coefficients (fixed={...}), fit another law, or pass allow_unidentifiable=True"
-        raise ValueError(f"{runs.source}: {'; '.join(problems)}. {advice}")
+        raise InputError(f"{runs.source}: {'; '.join(problems)}. {advice}")
     for name, low in zip(problem.objective.names, np.exp(problem.lower), strict=True):
         below = int(np.sum(runs.loss <= low)) if name in problem.objective.constants else 0
         if below:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import Table
-from hub.plain.units import format_count
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_count
 from hub.record.names import size_name
 from scaling_law.formulas.learning_rate import LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix, recipe_of
@@ -54,12 +55,12 @@ def fit_learning_rate(
     rates = columns["learning_rates"]
     for name, values in columns.items():
         if values.shape != (rates.size,) or not np.all((values > 0) & np.isfinite(values)):
-            raise ValueError(f"{name} must be a column of {rates.size} positive finite numbers")
+            raise InputError(f"{name} must be a column of {rates.size} positive finite numbers")
     used = [name for name in _SLOPES if name in columns and (with_experts or name != "experts")]
     design = np.stack([np.ones_like(rates), *(np.log(columns[name]) for name in used)], axis=1)
     if len(rates) < design.shape[1] or np.linalg.matrix_rank(design - [0, *design[:, 1:].mean(0)]) < design.shape[1]:
         what = " and ".join(_SLOPES[name][2] for name in used)
-        raise ValueError(f"{len(rates)} rows with too few different {what} to determine the learning-rate law")
+        raise InputError(f"{len(rates)} rows with too few different {what} to determine the learning-rate law")
     solution = np.linalg.lstsq(design, np.log(rates), rcond=None)[0]
     rmse = math.sqrt(float(np.mean((design @ solution - np.log(rates)) ** 2)))
     intercept, *slopes = solution.tolist()

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain.errors import unknown
-from hub.plain.tables import ResultTable, Table
+from hub.base.errors import InputError, unknown
+from hub.base.tables import ResultTable, Table
 from scaling_law.fitting.fitting import FitResult
 from scaling_law.fitting.problem import floors_of, make_problem
 from scaling_law.fitting.uncertainty import intervals_table
@@ -47,7 +47,7 @@ def profile_interval(result: FitResult, coefficient: str, level: float = 0.95) -
     from scipy.special import ndtri
 
     if coefficient not in result.fitted:
-        raise ValueError(unknown("coefficient=", coefficient, result.fitted))
+        raise InputError(unknown("coefficient=", coefficient, result.fitted))
     check_level(level)
     objective = result.problem.objective
     log_residuals = objective.residuals(result.theta[None])[0]

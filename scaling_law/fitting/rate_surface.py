@@ -23,7 +23,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.tables import Table
+from hub.base.errors import InputError
+from hub.base.tables import Table
 from scaling_law.formulas.law import percentile_interval
 from scaling_law.formulas.learning_rate import PHANTOM_POSITIONS, READINGS, LearningRateLaw, Reading
 from scaling_law.runs.recipes import check_mix
@@ -317,14 +318,14 @@ def _bootstrap(surface: _Surface, solution: FloatArray, draws: int, seed: int) -
 
 def _check(extras: Collection[str], reading: str, within: float, huber_delta: float, draws: int) -> None:
     if bad := [extra for extra in extras if extra not in EXTRAS]:
-        raise ValueError(f"extras={bad[0]!r} must be among {', '.join(EXTRAS)}")
+        raise InputError(f"extras={bad[0]!r} must be among {', '.join(EXTRAS)}")
     if reading not in READINGS:
-        raise ValueError(f"reading={reading!r} must be 'code' or 'paper'")
+        raise InputError(f"reading={reading!r} must be 'code' or 'paper'")
     for name, value in (("within", within), ("huber_delta", huber_delta)):
         if not 0 < value < float("inf"):
-            raise ValueError(f"{name}={value!r} must be positive and finite")
+            raise InputError(f"{name}={value!r} must be positive and finite")
     if not (isinstance(draws, int) and draws >= 0):
-        raise ValueError(f"draws={draws!r} must be a whole number of at least 0")
+        raise InputError(f"draws={draws!r} must be a whole number of at least 0")
 
 
 def _conditions(

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import ResultTable, Table, as_text
+from hub.base.errors import InputError
+from hub.base.tables import ResultTable, Table, as_text
 from scaling_law.formulas.conditions import Conditions, RangeCheck
 
 
@@ -136,11 +137,11 @@ class OwnQuestion:
         """The variables as arrays. ValueError unless they are those of the law, positive, finite, near (`force`)."""
         if {*given} != {*self.variables}:
             asked = ", ".join(given) or "nothing"
-            raise ValueError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {asked}")
+            raise InputError(f"{type(self).__name__} depends on {', '.join(self.variables)}, not on {asked}")
         arrays = {name: np.asarray(values, float) for name, values in given.items()}
         for name, values in arrays.items():
             if (wrong := values[~((values > 0) & (values < np.inf))]).size:
-                raise ValueError(f"{name}={wrong.flat[0]:g} must be positive and finite")
+                raise InputError(f"{name}={wrong.flat[0]:g} must be positive and finite")
         self.check(**arrays).refuse(force)
         return arrays
 
@@ -228,7 +229,7 @@ class EfficiencyLeverage(OwnQuestion):
         given = self._checked(force, activation_ratio=activation_ratio, granularity=granularity, flops=flops)
         ratio, g, c = given.values()
         if (wrong := ratio[ratio > 1]).size:
-            raise ValueError(f"activation_ratio={wrong.flat[0]:g} must be at most 1")
+            raise InputError(f"activation_ratio={wrong.flat[0]:g} must be at most 1")
         inner = ratio + 1.0 / (1.0 / self.a_start - 1.0 / self.a_max)
         log_a = -np.log(1.0 / inner + 1.0 / self.a_max)
         log_g = np.log2(g)

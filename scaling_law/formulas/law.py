@@ -13,9 +13,9 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.errors import unknown
-from hub.plain.tables import Summarised, Table, literal
-from hub.plain.units import parse_count, parse_experts
+from hub.base.errors import InputError, unknown
+from hub.base.tables import Summarised, Table, literal
+from hub.base.units import parse_count, parse_experts
 from scaling_law.formulas.conditions import GUARD, Conditions, RangeCheck
 from scaling_law.formulas.terms import Form
 from scaling_law.size.architecture import EXPERT_VARIABLES, PARTS, VOCAB_SIZE, is_size
@@ -39,7 +39,7 @@ class _Draws:
         if value is not None and not callable(value):
             value, columns = np.array(value, float), len(law.coefficient_names())
             if value.ndim != 2 or value.shape[1] != columns:
-                raise ValueError(f"draws have shape {value.shape}; [n, {columns}] is needed")
+                raise InputError(f"draws have shape {value.shape}; [n, {columns}] is needed")
             value.setflags(write=False)
         law.__dict__["draws"] = value
 
@@ -63,10 +63,10 @@ class Formula(Summarised):
     def __post_init__(self) -> None:
         for name, value in self.coefficients.items():
             if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not np.isfinite(value):
-                raise ValueError(f"{name}={value!r} must be a finite number")
+                raise InputError(f"{name}={value!r} must be a finite number")
             least = "not be negative" if name in self.form.constants else "be positive"
             if name in self.form.positive and (value < 0 or (value == 0 and least == "be positive")):
-                raise ValueError(f"{name}={value!r} must {least}")
+                raise InputError(f"{name}={value!r} must {least}")
             object.__setattr__(self, name, float(value))
         for transform in self.form.transforms:
             transform.refuse_disorder(self.coefficients)
@@ -114,7 +114,7 @@ class Formula(Summarised):
     ) -> FloatArray:
         """Losses under each of the law's draws, of shape [n_draws, ...]. ValueError if the law has none."""
         if self.draws is None:
-            raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
+            raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
         inputs = self._inputs(n_active, tokens, experts, **variables)
         shape = np.broadcast_shapes(*(values.shape for values in inputs.values()))
         columns = self.draws.T.reshape(len(self.coefficients), -1, *([1] * len(shape)))
@@ -132,9 +132,9 @@ class Formula(Summarised):
         arrays = {name: numbers(name, values) for name, values in given.items() if values is not None}
         own = ", ".join(cls.form.variables)
         if missing := [name for name in cls.form.variables if name not in arrays]:
-            raise ValueError(f"{missing[0]}=None must be given: {cls.__name__} depends on {own}")
+            raise InputError(f"{missing[0]}=None must be given: {cls.__name__} depends on {own}")
         for name in variables.keys() - {*cls.form.variables}:
-            raise ValueError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
+            raise InputError(unknown(f"variable of the {cls.name} law ", name, cls.form.variables))
         for name, values in arrays.items():
             least = 1.0 if name == "experts" else 0.0
             share = name in cls.form.reads and not is_size(name)  # its logarithm is not taken: it may be 0
@@ -142,12 +142,12 @@ class Formula(Summarised):
             if (wrong := values[~((values >= least) & ((values > 0) | share) & (values <= most))]).size:
                 low = "at least 1" if least else "at least 0" if share else "positive"
                 high = "at most 1" if name in PARTS else "finite"
-                raise ValueError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
+                raise InputError(f"{name}={wrong.flat[0]:g} must be {low} and {high}")
         try:
             np.broadcast_shapes(*(values.shape for values in arrays.values()))
         except ValueError:
             shapes = ", ".join(f"{name} of {list(values.shape)}" for name, values in arrays.items() if values.ndim)
-            raise ValueError(f"{shapes}: arrays must have one shape, or shapes that broadcast") from None
+            raise InputError(f"{shapes}: arrays must have one shape, or shapes that broadcast") from None
         return arrays
 
     def default_experts(self) -> Any:
@@ -198,7 +198,7 @@ class Formula(Summarised):
         known = [*known[len(base) :], *base]  # the coefficients first
         for name in changes:
             if name not in known:
-                raise ValueError(unknown(f"field of {type(self).__name__} ", name, known))
+                raise InputError(unknown(f"field of {type(self).__name__} ", name, known))
         same = all(changes.get(name, value) == value for name, value in self.coefficients.items())
         stored = self.__dict__["draws"] if same else None  # not `self.draws`, which would read the file
         return replace(self, **{"draws": stored, **changes})
@@ -238,7 +238,7 @@ def numbers(name: str, values: Any) -> FloatArray:
     try:
         return np.asarray(values, float)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
+        raise InputError(f"{name}={literal(values)} must be numbers, or text such as '1B'") from None
 
 
 def positive(name: str, value: ArrayLike) -> FloatArray:
@@ -246,7 +246,7 @@ def positive(name: str, value: ArrayLike) -> FloatArray:
     array = numbers(name, value)
     wrong = array[~((array > 0) & (array < np.inf))]
     if wrong.size:
-        raise ValueError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
+        raise InputError(f"{name}={float(wrong.flat[0]):g} must be positive and finite")
     return array
 
 
@@ -254,7 +254,7 @@ def checked_experts(experts: ArrayLike) -> FloatArray:
     """ValueError unless all are finite and at least 1."""
     e = np.asarray(experts, float)
     if (wrong := e[~((e >= 1) & (e < np.inf))]).size:
-        raise ValueError(f"experts={wrong.flat[0]:g} must be at least 1 and finite")
+        raise InputError(f"experts={wrong.flat[0]:g} must be at least 1 and finite")
     return e
 
 
@@ -267,7 +267,7 @@ def percentile_interval(draws: FloatArray, level: float = 0.95) -> tuple[Any, An
 
 def check_level(level: float) -> None:
     if not 0 < level < 1:
-        raise ValueError(f"level={level!r} must be above 0 and below 1")
+        raise InputError(f"level={level!r} must be above 0 and below 1")
 
 
 class ChinchillaForm(Formula):

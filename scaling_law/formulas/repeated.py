@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hub.base.errors import InputError
+
 # Fitted on 182 runs of up to 9e9 parameters and 500 epochs: README of huggingface/datablations, "Parametric Fit"
 R_STAR_TOKENS, R_STAR_PARAMETERS = 15.387756, 5.309743
 
@@ -39,7 +41,7 @@ def unique_parameters(chinchilla: tuple[Any, Any, Any, Any], unique_tokens: Arra
 def _effective(name: str, values: ArrayLike, unique_name: str, unique: ArrayLike, r_star: float) -> Any:
     for own, given in ((name, values), (unique_name, unique), ("r_star", r_star)):
         if (wrong := (array := np.asarray(given))[~(array > 0)]).size:
-            raise ValueError(f"{own}={wrong.flat[0]:g} must be positive")
+            raise InputError(f"{own}={wrong.flat[0]:g} must be positive")
     repeated = r_star * -np.expm1(-_repeats(values, unique) / r_star)
     return np.minimum(values, unique) + np.asarray(unique) * repeated
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from numpy.typing import ArrayLike
 
 import hub  # lazy: its rooms are imported when a law is read from the Hub
-from hub.plain import strict_json
-from hub.plain.errors import unknown
+from hub.base import strict_json
+from hub.base.errors import InputError, unknown
 from scaling_law.formulas import Conditions, Formula
 from scaling_law.formulas.learning_rate import LearningRateLaw
 from scaling_law.law_files import FILE_NAME, FORMAT, VERSION, push_law, save_law
@@ -242,7 +242,7 @@ class Law(Formula):
         """
         law = load_law(source, revision)
         if not isinstance(law, cls):
-            raise ValueError(f"{source}: holds a {type(law).__name__}, not a {cls.__name__}")
+            raise InputError(f"{source}: holds a {type(law).__name__}, not a {cls.__name__}")
         return law
 
 
@@ -256,11 +256,11 @@ def register(kind: type[LawT]) -> type[LawT]:
     """
     known = LAWS.get(kind.name, kind)
     if not kind.name or (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(f"{kind.__name__}.name={kind.name!r} must be given, and not be another law's: {sorted(LAWS)}")
+        raise InputError(f"{kind.__name__}.name={kind.name!r} must be given, and not be another law's: {sorted(LAWS)}")
     wanted = kind.form.coefficients
     if kind.form.terms and sorted(wanted) != sorted(kind.coefficient_names()):
         fields_of = ", ".join(kind.coefficient_names())
-        raise ValueError(f"{kind.__name__}: its fields ({fields_of}) must be those of its form ({', '.join(wanted)})")
+        raise InputError(f"{kind.__name__}: its fields ({fields_of}) must be those of its form ({', '.join(wanted)})")
     LAWS[kind.name] = kind
     return kind
 
@@ -270,16 +270,16 @@ def law_from_dict(data: Any, source: str = "law") -> Law:
     data = strict_json.checked(data, FORMAT, VERSION, source)
     kind = LAWS.get(str(data.get("law")))
     if kind is None:
-        raise ValueError(f"{source}: {unknown('law=', data.get('law'), sorted(LAWS))}")
+        raise InputError(f"{source}: {unknown('law=', data.get('law'), sorted(LAWS))}")
     options: dict[str, Any] = {name: data[name] for name in ("experts", "draws") if data.get(name) is not None}
     try:
         if data.get("conditions") is not None:
             options["conditions"] = Conditions.from_dict(data["conditions"])
         return kind(**data["coefficients"], **options)
     except (KeyError, TypeError):
-        raise ValueError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None
+        raise InputError(f"{source}: coefficients must be exactly {list(kind.coefficient_names())}") from None
     except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
+        raise InputError(f"{source}: {error}") from None
 
 
 def load_law(source: str | Path, revision: str | None = None) -> Law:

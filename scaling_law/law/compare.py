@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain.tables import Table
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas.answers import Allocation, Answer, EfficiencyLeverage, OwnQuestion, TrainingRates, span
 from scaling_law.formulas.conditions import ExtrapolationError, RangeCheck
 from scaling_law.formulas.law import positive

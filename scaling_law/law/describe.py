@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain.tables import Table
-from hub.plain.units import format_bytes, format_count, format_flops, parse_context
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_count, format_flops, parse_context
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.law import JointLaw, Law

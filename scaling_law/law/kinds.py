@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.units import listed_experts
+from hub.base.errors import InputError
+from hub.base.units import listed_experts
 from scaling_law.formulas import published
 from scaling_law.formulas.conditions import RangeCheck
 from scaling_law.formulas.law import ChinchillaForm, FloatArray, checked_experts, numbers
@@ -78,7 +79,7 @@ class ChinchillaLaw(ChinchillaForm, Law):
     def chinchilla_coefficients(self, experts: ArrayLike) -> tuple[Any, Any, Any, Any]:
         e, own = checked_experts(experts), self.default_experts()
         if np.any(e != own):
-            raise ValueError(f"experts={float(e[e != own].flat[0]):g}: this Chinchilla law holds for E = {own:g} only")
+            raise InputError(f"experts={float(e[e != own].flat[0]):g}: this Chinchilla law holds for E = {own:g} only")
         return self.chinchilla_of(tuple(self.coefficients.values()), e)
 
     @classmethod

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from hub.plain.tables import Summarised, Table
+from hub.base.errors import InputError
+from hub.base.tables import Summarised, Table
 from scaling_law.formulas.answers import OwnQuestion
 from scaling_law.formulas.conditions import LABELS, Conditions
 from scaling_law.law import Law
@@ -60,7 +61,7 @@ class PublishedLaw(Summarised):
         """The law, with its ranges as conditions. ValueError where there are no public coefficients."""
         if self.make is None:
             how = f"fit(runs, kind={getattr(self.kind, 'name', '')!r}) fits its form"
-            raise ValueError(f"{self.name}: {self.citation} prints no coefficients; {how}")
+            raise InputError(f"{self.name}: {self.citation} prints no coefficients; {how}")
         found = self.make()
         if found.conditions is not None:
             return found

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hub.plain.errors import unknown
-from hub.plain.tables import ResultTable, Table
+from hub.base.errors import InputError, unknown
+from hub.base.tables import ResultTable, Table
 from scaling_law.law.literature import LITERATURE
 from scaling_law.law.publication import PublishedLaw
 
@@ -65,5 +65,5 @@ def published(name: str) -> Any:
 def entry(name: str) -> PublishedLaw:
     """What the shelf knows of a law. ValueError names those that there are."""
     if name not in SHELF:
-        raise ValueError(unknown("law=", name, SHELF))
+        raise InputError(unknown("law=", name, SHELF))
     return SHELF[name]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.units import format_count
+from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import Region, interval_of, near_the_runs, parts_of
 from scaling_law.figures.drawing import LOSS, colour_of

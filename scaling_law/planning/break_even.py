@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.units import format_count
+from hub.base.errors import InputError
+from hub.base.units import format_count
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import positive
@@ -62,11 +63,11 @@ def break_even(
 ) -> BreakEven:
     """Answer `Law.break_even`."""
     if missing := {"n_active", "tokens", "experts"} - {*law.variables}:
-        raise ValueError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
+        raise InputError(f"{law.name}: a law of {', '.join(law.variables)} has no {', '.join(sorted(missing))} to ask")
     size, e = positive("n_active", n_active), asked_experts(law, experts)
     e = e[e > 1] if experts is None else e
     if not (e.size and np.all(e > 1)):
-        raise ValueError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
+        raise InputError(f"experts={e.tolist()!r} must be above 1: they are compared with the dense model")
     n, e = np.broadcast_arrays(size.reshape(size.shape + (1,) * e.ndim), e)
     searched = np.geomspace(*between, POINTS)
     at = n[..., None], searched

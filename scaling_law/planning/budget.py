@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
-from hub.plain.units import format_flops
+from hub.base.errors import InputError
+from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
 from scaling_law.planning.limits import LimitFields, Limits, Quantity
@@ -60,13 +61,13 @@ def step_times(
     if throughput is None:
         if gpu is None:
             of_what = "" if mfu is None else f"mfu={mfu!r} is of a kind of GPU: "
-            raise ValueError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
+            raise InputError(f'{of_what}gpu=None must be given, such as "h100", or throughput, measured step times')
         return Throughput.assumed(gpu, mfu=mfu)
     if mfu is not None:
-        raise ValueError(f"mfu={mfu!r}: throughput has measured step times; give one of the two")
+        raise InputError(f"mfu={mfu!r}: throughput has measured step times; give one of the two")
     measured = throughput if isinstance(throughput, Throughput) else Throughput.from_file(throughput)
     if gpu is not None and find_gpu(measured.device) != named_gpu(gpu):
-        raise ValueError(f"throughput={throughput!s} was measured on {measured.device!r}, not on gpu={gpu!r}")
+        raise InputError(f"throughput={throughput!s} was measured on {measured.device!r}, not on gpu={gpu!r}")
     return measured
 
 
@@ -84,7 +85,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if isinstance(self.gpus, bool) or not isinstance(self.gpus, int) or self.gpus < 1:
-            raise ValueError(f"gpus={self.gpus!r} must be a whole number of at least 1")
+            raise InputError(f"gpus={self.gpus!r} must be a whole number of at least 1")
         if self.price is not None:
             positive("price", self.price)
 
@@ -94,7 +95,7 @@ class Cluster:
         gpus, price = fields.get("gpus"), fields.get("price")
         if gpus is None:
             given = "" if price is None else f"price={price!r} is per GPU-hour: "
-            raise ValueError(f"{given}gpus=None must be given, the number of GPUs that train")
+            raise InputError(f"{given}gpus=None must be given, the number of GPUs that train")
         throughput = step_times(fields.get("gpu"), fields.get("throughput"), fields.get("mfu"))
         priced = None if price is None else float(positive("price", price))
         return cls(gpus, throughput, priced, **({} if batch_ramp is None else {"ramp": batch_ramp}))
@@ -156,7 +157,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.flops is None) == (self.hours is None) or (self.hours is None) != (self.cluster is None):
-            raise ValueError(f"flops={self.flops!r}, hours={self.hours!r}: give flops, or hours with a cluster")
+            raise InputError(f"flops={self.flops!r}, hours={self.hours!r}: give flops, or hours with a cluster")
 
     @classmethod
     def of(
@@ -167,16 +168,16 @@ class Budget:
         budgets = {"flops": flops, "hours": hours, "money": money}
         if sum(value is not None for value in budgets.values()) != 1:
             said = ", ".join(f"{name}={value!r}" for name, value in budgets.items())
-            raise ValueError(f"{said}: give exactly one of them")
+            raise InputError(f"{said}: give exactly one of them")
         if flops is not None:
             if surplus := [name for name, value in fields.items() if value is not None]:
-                raise ValueError(f"{surplus[0]} goes with hours or money, not with flops={flops!r}")
+                raise InputError(f"{surplus[0]} goes with hours or money, not with flops={flops!r}")
             return cls(float(positive("flops", flops)))
         cluster = Cluster.of(batch_ramp, **cluster_fields(fields))
         if money is None:
             return cls(None, float(positive("hours", cast(Quantity, hours))), cluster)
         if cluster.price is None:
-            raise ValueError(f"money={money!r} needs a price, per GPU-hour")
+            raise InputError(f"money={money!r} needs a price, per GPU-hour")
         return cls(None, float(positive("money", money)) / (cluster.price * cluster.gpus), cluster)
 
     @property
@@ -228,7 +229,7 @@ def read_costs(law: Formula, **fields: Unpack[QuestionFields]) -> tuple[Cluster 
     of_limits = _checked(fields)
     for name, value in {"hours": fields.get("hours"), "money": fields.get("money")}.items():
         if value is not None:
-            raise ValueError(f"{name}={value!r} is a budget, which is what is asked for: leave it out")
+            raise InputError(f"{name}={value!r} is a budget, which is what is asked for: leave it out")
     named = any(value is not None for value in cluster_fields(fields).values())
     return Cluster.of(**cluster_fields(fields)) if named else None, Limits.of(law, **of_limits)
 

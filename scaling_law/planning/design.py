@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hub.plain.tables import Table, literal
-from hub.plain.units import format_count, format_flops
+from hub.base.errors import InputError
+from hub.base.tables import Table, literal
+from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import Conditions, ExtrapolationError
@@ -88,18 +89,18 @@ class Candidates:
         """The law's variables [n]. ValueError for one that is none of an architecture."""
         rows = [a.variables() | {"tokens": tokens} for a, tokens in zip(self.architectures, self.tokens, strict=True)]
         if unknown := [name for name in law.variables if name not in rows[0]]:
-            raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+            raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
         return {name: np.array([row[name] for row in rows]) for name in law.variables}
 
     def past_warmup(self, warmup_tokens: float) -> Candidates:
         """Those whose warm-up ends before their decay begins. ValueError if none does."""
         if not (np.isfinite(warmup_tokens) and warmup_tokens >= 0):
-            raise ValueError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
+            raise InputError(f"warmup_tokens={literal(warmup_tokens)} must be finite and not negative")
         kept = np.flatnonzero((1.0 - PAPER.decay_fraction) * self.tokens >= warmup_tokens)
         if not len(kept):
             needed = format_count(warmup_tokens / (1.0 - PAPER.decay_fraction))
             given = f"warmup_tokens={format_count(warmup_tokens)}"
-            raise ValueError(f"{given}: no candidate run has the {needed} tokens that warm-up and decay take")
+            raise InputError(f"{given}: no candidate run has the {needed} tokens that warm-up and decay take")
         return Candidates(tuple(self.architectures[i] for i in kept), self.tokens[kept])
 
 
@@ -114,7 +115,7 @@ def candidate_grid(
     positive("max_run_flops", max_run_flops)
     low, high = tokens_per_parameter
     if not 0 < low < high:
-        raise ValueError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
+        raise InputError(f"tokens_per_parameter={tokens_per_parameter!r} must be two increasing positive numbers")
     found: list[tuple[Architecture, float]] = []
     for width in widths or [HEAD_DIM * k for k in (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)]:
         for e in experts:
@@ -123,7 +124,7 @@ def candidate_grid(
             counts = start * 2.0 ** np.arange(0, np.ceil(np.log2(high / low)))
             found += [(a, float(t)) for t in counts if t <= high * a.n_active and a.training_flops(t) <= max_run_flops]
     if not found:
-        raise ValueError(f"max_run_flops={max_run_flops:g} affords none of the candidate runs")
+        raise InputError(f"max_run_flops={max_run_flops:g} affords none of the candidate runs")
     return Candidates(tuple(a for a, _ in found), np.array([t for _, t in found]))
 
 
@@ -194,9 +195,9 @@ def next_runs(
     """Answer `Law.next_runs`."""
     budget = float(positive("flops", flops))
     if max_runs < 1:
-        raise ValueError(f"max_runs={max_runs!r} must be at least 1")
+        raise InputError(f"max_runs={max_runs!r} must be at least 1")
     if law.draws is None or len(law.draws) < 30:
-        raise ValueError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
+        raise InputError("the law needs at least 30 draws: fit it and call result.bootstrap(...)")
     if warmup_tokens is None and law.conditions is not None:
         warmup_tokens = law.conditions.warmup_tokens
     candidates = (candidates or candidate_grid(budget / 4, vocab_size=law.vocab_size)).past_warmup(
@@ -205,7 +206,7 @@ def next_runs(
     columns = candidates.variables(law)
     if noise is None:
         if law.conditions is None or not law.conditions.rmse:
-            raise ValueError("noise: the law does not know its RMSE; give the standard deviation of ln L")
+            raise InputError("noise: the law does not know its RMSE; give the standard deviation of ln L")
         noise = law.conditions.rmse / float(np.mean(law.loss(**columns)))
     notes: tuple[str, ...] = ()
     try:
@@ -244,7 +245,7 @@ def _ensemble(law: Formula, answer: Target, columns: Mapping[str, FloatArray]) -
     spread = 1.4826 * np.median(off[known]) if known.any() else 0.0
     near = known & (off <= 5 * spread)
     if near.sum() < 20 or not spread > 0:
-        raise ValueError(f"the answer is defined in {known.sum()} draws, {near.sum()} of them near: too few")
+        raise InputError(f"the answer is defined in {known.sum()} draws, {near.sum()} of them near: too few")
     values, losses = values[near], np.log(law.loss_draws(**columns))[near]
     return values - values.mean(), losses - losses.mean(axis=0)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hub.base.errors import InputError
 from scaling_law.formulas import Formula
 from scaling_law.planning.budget import Budget, work_of
 from scaling_law.planning.limits import Limits
@@ -44,7 +45,7 @@ def widths_in_time(law: Formula, time: Budget, e: FloatArray, limits: Limits, in
     refuse_other_variables(law, limits, e)
     if limits.inference_tokens:
         served = limits.inference_tokens
-        raise ValueError(f"inference_tokens={served:g} cost FLOPs: they go with a budget of flops, not of hours")
+        raise InputError(f"inference_tokens={served:g} cost FLOPs: they go with a budget of flops, not of hours")
     refuse_less_than_a_step(time, float(e.min()), limits)
 
     def loss_of(d: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -53,7 +54,7 @@ def widths_in_time(law: Formula, time: Budget, e: FloatArray, limits: Limits, in
 
     optimum = searched(loss_of, WIDTHS, e, limits, integral)
     if not optimum.exists.any():
-        raise ValueError(f"this {law.name} law has no minimum in {time.hours:g} hours for any of these experts")
+        raise InputError(f"this {law.name} law has no minimum in {time.hours:g} hours for any of these experts")
     return optimum
 
 
@@ -64,7 +65,7 @@ def refuse_less_than_a_step(time: Budget, experts: float, limits: Limits) -> Non
     step = float(time.cluster.seconds(work_of(float(HEAD_DIM), experts, limits), float(first)))
     if step > time.seconds:
         smallest = f"the smallest model (d_model {HEAD_DIM}, E = {experts:g})"
-        raise ValueError(f"hours={time.hours:g} are no step: {smallest} takes {step:.3g} s for one on {time.cluster}")
+        raise InputError(f"hours={time.hours:g} are no step: {smallest} takes {step:.3g} s for one on {time.cluster}")
 
 
 def drawn_losses(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.base.errors import InputError
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer
 from scaling_law.formulas.conditions import RangeCheck
@@ -154,7 +155,7 @@ def _least_cost(
     """As `_least_flops`, for any law, or of least hours on a cluster."""
     for name in ("inference_tokens", "unique_tokens"):
         if value := getattr(limits, name):
-            raise ValueError(f"{name}={value:g} go with FLOPs of a Chinchilla or joint law, not with hours")
+            raise InputError(f"{name}={value:g} go with FLOPs of a Chinchilla or joint law, not with hours")
     refuse_other_variables(law, limits, e)
     experts, loss = (np.reshape(v, (-1, 1)) for v in np.broadcast_arrays(e, target))
 
@@ -205,7 +206,7 @@ def smallest_memory(
     """
     budget, limits = read_question(law, flops, **question)
     if limits.memory is not None:
-        raise ValueError("memory is what is asked for: leave it out")
+        raise InputError("memory is what is asked for: leave it out")
     target, e = float(positive("loss", loss)), np.atleast_1d(asked_experts(law, experts))
 
     def excess(width: FloatArray, e: FloatArray) -> FloatArray:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import literal
-from hub.plain.units import parse_bytes, parse_context, parse_count
+from hub.base.errors import InputError
+from hub.base.tables import literal
+from hub.base.units import parse_bytes, parse_context, parse_count
 from scaling_law.formulas import Formula
 from scaling_law.formulas.repeated import effective_tokens
 from scaling_law.size.architecture import (
@@ -101,15 +102,15 @@ class Limits:
             allowed = "finite and not negative" if own.default == 0 else f"positive and finite{none}"
             number = _PARSERS[name](value, name) if isinstance(value, str) and name in _PARSERS else value
             if isinstance(number, bool) or not isinstance(number, (int, float, np.integer, np.floating)):
-                raise ValueError(f"{name}={literal(value)} is not a number; it must be {allowed}")
+                raise InputError(f"{name}={literal(value)} is not a number; it must be {allowed}")
             number = float(number)
             if not (0 < number < np.inf or number == own.default == 0):
-                raise ValueError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
+                raise InputError(f"{name}={value if isinstance(value, str) else number!r} must be {allowed}")
             object.__setattr__(self, name, int(number) if name == "vocab_size" else number)
         if self.kv_heads_ratio > 1:
-            raise ValueError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
+            raise InputError(f"kv_heads_ratio={self.kv_heads_ratio!r} must be above 0 and at most 1")
         if self.shared_ratio >= 1:
-            raise ValueError(f"shared_ratio={self.shared_ratio!r} must be below 1")
+            raise InputError(f"shared_ratio={self.shared_ratio!r} must be below 1")
 
     def weight_bytes(self, d_model: ArrayLike, experts: ArrayLike) -> Any:
         return self.bytes_per_parameter * total_parameters(d_model, experts, vocab_size=self.vocab_size)

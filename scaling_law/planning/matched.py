@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.units import format_flops
+from hub.base.units import format_flops
 from scaling_law.formulas import ChinchillaForm
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import positive

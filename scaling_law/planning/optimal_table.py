@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import Table, enumerated
-from hub.plain.units import format_bytes, format_count, format_flops, listed_experts
+from hub.base.errors import InputError
+from hub.base.tables import Table, enumerated
+from hub.base.units import format_bytes, format_count, format_flops, listed_experts
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
@@ -94,9 +95,9 @@ class OptimalRow:
         """
         a = self.architecture
         if a is None:
-            raise ValueError("this row is no architecture that exists: ask for optimal(..., integral=True)")
+            raise InputError("this row is no architecture that exists: ask for optimal(..., integral=True)")
         if not a.is_of_the_paper:
-            raise ValueError("SwitchMoeConfig has whole top-1 experts only: plan writes the configuration of a class")
+            raise InputError("SwitchMoeConfig has whole top-1 experts only: plan writes the configuration of a class")
         names = {"hidden_size": a.d_model, "num_hidden_layers": a.blocks, "num_attention_heads": a.heads}
         return names | {"num_experts": a.experts, "vocab_size": a.vocab_size}
 
@@ -334,18 +335,18 @@ def optimal(
     """Answer `Law.optimal`."""
     if np.ndim(cast(Any, flops)):
         budgets = np.asarray(flops).tolist()
-        raise ValueError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
+        raise InputError(f"flops={budgets!r}: optimal takes one budget; ask once for each, or compute_optimal for all")
     budget, limits = read_question(law, flops, batch_ramp, **question)
     e = np.atleast_1d(asked_experts(law, experts))
     if e.ndim != 1 or not e.size:
-        raise ValueError(f"experts={e.tolist()!r} must be one number or a list of them")
+        raise InputError(f"experts={e.tolist()!r} must be one number or a list of them")
     e = np.array(list(dict.fromkeys(e.tolist())))  # one row for an E that is named twice
     if integral and np.any(e != np.round(e)):
-        raise ValueError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
+        raise InputError(f"experts={e.tolist()!r}: integral=True needs whole numbers")
     found = best_widths(law, budget, e, limits, integral)
     shown = found.fits
     if not shown.any():
-        raise ValueError(_nothing_fits(budget, e[found.exists], limits))
+        raise InputError(_nothing_fits(budget, e[found.exists], limits))
     at = models_of(law, found.d_model[shown], e[shown], budget, limits)
     if (check := law.check(**at)).beyond.all():
         check.refuse(force)
@@ -457,7 +458,7 @@ def _served(rows: tuple[OptimalRow, ...], batch: float, budget: Budget, limits: 
     """The rows with what serving them takes. ValueError without a GPU whose data sheet is known."""
     size = float(positive("decode_batch", batch))
     if budget.cluster is None:
-        raise ValueError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
+        raise InputError(f"decode_batch={batch!r} goes with hours or money, whose throughput names the GPU")
     c, gpu = limits, named_gpu(budget.cluster.throughput.device)
     cached = c.kv_heads_ratio * c.kv_tokens
     sizes: dict[str, Any] = {"bytes_per_parameter": c.bytes_per_parameter, "bytes_per_kv": c.bytes_per_kv}

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hub.plain.units import format_count, format_flops, listed_experts, parse_experts
+from hub.base.errors import InputError
+from hub.base.units import format_count, format_flops, listed_experts, parse_experts
 from scaling_law.formulas import ChinchillaForm, Formula
 from scaling_law.formulas.answers import ArrayAnswer, span
 from scaling_law.formulas.law import positive
@@ -46,7 +47,7 @@ def asked_experts(law: Formula, experts: Any) -> FloatArray:
     try:
         return np.asarray(law.default_experts() if experts is None else experts, float)
     except (TypeError, ValueError):
-        raise ValueError(f"experts={experts!r} must be numbers of at least 1, or text such as '1,2,4-8'") from None
+        raise InputError(f"experts={experts!r} must be numbers of at least 1, or text such as '1,2,4-8'") from None
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,14 @@ def compute_optimal(
     if isinstance(law, ChinchillaForm):
         coefficients = law.chinchilla_coefficients(e)
         if not np.all(has_optimum(coefficients)):
-            raise ValueError(no_optimum(law, e))
+            raise InputError(no_optimum(law, e))
         n_active, tokens = chinchilla_optimum(*coefficients, affordable_tokens(expanded, 1.0))
         at = {"n_active": n_active, "tokens": tokens, "experts": e}
     else:
         grid, experts_of = np.broadcast_arrays(expanded, e)
         optimum = searched_widths(law, grid, experts_of, limits)
         if not optimum.exists.all():
-            raise ValueError(f"this {law.name} law has no compute optimum for some of these experts and budgets")
+            raise InputError(f"this {law.name} law has no compute optimum for some of these experts and budgets")
         at = model_variables(law, optimum.free, e, expanded, limits)
     (check := law.check(**at)).refuse(force)
     return ComputeOptimum(budget, e, at["n_active"], at["tokens"], law.loss(**at), check=check)
@@ -149,7 +150,7 @@ def optimal_widths(
         return searched_widths(law, budget, e, limits, integral)
     coefficients = law.chinchilla_coefficients(e)
     if not has_optimum(coefficients).any():
-        raise ValueError(no_optimum(law, e))
+        raise InputError(no_optimum(law, e))
     return widths_of(coefficients, law.irreducible_loss, budget, e, limits, integral)
 
 
@@ -166,7 +167,7 @@ def searched_widths(
     refuse_other_variables(law, limits, e)
     optimum = searched(loss_of, (1.0, widest(budget, limits)), e, limits, integral)
     if not optimum.exists.any():
-        raise ValueError(f"this {law.name} law has no minimum along the budget for any of these experts")
+        raise InputError(f"this {law.name} law has no minimum along the budget for any of these experts")
     return optimum
 
 
@@ -212,11 +213,11 @@ def refuse_other_variables(law: Formula, limits: Limits, experts: FloatArray) ->
     if isinstance(law, ChinchillaForm):
         law.chinchilla_coefficients(experts)
     elif not {*law.variables} & EXPERT_VARIABLES and (others := experts[experts != 1]).size:
-        raise ValueError(f"experts={float(others.flat[0]):g}: the {law.name} law is one of dense models, E = 1")
+        raise InputError(f"experts={float(others.flat[0]):g}: the {law.name} law is one of dense models, E = 1")
     known = limits.variables(float(HEAD_DIM), 1.0, 1e20)
     if unknown := [name for name in law.variables if name not in known]:
         names = ", ".join(known)
-        raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture: {names}")
+        raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture: {names}")
 
 
 def widths_of(
@@ -291,7 +292,7 @@ def optimum_draws(
     columns, e = _draws(law), np.atleast_1d(asked_experts(law, experts))
     within = Limits.of(law, **limits)
     if within.unique_tokens is not None:
-        raise ValueError(f"unique_tokens={within.unique_tokens:g}: optima of draws know no repeated tokens")
+        raise InputError(f"unique_tokens={within.unique_tokens:g}: optima of draws know no repeated tokens")
     budget, coefficients = positive("flops", flops), law.chinchilla_coefficients(e)
     with np.errstate(all="ignore"):  # in draws without an optimum
         found = widths_of(law.chinchilla_of(columns, e), columns[-1], budget, e, within)
@@ -318,7 +319,7 @@ def drawn_optimum(
 def _draws(law: ChinchillaForm) -> FloatArray:
     """The coefficients of the draws, [coefficients, n_draws, 1]."""
     if law.draws is None:
-        raise ValueError("this law has no draws: fit it and call result.bootstrap(...)")
+        raise InputError("this law has no draws: fit it and call result.bootstrap(...)")
     return law.draws.T[..., None]
 
 

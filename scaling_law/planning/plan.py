@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from hub.plain.tables import Table
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
@@ -198,7 +199,7 @@ def plan(
 ) -> Plan:
     """Answer `Law.plan`."""
     if not (isinstance(branches, int) and 1 <= branches <= 20):
-        raise ValueError(f"branches={branches!r} must be a whole number from 1 to 20")
+        raise InputError(f"branches={branches!r} must be a whole number from 1 to 20")
     positive("gpu_tflops", gpu_tflops)
     rates = learning_rate_law or LearningRateLaw.published()
     ramp = BatchRamp(batch_ramp, sequence_length)
@@ -207,7 +208,7 @@ def plan(
     mfu = None if timed else question.pop("mfu", None)
     mfu = MFU if mfu is None else mfu
     if not (isinstance(mfu, (int, float)) and 0 < mfu <= 1):
-        raise ValueError(f"mfu={mfu!r} must be above 0 and at most 1")
+        raise InputError(f"mfu={mfu!r} must be above 0 and at most 1")
     if cluster is not None and flops is not None:
         for name in cluster_fields(question):
             question.pop(name)  # type: ignore[misc]
@@ -324,7 +325,7 @@ def law_variables(law: Formula, a: Architecture, tokens: float) -> dict[str, flo
     found = a.variables() | {"tokens": tokens}
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     if unknown := [name for name in names if name not in found]:
-        raise ValueError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
+        raise InputError(f"{unknown[0]}, a variable of the {law.name} law, is none of an architecture")
     return {name: found[name] for name in names}
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hub.plain.tables import Table
-from hub.plain.units import format_bytes, format_count
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
 from scaling_law.planning.budget import Cluster
 from scaling_law.planning.placement import DoesNotFit, Placement, place
@@ -116,7 +117,7 @@ def scale_out(
     """
     sheet, ramp = named_gpu(gpu), BatchRamp((RampStage(0, batch_sequences),), sequence_length)
     if (link := next((speed for name, speed in NVLINK.items() if find_gpu(name) == sheet), None)) is None:
-        raise ValueError(f"gpu={gpu!r}: the speed of its links is not known here; give one of {', '.join(NVLINK)}")
+        raise InputError(f"gpu={gpu!r}: the speed of its links is not known here; give one of {', '.join(NVLINK)}")
     throughput = Throughput.assumed(gpu, mfu=mfu)
     rows = (_row(architecture, Cluster(count, throughput, ramp=ramp), sheet.peak_flops, link) for count in gpus)
     return ScaleOut(architecture, sheet.name, batch_sequences * sequence_length, tuple(rows), check=None)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_flops
+from hub.base.errors import InputError
+from hub.base.tables import Table
+from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import checked_experts, positive
@@ -116,7 +117,7 @@ class EffectiveSpeedup(Answer):
         Infinite where a's loss is not above it. ValueError where b is one architecture.
         """
         if self.exponent is None or self.baseline_loss is None:
-            raise ValueError(f"b={self.b} is one size: only the best models of an E follow L∞ + A C^−α")
+            raise InputError(f"b={self.b} is one size: only the best models of an E follow L∞ + A C^−α")
         if self.loss <= asymptote:
             return float("inf")
         return float(((self.baseline_loss - asymptote) / (self.loss - asymptote)) ** (1.0 / self.exponent))
@@ -191,7 +192,7 @@ def speedup(
 ) -> EffectiveSpeedup:
     """Answer `Law.speedup`."""
     if "tokens" not in law.variables:
-        raise ValueError(f"this {law.name} law knows no tokens: it cannot say how many more are needed")
+        raise InputError(f"this {law.name} law knows no tokens: it cannot say how many more are needed")
     cluster, limits = read_costs(law, **question)
     own, width = _spent(law, a, flops, tokens, limits)
     (check := law.check(**own)).refuse(force)
@@ -313,19 +314,19 @@ def _seconds(cluster: Cluster, work: ModelWork, tokens: FloatArray) -> FloatArra
 def _spent(law: Formula, a: Model, flops: Any, tokens: Any, limits: Limits) -> tuple[dict[str, Any], float]:
     """The variables of model a and its training tokens (N_act, D, E, and those of the law), and its d_model."""
     if (flops is None) == (tokens is None):
-        raise ValueError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
+        raise InputError(f"flops={flops!r}, tokens={tokens!r}: give one of them, what model a spends")
     if isinstance(a, Architecture):
         width, variables = float(a.d_model), dict[str, Any](a.variables())
         n_active = variables["n_active"]
         variables["tokens"] = affordable_tokens(positive("flops", flops), n_active) if tokens is None else tokens
     elif flops is None:
-        raise ValueError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
+        raise InputError(f"tokens={tokens!r} goes with an Architecture as a: E = {a:g} alone has no size; give flops")
     else:
         e, budget = _experts("a", a), positive("flops", flops)
         width = float(optimal_widths(law, budget, e, limits).free)  # as free as b: below d_model 64, too
         variables = limits.variables(width, e, budget)
     if missing := [name for name in law.variables if name not in variables]:
-        raise ValueError(f"{missing[0]}, a variable of the {law.name} law, is none of an architecture")
+        raise InputError(f"{missing[0]}, a variable of the {law.name} law, is none of an architecture")
     variables["tokens"] = positive("tokens", variables["tokens"])
     names = dict.fromkeys(("n_active", "tokens", "experts", *law.variables))
     return {name: variables[name] for name in names}, width
@@ -359,7 +360,7 @@ def _interval(draws: FloatArray) -> tuple[float, float] | None:
 def _experts(name: str, value: Any) -> float:
     """ValueError for what is no single E."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ValueError(f"{name}={value!r} must be a number of experts or an Architecture")
+        raise InputError(f"{name}={value!r} must be a number of experts or an Architecture")
     return float(checked_experts(value))
 
 

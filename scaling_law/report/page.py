@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain import atomic
-from hub.plain.markdown import block_of, replace_block
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_flops
+from hub.base import atomic
+from hub.base.errors import InputError
+from hub.base.markdown import block_of, replace_block
+from hub.base.tables import Table
+from hub.base.units import format_count, format_flops
 from scaling_law.figures import drawing
 from scaling_law.figures.drawing import LOSS, colour_of
 from scaling_law.figures.law_figures import predicted_against_observed
@@ -50,7 +51,7 @@ def write_report(folder: str | Path, report: str | Path, **options: Any) -> list
     found = [block for block in blocks if block_of(text, block) is not None]
     if not found:
         known = ", ".join(BLOCKS)
-        raise ValueError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {known}")
+        raise InputError(f"{target}: no block such as `<!-- fit -->` and `<!-- /fit -->`; there are {known}")
     for block in found:
         about, name = blocks[block]
         text = replace_block(text, block, block_text(name, results[about]))

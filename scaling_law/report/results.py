@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hub.plain.units import format_count
+from hub.base.errors import InputError
+from hub.base.units import format_count
 from scaling_law.fitting.fitting import FitResult, fit
 from scaling_law.fitting.learning_rate import LearningRateGrid
 from scaling_law.fitting.splits import Comparison, Split, compare
@@ -46,7 +47,7 @@ class Results:
     def runs(self) -> Runs:
         """The final runs, with their held-out loss. ValueError for runs of several vocabularies."""
         if len(sizes := {str(row.get("vocab_size")) for row in self.rows}) > 1:
-            raise ValueError(f"{self.folder}: runs of several vocabularies ({', '.join(sizes)}) have no common loss")
+            raise InputError(f"{self.folder}: runs of several vocabularies ({', '.join(sizes)}) have no common loss")
         return load_runs(self.folder / "runs.jsonl", trunks=self.trunks)
 
     @cached_property
@@ -239,7 +240,7 @@ def lower_learning_rate(grid: LearningRateGrid) -> Finding:
     design = np.array([[1.0, np.log(law.counted(m.architecture)), np.log(m.architecture.experts)] for m in models])
     freedom = len(models) - design.shape[1]
     if freedom < 1:
-        raise ValueError(f"{len(models)} models; the error of the learning-rate law needs at least four")
+        raise InputError(f"{len(models)} models; the error of the learning-rate law needs at least four")
     residual = grid.errors(law)
     covariance = np.linalg.inv(design.T @ design) * float(residual @ residual) / freedom
     error = float(np.sqrt(covariance[2, 2]))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.plain.errors import FilesError, RecordError
-from hub.plain.units import parse_count
+from hub.base.errors import FilesError, RecordError
+from hub.base.units import parse_count
 from scaling_law.size.arrays import FloatArray
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import hub  # lazy: its rooms are imported when runs are read
-from hub.plain.errors import RecordError, unknown
-from hub.plain.tables import Summarised, Table, literal
-from hub.plain.units import format_count
+from hub.base.errors import InputError, RecordError, unknown
+from hub.base.tables import Summarised, Table, literal
+from hub.base.units import format_count
 from scaling_law.formulas.conditions import FittedRange, fitted_ranges
 from scaling_law.runs.architectures import in_terms_of_laws, is_of_a_class
 from scaling_law.runs.columns import Column, aliases_of, with_columns, with_counts
@@ -108,7 +108,7 @@ class Runs(Summarised):
             trunk, trunk_source = np.unique(np.column_stack([n, e]), axis=0, return_inverse=True)[1], EQUAL_SIZE
         elif isinstance(trunk, str):
             if trunk != "run":
-                raise ValueError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")
+                raise InputError(f"trunk={trunk!r} must be 'auto', 'run' or one id for each run")
             trunk, trunk_source = np.arange(len(n)), OWN
         else:
             trunk_source = "given"
@@ -253,7 +253,7 @@ def load_runs(
     does not have.
     """
     if on_invalid not in ("raise", "skip"):
-        raise ValueError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
+        raise InputError(f"on_invalid={on_invalid!r} must be 'raise' or 'skip'")
     problems: list[str] = []
     public = reader(format) if format else None
     try:

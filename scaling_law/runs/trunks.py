@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hub.plain.errors import unknown
+from hub.base.errors import unknown
 from scaling_law.runs.rows import Row, RunsError, is_missing
 
 OWN, EQUAL_SIZE = "each run its own trunk", "runs of equal n_active, experts"  # how trunks were found

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hub.base.errors import InputError
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs
 from scaling_law.size.arrays import FloatArray
@@ -70,7 +71,7 @@ def best_of(
     """
     names = [over] if isinstance(over, str) else list(over)
     if method not in ("least", "quadratic"):
-        raise ValueError(f"method={method!r} must be 'least' or 'quadratic'")
+        raise InputError(f"method={method!r} must be 'least' or 'quadratic'")
     settings = np.stack([_setting(runs, name) for name in names], axis=1)
     groups = models_of(runs, names, by)
     found = [tune(settings[group], runs.loss[group]) for group in groups]
@@ -107,7 +108,7 @@ def best_rate(rates: ArrayLike, losses: ArrayLike) -> float:
     rates, losses = np.asarray(rates, float), np.asarray(losses, float)
     finite = np.isfinite(losses)
     if not finite.any() or np.any(rates <= 0):
-        raise ValueError("learning rates must be positive and at least one loss finite")
+        raise InputError("learning rates must be positive and at least one loss finite")
     return float(tune(rates[finite, None], losses[finite]).settings[0])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hub.plain.errors import unknown
+from hub.base.errors import InputError, unknown
 
 _STAS = "in stas00/ml-engineering, accelerator tables, 744d01e"
 _SPECS = "in winston-zhang-orz/gpu-specs, specs.md, 4b0c72d"
@@ -60,7 +60,7 @@ def named_gpu(name: str) -> Gpu:
     gpu = find_gpu(name)
     if gpu is None:
         names = [key.lower().replace(" ", "-") for key in GPUS]
-        raise ValueError(f"{unknown('gpu=', name, names)}, or a throughput file measured on it")
+        raise InputError(f"{unknown('gpu=', name, names)}, or a throughput file measured on it")
     return gpu
 
 

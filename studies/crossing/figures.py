@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hub.plain.units import format_count
+from hub.base.units import format_count
 from scaling_law.figures import drawing
 from scaling_law.figures.drawing import colour_of, label_of
 from studies.crossing.cells import Gap

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain import strict_json
+from hub.base import strict_json
+from hub.base.errors import InputError
 from scaling_law import Architecture
 from scaling_law.planning import drawn_break_even
 from studies.common import LEVEL, write_once
@@ -29,7 +30,7 @@ def write(results: Results, asked: Iterable[tuple[int, ...]], records: Path, pat
     wanted, measured = [*asked], {(gap.d_model, gap.experts) for gap in results.all_gaps}
     for d_model, experts in wanted:
         if (d_model in WIDTHS and experts in EXPERTS) or (d_model, experts) in measured:
-            raise ValueError(
+            raise InputError(
                 f"d_model={d_model}, experts={experts}: fitted or measured already; predict another model"
             )
     fields = {

@@ -20,8 +20,8 @@ import numpy as np
 
 import hub  # lazy
 from hub import RecordError, RunRecord
-from hub.plain import atomic
-from hub.plain.units import format_count
+from hub.base import atomic
+from hub.base.units import format_count
 from scaling_law import Runs, load_runs
 
 WIDTHS, EXPERTS = (32, 48, 64, 96, 128), (1, 2, 4, 8, 16)  # of the sweep; others are predicted, never fitted

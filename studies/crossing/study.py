@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain.units import UNKNOWN, format_count
+from hub.base.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
 from studies.common import Part, fill, listed, rms, write_tables
 from studies.crossing import figures, prediction

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hub.base.errors import InputError
 from scaling_law import FitResult, HeldOut, JointLaw, Law, Runs, backtest, errors_of, fit, published
 from studies.common import FloatArray
 from studies.crossing.laws import longest_of_each
@@ -66,7 +67,7 @@ class Question:
 
     def _chinchilla(self, runs: Runs) -> FitResult[Any]:
         if not len(runs):
-            raise ValueError("an E of the held-out runs has no run that is fitted")
+            raise InputError("an E of the held-out runs has no run that is fitted")
         return fit(runs, "chinchilla", fixed=NO_TOKENS if self.refit == "routed" else None)
 
 

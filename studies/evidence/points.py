@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hub.plain import atomic, strict_json
+from hub.base import atomic, strict_json
 from scaling_law import JointLaw, Runs, backtest, load_runs
 from scaling_law.runs import best_of, reader
 

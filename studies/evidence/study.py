@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain import strict_json
-from hub.plain.units import format_count, format_flops
+from hub.base import strict_json
+from hub.base.errors import InputError
+from hub.base.units import format_count, format_flops
 from scaling_law import HeldOut
 from scaling_law.figures import drawing
 from studies.common import FloatArray, Part, fill, rms, write_tables
@@ -74,7 +75,7 @@ class Evidence:
     def ask(self, question: str, law: str) -> HeldOut:
         """A forecast that there is; ValueError where these runs cannot determine it."""
         if (forecast := self.forecast(question, law)) is None:
-            raise ValueError(f"{question}: {law} cannot be determined")
+            raise InputError(f"{question}: {law} cannot be determined")
         return forecast
 
     @cached_property

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain import strict_json
+from hub.base import strict_json
 from scaling_law import Architecture, Law, PublishedLaw, laws
 from scaling_law.formulas import EfficiencyLeverage
 from scaling_law.law.describe import unknown_parts

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain.units import UNKNOWN, format_count
+from hub.base.units import UNKNOWN, format_count
 from scaling_law.figures import drawing
 from studies.common import Part, fill, listed
 from studies.crossing.figures import BITS

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hub.plain import strict_json
-from hub.plain.markdown import escaped
+from hub.base import strict_json
+from hub.base.errors import InputError
+from hub.base.markdown import escaped
 from scaling_law import Description, describe
 from scaling_law.figures import drawing
 from studies.common import fill, write_tables
@@ -34,9 +35,9 @@ class Entry:
     def of(cls, data: dict[str, Any]) -> Entry:
         """ValueError for a model without configuration or source, or with tokens from nowhere."""
         if missing := _FIELDS - set(data):
-            raise ValueError(f"{data.get('name', data)!r}: lacks {', '.join(sorted(missing))}")
+            raise InputError(f"{data.get('name', data)!r}: lacks {', '.join(sorted(missing))}")
         if ("tokens" in data) != ("tokens_source" in data):
-            raise ValueError(f"{data['name']!r}: tokens and tokens_source go together")
+            raise InputError(f"{data['name']!r}: tokens and tokens_source go together")
         description = describe(data["config"], data.get("tokens"))
         return cls(data["name"], description, data["source"], data.get("tokens_source"))
 

@@ -9,7 +9,7 @@ import argparse
 
 from rich.console import Group
 
-from hub.plain.tables import print_table
+from hub.base.tables import print_table
 from scaling_law import JointLaw
 from studies.paper.study import all_tables
 

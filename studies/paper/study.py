@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_flops, parse_count
+from hub.base.tables import Table
+from hub.base.units import format_count, format_flops, parse_count
 from scaling_law import Architecture, JointLaw, LearningRateLaw
 from scaling_law.size import ROWS
 

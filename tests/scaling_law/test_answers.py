@@ -8,7 +8,7 @@ import pandas
 import pytest
 from pydantic_core import to_json
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import Architecture, JointLaw, compare, describe, matched_memory, scale_out
 from scaling_law.formulas.answers import Answer, ArrayAnswer
 from scaling_law.planning import candidate_grid, log_optimal_parameters

@@ -27,8 +27,9 @@ from pydantic import (
     model_validator,
 )
 
-from hub.plain.atomic import write_bytes
-from hub.plain.units import parse_count
+from hub.base.atomic import write_bytes
+from hub.base.errors import InputError
+from hub.base.units import parse_count
 from hub.record.names import size_name
 from hub.record.run_record import NAME_PATTERN
 from hub.release.cards import LICENSES
@@ -40,7 +41,7 @@ from training.configuration.schedule import Schedule
 CAPACITY_GROUP_TOKENS = 16_384  # by default: 32 sequences of 512, as in the authors' runs of larger models
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(InputError):
     """The configuration is invalid; the message lists every problem."""
 
 
@@ -49,7 +50,7 @@ def _must(be: str, holds: Callable[[Any], object]) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if not holds(value):
-            raise ValueError(f"it must {be}")
+            raise InputError(f"it must {be}")
         return value
 
     return AfterValidator(check)
@@ -59,7 +60,7 @@ def _whole(value: int | float | str) -> int:
     with suppress(ValueError):
         if (count := parse_count(value)).is_integer():
             return int(count)
-    raise ValueError("it must be a whole number of at least 0, such as 2000000, 2e6, 2M or 0.5B")
+    raise InputError("it must be a whole number of at least 0, such as 2000000, 2e6, 2M or 0.5B")
 
 
 Count = Annotated[int, BeforeValidator(_whole)]  # may be written as 2_000_000, 2e6, 2M or 0.5B
@@ -93,7 +94,7 @@ class _Section(BaseModel):
         if not words and kind is bool:  # --run.compile
             return True
         if len(words) != 1:
-            raise ValueError("it must be one value")
+            raise InputError("it must be one value")
         return words[0]
 
 
@@ -182,12 +183,12 @@ class ModelArguments(_Section):
         if (width := info.data.get("d_model")) is None:  # refused already
             return n_heads
         if width % 64 and (n_heads is None or info.data.get("n_blocks", 0) is None):
-            raise ValueError(
+            raise InputError(
                 f"model.d_model: {width}; it must be a multiple of 64 unless n_blocks and n_heads are set"
             )
         heads = n_heads or width // 64
         if width % heads or width // heads % 2:
-            raise ValueError(
+            raise InputError(
                 f"model.d_model: {width}; it must give each of the {heads} heads an even number of dimensions"
             )
         return n_heads
@@ -254,7 +255,7 @@ class DataArguments(_Section):
     @classmethod
     def _holds_some_out(cls, value: int, info: ValidationInfo) -> int:
         if not 0 < value < 1000 and info.data.get("validation_split") is None:
-            raise ValueError("it must lie between 0 and 1000")
+            raise InputError("it must lie between 0 and 1000")
         return value
 
 
@@ -276,7 +277,7 @@ class ScheduleArguments(_Section):
         try:
             BatchRamp(_stages(stages), sequence_length=1)
         except ValueError as error:
-            raise ValueError(f"schedule.{error}") from None
+            raise InputError(f"schedule.{error}") from None
         return stages
 
     def stages(self) -> list[RampStage]:
@@ -289,7 +290,7 @@ def _stages(stages: list[str]) -> list[RampStage]:
         pairs = [stage.split(":") for stage in stages]
         return [RampStage(_whole(start), _whole(sequences)) for start, sequences in pairs]
     except ValueError:
-        raise ValueError(
+        raise InputError(
             f"batch_ramp: {stages}; it must be stages from_tokens:sequences, such as 0:128 0.5B:256"
         ) from None
 
@@ -330,7 +331,7 @@ class OptimizerArguments(_Section):
         try:
             LearningRateLaw.named(name)
         except (ValueError, OSError) as error:
-            raise ValueError(f"it must be {' or '.join(READINGS)}, or the file of a law ({error})") from None
+            raise InputError(f"it must be {' or '.join(READINGS)}, or the file of a law ({error})") from None
         return name
 
 
@@ -373,7 +374,7 @@ class TrainingArguments(_Section):
             except ValueError as error:
                 problems.append(str(error))
         if problems:
-            raise ValueError("\n".join(problems))
+            raise InputError("\n".join(problems))
         return self
 
     def replaced(self, **sections: dict[str, Any]) -> TrainingArguments:

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from hub.base.errors import InputError
 from hub.record.names import size_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.model_configs import FAMILIES, Model, read_model
@@ -67,17 +68,17 @@ class ModelClassArguments(BaseModel):
             fields = of_file | fields
         if kind not in model_types():
             allowed = f"{OURS}, a config.json or one of {', '.join(model_types())}"
-            raise ValueError(f"model.type: {kind!r}; {_refusal(kind)}it must be {allowed}")
+            raise InputError(f"model.type: {kind!r}; {_refusal(kind)}it must be {allowed}")
         if group is not None and (not isinstance(group, int) or group < 1):
-            raise ValueError(f"model.capacity_group_tokens: {group!r}; it must be a whole number of at least 1")
+            raise InputError(f"model.capacity_group_tokens: {group!r}; it must be a whole number of at least 1")
         balance = {name: fields.pop(name) for name in ("balance", "bias_update_rate") if fields.get(name) is not None}
         if problem := _problem_of_balance(kind, **balance):
-            raise ValueError(problem)
+            raise InputError(problem)
         if unknown := [name for name in fields if name not in fields_of(kind)]:
-            raise ValueError("\n".join(_unknown(kind, name) for name in unknown))
+            raise InputError("\n".join(_unknown(kind, name) for name in unknown))
         arguments = cls(type=kind, capacity_group_tokens=group, **balance, **fields)
         if problem := arguments._problem():
-            raise ValueError(f"model: {problem}")
+            raise InputError(f"model: {problem}")
         return arguments
 
     @property
@@ -95,7 +96,7 @@ class ModelClassArguments(BaseModel):
         fields = {name: value for name, (value, _) in least.items()} | self.fields
         for name, (value, whose) in least.items():
             if fields[name] < value:
-                raise ValueError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
+                raise InputError(f"model.{name}: {fields[name]}; it must be at least {whose} {value}")
         tokens = dict.fromkeys(_TOKENS, eos_token_id) | {"pad_token_id": None}
         return AutoConfig.for_model(self.type, **fields, **tokens)
 
@@ -203,9 +204,9 @@ def _of_file(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.type: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise InputError(f"model.type: {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
     if not isinstance(config, dict) or not isinstance(kind := config.get("model_type"), str):
-        raise ValueError(f"model.type: {str(path)!r} has no model_type; it must be a config.json of transformers")
+        raise InputError(f"model.type: {str(path)!r} has no model_type; it must be a config.json of transformers")
     if kind not in model_types():
         return kind, {}
     fields = {name: value for name, value in config.items() if name in fields_of(kind)}

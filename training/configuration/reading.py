@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from hub.plain.commands import version
-from hub.plain.errors import problem_lines
+from hub.base.commands import version
+from hub.base.errors import problem_lines
 from hub.record.names import size_name
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import ROWS

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from hub.plain.commands import BAD_INPUT, report
+from hub.base.commands import BAD_INPUT, report
 from training.configuration.arguments import ConfigurationError
 from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.filling import Share, adopt, build, lock_of, tokenise_groups

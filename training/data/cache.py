@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hub.plain import atomic
-from hub.plain.atomic import sha256_of, write_bytes
+from hub.base import atomic
+from hub.base.atomic import sha256_of, write_bytes
 from training.data.text import ORDER_RECIPE, Place, TextSource
 from training.data.tokenizer import description, fingerprint
 

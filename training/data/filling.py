@@ -21,7 +21,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
-from hub.plain import atomic
+from hub.base import atomic
+from hub.base.errors import InputError
 from training.data.cache import WITHOUT_TEXT, CorruptCacheError, TokenCache
 from training.data.text import OpenText, Place, TextSource
 from training.data.tokenizer import fingerprint
@@ -61,7 +62,7 @@ def build(
     if cache.complete or (place is not None and len(cache) < limit):
         return
     if not cache.shards:
-        raise ValueError(
+        raise InputError(
             f"data.dataset: split {source.split!r} of {source.dataset!r} has no document "
             + ("that is held out" if source.held_out else "to train on")
         )
@@ -114,7 +115,7 @@ class Share(NamedTuple):
             index, of = map(int, text.split("/"))
             if 0 <= index < of:
                 return cls(index, of)
-        raise ValueError(f"{text!r}; it must be I/N with 0 <= I < N, such as 0/8 for the first of eight")
+        raise InputError(f"{text!r}; it must be I/N with 0 <= I < N, such as 0/8 for the first of eight")
 
     def split(self, number: int, of: int) -> Share:
         """Part `number` of `of` parts of this share."""

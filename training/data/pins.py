@@ -15,8 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from hub.plain import atomic
-from hub.plain.errors import HubError, UnavailableError
+from hub.base import atomic
+from hub.base.errors import HubError, UnavailableError
 from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.data.text import is_local_path

@@ -26,7 +26,8 @@ import pyarrow as pa
 from fsspec.core import url_to_fs
 from pyarrow.parquet import ParquetFile
 
-from hub.plain.atomic import sha256_of, write_bytes
+from hub.base.atomic import sha256_of, write_bytes
+from hub.base.errors import InputError
 
 PART_BYTES = 8 << 20  # of a file, compressed: some 2.5M tokens of FineWeb-Edu
 GROUP = 16  # parts that are read together
@@ -155,29 +156,29 @@ class TextSource:
             data_files = builder.config.data_files or {}
             splits = builder.as_streaming_dataset(split=None)
             if self.split not in splits:
-                raise ValueError(f"no such split; there are {list(splits)}")
+                raise InputError(f"no such split; there are {list(splits)}")
             rows = splits[self.split]
             names = rows.column_names or list(next(iter(rows), {}))
         except _UNREADABLE as error:
             raise self.unreadable(error, itertools.chain(*data_files.values())) from error
         except ValueError as error:
-            raise ValueError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
+            raise InputError(f"data.dataset {self.dataset!r}, split {self.split!r}: {error}") from error
         if self.text_column not in names:
-            raise ValueError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {names}")
+            raise InputError(f"data.text_column: no column {self.text_column!r} in {self.dataset!r}; it has {names}")
         columns = [column for column in ("id", self.text_column) if column in names]
         rows = rows.select_columns(columns)
         files = data_files.get(self.split)
         if self.file_seed is None:
             return rows, files or []
         if files is None or (rows.num_shards != len(files) and not all(map(_is_parquet, files))):
-            raise ValueError(
+            raise InputError(
                 f"data.order: 'shuffled', but {self.dataset!r} is not read file by file; it must be 'stored'"
             )
         return ShuffledRows(files, self.file_seed, columns, partial(rows.shard, len(files))), files
 
     def unreadable(self, error: Exception, files: Iterable[str]) -> ValueError:
         """What to raise for an error of reading one of these files: which line it is about, where that can be told."""
-        return ValueError(f"data.dataset: {broken_line(files) or f'{self.dataset!r} cannot be read: {error}'}")
+        return InputError(f"data.dataset: {broken_line(files) or f'{self.dataset!r} cannot be read: {error}'}")
 
 
 class OpenText:
@@ -207,7 +208,7 @@ class OpenText:
         Raises ValueError in the stored order, which has no groups.
         """
         if not self._shuffled:
-            raise ValueError("data.order: 'stored' can only be read by one process; it must be 'shuffled'")
+            raise InputError("data.order: 'stored' can only be read by one process; it must be 'shuffled'")
         return self._rows.group_starts()
 
     def batches(self, size: int, start: Place) -> Iterator[tuple[list[str], Place]]:
@@ -242,7 +243,7 @@ class OpenText:
 
     def _check_unchanged(self, document: str, place: Place) -> None:
         if _digest(document) != place.last:
-            raise ValueError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
+            raise InputError(f"data.dataset: {self._source.dataset!r} has changed since its token cache was begun")
 
     def _documents(self, before: int) -> Iterator[str]:
         """The texts from the state of the rows on, with so many documents before it. Raises as `TextSource.open`."""
@@ -257,7 +258,7 @@ class OpenText:
                     continue
                 if not isinstance(text, str):
                     column = f"data.text_column: {source.text_column!r}"
-                    raise ValueError(f"{column} holds {text!r} in a row of {source.dataset!r}")
+                    raise InputError(f"{column} holds {text!r} in a row of {source.dataset!r}")
                 if source.selects(row):
                     before, nulls = before + 1, 0
                     yield text

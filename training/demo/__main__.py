@@ -30,9 +30,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modeling_switch_moe  # noqa: F401 - registers the architecture; else its code in the release is needed
 from hub import RunRecord, open_store, release_runs
-from hub.plain.commands import App, Version, Workers
-from hub.plain.tables import print_table
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.base.commands import App, Version, Workers
+from hub.base.tables import print_table
+from hub.base.units import format_bytes, format_count, format_flops
 from hub.release.cards import loading_code
 from scaling_law import Calibration, JointLaw, LearningRateLaw, calibrate, fit_learning_rate, load_runs
 from scaling_law.commands.release import LawOnRuns, release_law

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from hub.plain import atomic
-from hub.plain.commands import App, Version
-from hub.plain.progress import progress_line
-from hub.plain.units import format_bytes
+from hub.base import atomic
+from hub.base.commands import App, Version
+from hub.base.errors import InputError
+from hub.base.progress import progress_line
+from hub.base.units import format_bytes
 
 MANIFEST = "corpus.json"  # a folder without it is not a complete corpus
 HELD_OUT = 0.025  # share of the text in the validation split
@@ -227,7 +228,7 @@ def build(
     """
     folder = Path(folder).expanduser().resolve()
     if max_bytes is not None and max_bytes < 1:
-        raise ValueError(f"max_bytes: {max_bytes}; give a positive number of bytes, or None for everything")
+        raise InputError(f"max_bytes: {max_bytes}; give a positive number of bytes, or None for everything")
     if (folder / MANIFEST).is_file():
         report = CorpusReport.model_validate_json((folder / MANIFEST).read_bytes())
         if report.max_bytes != max_bytes:
@@ -239,7 +240,7 @@ def build(
     documents = _read(installed_sources() if sources is None else sources, max_bytes or float("inf"))
     splits = _split(documents)
     if not all(splits.values()):
-        raise ValueError(
+        raise InputError(
             f"sources: {len(documents)} documents within max_bytes={max_bytes}; documents of at least 2 packages are "
             "needed"
         )

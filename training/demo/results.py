@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hub import RunRecord
-from hub.plain.tables import Table
-from hub.plain.units import format_count, format_decimal, format_flops
+from hub.base.tables import Table
+from hub.base.units import format_count, format_decimal, format_flops
 from scaling_law import JointLaw, OptimalTable
 from scaling_law.figures import drawing
 from scaling_law.figures.curves import interval_of

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from hub.plain import atomic
-from hub.plain.atomic import sha256_of, sync
+from hub.base import atomic
+from hub.base.atomic import sha256_of, sync
 from training.configuration.schedule import Branch
 from training.run.progress import Progress
 

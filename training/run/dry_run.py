@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from hub.plain.tables import Table
-from hub.plain.units import format_bytes, format_flops
+from hub.base.tables import Table
+from hub.base.units import format_bytes, format_flops
 from scaling_law.law.describe import experts_of, shape_of
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model

@@ -16,9 +16,9 @@ from statistics import median
 
 import torch
 
-from hub.plain.atomic import write_bytes, write_json
-from hub.plain.errors import secret_in
-from hub.plain.progress import progress_line
+from hub.base.atomic import write_bytes, write_json
+from hub.base.errors import secret_in
+from hub.base.progress import progress_line
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments
 from training.run.devices import on_main, peak_memory

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from hub.plain import atomic
-from hub.plain.commands import report
+from hub.base import atomic
+from hub.base.commands import report
 from hub.record.names import final_branch_name
 from hub.record.run_record import RunRecord
 from training.configuration.arguments import ConfigurationError, TrainingArguments

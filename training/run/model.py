@@ -34,11 +34,15 @@ def utilisation_flops(arch: Architecture) -> float:
 
 def model_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int):
     """The transformers configuration of this run; ConfigurationError where tokenizer or sequences do not fit it."""
-    if isinstance(arguments.model, ModelClassArguments):
-        try:
+    try:
+        if isinstance(arguments.model, ModelClassArguments):
             return arguments.model.config(vocab_size, arguments.data.sequence_length, eos_token_id)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from None
+        return _switch_moe_config(arguments, vocab_size, eos_token_id)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _switch_moe_config(arguments: TrainingArguments, vocab_size: int, eos_token_id: int) -> SwitchMoeConfig:
     arch = architecture(arguments.model, vocab_size)
     return SwitchMoeConfig(
         vocab_size=vocab_size,

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from hub import HubError, PushErrors, RunRecord, Store, open_store, push_run
-from hub.plain.atomic import write_bytes
-from hub.plain.errors import AccessError, UnavailableError, redacted
+from hub.base.atomic import write_bytes
+from hub.base.errors import AccessError, UnavailableError, redacted
 from hub.release.cards import model_card
 from hub.release.push import check_places, push_listing
 from scaling_law.figures.run_pictures import CAPTIONS, run_pictures

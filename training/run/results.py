@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hub.plain.atomic import weights_sha256, write_bytes
+from hub.base.atomic import weights_sha256, write_bytes
 from hub.record.names import MAX_ID_LENGTH, recipe_suffix, shortened
 from hub.record.run_record import OF_A_CLASS, RunRecord
 from hub.store.files import portable_tokenizer_config

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hub.plain.atomic import write_bytes
-from hub.plain.commands import App, Json
-from hub.plain.errors import HubError
-from hub.plain.tables import print_table, show
+from hub.base.atomic import write_bytes
+from hub.base.commands import App, Json
+from hub.base.errors import HubError
+from hub.base.tables import print_table, show
 from hub.record.table import to_jsonl
 from training.configuration.arguments import ConfigurationError
 from training.sweep.engine import Engine, EngineError, Job, alive, places_of, submitting

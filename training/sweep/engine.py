@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 from filelock import FileLock, Timeout
 
-from hub.plain import atomic
+from hub.base import atomic
 from training.configuration.arguments import ConfigurationError
 from training.sweep.file import Sweep, SweepRun
 from training.sweep.status import Queued

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hub import RunRecord
-from hub.plain.errors import RecordError, unknown
+from hub.base.errors import InputError, RecordError, unknown
 from hub.record.filter import parse_filter
 from hub.record.names import final_branch_name
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
@@ -34,7 +34,7 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
         elif dot or isinstance(value, dict):
             sections.setdefault(section, {}).update({field: value} if dot else value)
         else:
-            raise ValueError(f"it must hold sections with fields, not {name}: {value!r}")
+            raise InputError(f"it must hold sections with fields, not {name}: {value!r}")
     return sections
 
 
@@ -88,9 +88,9 @@ class SweepFile(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> SweepFile:
         if {"runs", "source"} <= self.model_fields_set:
-            raise ValueError("give either runs or from")
+            raise InputError("give either runs or from")
         if self.where and self.source != [reading.PAPER]:
-            raise ValueError("where goes with `from: paper`; a grid has overrides")
+            raise InputError("where goes with `from: paper`; a grid has overrides")
         return self
 
     def listed(self, folder: Path) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ def _planned(path: Path) -> list[dict[str, Any]]:
     plan = reading.read_yaml(path, "sweep file: from")  # JSON is YAML
     try:
         if not set(sections := plan.get("configuration", plan)) <= {*SECTIONS, "preset"}:
-            raise ValueError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan")
+            raise InputError(f"{str(path)!r} is neither 'paper' nor a plan of scaling-law plan")
         sections = _nested(sections)
     except ValueError as error:
         raise ConfigurationError(f"sweep file: from: {error}") from error

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hub.plain.atomic import write_bytes
-from hub.plain.errors import AccessError, NotFoundError
+from hub.base.atomic import write_bytes
+from hub.base.errors import AccessError, NotFoundError
 from hub.store.transport import Transport
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hub.plain.tables import Summarised, Table
-from hub.plain.units import format_bytes, format_count, format_flops
+from hub.base.tables import Summarised, Table
+from hub.base.units import format_bytes, format_count, format_flops
 from scaling_law.size.architecture import ADAM_BYTES
 from training.configuration.schedule import Branch
 from training.run.checkpoint import most_at_a_time

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar
 import psutil
 from filelock import FileLock, Timeout
 
-from hub.plain import atomic
-from hub.plain.progress import format_rate, progress_bars
+from hub.base import atomic
+from hub.base.progress import format_rate, progress_bars
 from training.configuration.arguments import ConfigurationError
 from training.data.pins import pinned_with_sweep
 from training.sweep.engine import EngineError, Job, Outcome

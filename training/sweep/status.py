@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from hub.plain import atomic
-from hub.plain.tables import Table
-from hub.plain.units import format_decimal
+from hub.base import atomic
+from hub.base.tables import Table
+from hub.base.units import format_decimal
 from training.sweep.file import Sweep, SweepRun
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]

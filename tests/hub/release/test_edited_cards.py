@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hub import push_index, push_run, repair_index
-from hub.plain.markdown import read_card
+from hub.base.markdown import read_card
 from hub.release.push import push_listing
 from tests.hub.conftest import another_view
 from tests.hub.samples import make_record

@@ -13,8 +13,8 @@ from hub import (
     push_runs,
     run_folders,
 )
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError
-from hub.plain.markdown import read_card
+from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError
+from hub.base.markdown import read_card
 from hub.record.run_record import RunRecord
 from hub.release.index import merge
 from hub.release.push import push_listing

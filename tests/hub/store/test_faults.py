@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hub import load_index, push_index, push_run
-from hub.plain.errors import AccessError, ConflictError, HubError, UnavailableError
+from hub.base.errors import AccessError, ConflictError, HubError, UnavailableError
 from hub.record.run_record import RunRecord
 from hub.store.transport import Transport
 from tests.hub.conftest import hub_store

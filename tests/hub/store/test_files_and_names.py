@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.plain.errors import FilesError, RecordError
+from hub.base.errors import FilesError, RecordError
 from hub.record.names import branch_name, formatted_tokens, repo_name
 from hub.release.sources import load_records
 from hub.store.files import is_allowed, release_of, run_folders

@@ -3,8 +3,8 @@
 import pytest
 
 from hub import PushErrors, load_index, pull_run, push_index, push_run, push_runs
-from hub.plain.commands import status_of
-from hub.plain.errors import AccessError, FilesError, UnavailableError
+from hub.base.commands import status_of
+from hub.base.errors import AccessError, FilesError, UnavailableError
 from hub.release.index import read_branches
 from hub.store.hub import HubStore
 from hub.store.transport import Transport

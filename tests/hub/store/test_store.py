@@ -8,8 +8,8 @@ from threading import Event
 import pytest
 
 from hub import load_index, pull_run, push_index, push_run
-from hub.plain import atomic
-from hub.plain.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
+from hub.base import atomic
+from hub.base.errors import ConflictError, FilesError, IntegrityError, NotFoundError, RecordError
 from hub.record.run_record import RunRecord
 from hub.store.hub import open_store
 from tests.hub.samples import make_record
@@ -146,7 +146,7 @@ def test_a_publication_is_there_whole_or_not_at_all(tmp_path, checkpoint, record
     code = """
 import os, sys
 from hub import open_store, push_run
-from hub.plain import atomic
+from hub.base import atomic
 from hub.record.run_record import RunRecord
 copy, copied = atomic.copy_file, []
 def stop(source, destination):

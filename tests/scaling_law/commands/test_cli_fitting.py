@@ -7,7 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
-from hub.plain.commands import NOT_TRUSTED
+from hub.base.commands import NOT_TRUSTED
 from scaling_law import JointLaw, calibrate, fit, load_runs
 from scaling_law.fitting.profiles import ProfileInterval, profile_interval
 from scaling_law.fitting.splits import compare, split

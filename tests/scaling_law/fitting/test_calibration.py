@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw, RoutedLaw, Runs, calibrate, fit, published
 from scaling_law.fitting.calibration import Candidate, candidate_sets, choose
 from tests.scaling_law.synthetic import synthetic_runs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import JointLaw, RoutedLaw, Runs, fit
 from scaling_law.fitting import fitting
 from scaling_law.fitting.problem import PAPER_GRID, make_problem

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import ChinchillaLaw, JointLaw, Runs, describe, fit
 from scaling_law.commands.cli import app
 from scaling_law.law_files import law_card

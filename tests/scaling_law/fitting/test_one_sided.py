@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import JointLaw, Runs, fit
 from scaling_law.fitting.problem import make_problem
 from tests.scaling_law.synthetic import synthetic_runs

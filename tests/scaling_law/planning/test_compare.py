@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import ExtrapolationError, JointLaw
 from scaling_law.commands.cli import app
 from scaling_law.law.compare import compare

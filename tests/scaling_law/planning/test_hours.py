@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, published
 from scaling_law.planning.budget import Budget, Cluster, work_of
 from scaling_law.planning.limits import Limits

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import Architecture, ChinchillaLaw, ExtrapolationError, JointLaw
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.optimum import optimal_widths

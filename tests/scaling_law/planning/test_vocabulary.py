@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hub.plain.tables import as_text
+from hub.base.tables import as_text
 from scaling_law import JointLaw, fit, load_runs
 from scaling_law.figures.curves import memory_curves
 from scaling_law.formulas.conditions import Conditions

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hub import push_index
-from hub.plain.errors import FilesError, IntegrityError, NotFoundError
+from hub.base.errors import FilesError, IntegrityError, NotFoundError
 from hub.release.push import tag_index
 from hub.store.base import Store
 from scaling_law import Architecture, ChinchillaLaw, Conditions, fit, load_runs

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from hub.plain.errors import RecordError
+from hub.base.errors import RecordError
 from scaling_law import Architecture, Throughput
 from scaling_law.size.gpus import GPUS, MEASURED_MFU, find_gpu
 from scaling_law.size.throughput import TERMS, Measurement, ModelWork

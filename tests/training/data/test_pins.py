@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hub.plain.errors import UnavailableError
+from hub.base.errors import UnavailableError
 from training.configuration.arguments import ConfigurationError
 from training.data import pins
 from training.data.pins import Pin, pinned, pinned_with_sweep

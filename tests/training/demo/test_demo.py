@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from hub import open_store, push_index
-from hub.plain.tables import as_text
-from hub.plain.units import parse_count
+from hub.base.tables import as_text
+from hub.base.units import parse_count
 from scaling_law import JointLaw
 from scaling_law.commands.cli import app
 from tests.hub.samples import make_record

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hub.plain.units import format_bytes, format_flops
+from hub.base.units import format_bytes, format_flops
 from scaling_law import Architecture
 from tests.training.ranks import save_configuration
 from training.run import dry_run, timing

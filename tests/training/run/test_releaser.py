@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from hub import load_index
-from hub.plain.errors import AccessError, UnavailableError
+from hub.base.errors import AccessError, UnavailableError
 from tests.hub.conftest import checkpoint, hub_store, loopback, online, runs_of, store  # noqa: F401
 from tests.hub.loopback import TOKEN, Fault
 from tests.hub.samples import make_record

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import training
 from hub import RunRecord
-from hub.plain import atomic
+from hub.base import atomic
 from scaling_law import JointLaw
 from scaling_law.planning.plan import plan as plan_of_law
 from scaling_law.size.architecture import Architecture

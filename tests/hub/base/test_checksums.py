@@ -2,8 +2,8 @@
 
 import pytest
 
-from hub.plain import checksums
-from hub.plain.errors import IntegrityError
+from hub.base import checksums
+from hub.base.errors import IntegrityError
 
 
 def test_what_was_written_passes_at_every_moment_of_a_write_and_else_nothing(tmp_path):

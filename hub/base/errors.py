@@ -17,19 +17,25 @@ _PRIVATE_KEY = re.compile(r"---- ?BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY|\bPuTTY-User-
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"',;]+")
 
 
+class InputError(ValueError):
+    """Bad input of a user: the message names the field, the value and what is allowed."""
+
+    exit_status = 2
+
+
 class HubError(Exception):
     """Base class of what `hub` raises on purpose; `exit_status` is that of a command it ends."""
 
     exit_status = 1
 
 
-class RecordError(HubError, ValueError):
+class RecordError(HubError, InputError):
     """A run record, or a file of them, that breaks the schema. The message names field, value and what is allowed."""
 
     exit_status = 2
 
 
-class FilesError(HubError, ValueError):
+class FilesError(HubError, InputError):
     """A folder that cannot be released as it is: a file is missing, too large, unreadable, or holds a secret."""
 
     exit_status = 2

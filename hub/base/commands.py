@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import signal
-import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Annotated, Any
@@ -17,12 +16,11 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from hub.plain import units
-from hub.plain.errors import redacted, unknown
+from hub.base import units
+from hub.base.errors import redacted, unknown
 
 NOT_TRUSTED = FAILED = 1
 BAD_INPUT, MACHINE_FAILED = 2, 3
-_PACKAGES = ("hub", "scaling_law", "training", "modeling_switch_moe", "benchmarks", "__main__")
 # Of a path that a user named, unlike an OSError of a disk.
 _WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -30,9 +28,9 @@ _WRONG_PATH = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirect
 def status_of(error: BaseException) -> int | None:
     """The exit status of a command that ended with this error; None for a bug.
 
-    An error class of ours may name its status in an attribute `exit_status`. Without one, a ValueError that our own
-    code raises is bad input, and one from inside a library is a bug; a wrong path is bad input, a network that cannot
-    be reached is failed work, and any other OSError, as a MemoryError or an OutOfMemoryError of torch, is the machine.
+    An error class of ours names its status in an attribute `exit_status`. A wrong path is bad input, a network that
+    cannot be reached is failed work, and any other OSError, like a MemoryError or torch's OutOfMemoryError, is the
+    machine.
     """
     named = getattr(error, "exit_status", None)
     if isinstance(named, int):
@@ -45,9 +43,7 @@ def status_of(error: BaseException) -> int | None:
         return BAD_INPUT
     if isinstance(error, (OSError, MemoryError)) or type(error).__name__ == "OutOfMemoryError":
         return MACHINE_FAILED
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    raised_here = bool(modules) and modules[-1].partition(".")[0] in _PACKAGES
-    return BAD_INPUT if isinstance(error, ValueError) and raised_here else None
+    return None
 
 
 def report(error: BaseException, translated: Callable[[str], str] = str) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hub.plain import progress
-from hub.plain.progress import format_rate, progress_bars, progress_line
+from hub.base import progress
+from hub.base.progress import format_rate, progress_bars, progress_line
 from tests.conftest import wait_for
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hub.plain.markdown import escaped
-from hub.plain.units import UNKNOWN, format_bytes, format_count, format_flops
+from hub.base.markdown import escaped
+from hub.base.units import UNKNOWN, format_bytes, format_count, format_flops
 
 if TYPE_CHECKING:
     import pandas

@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Iterable
 
+from hub.base.errors import InputError
+
 _NUMBER = r"([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
 _QUANTITY = re.compile(rf"^\s*{_NUMBER}\s*([A-Za-z]*)\s*$")
 
@@ -38,7 +40,7 @@ def parse_bytes(text: str | float, field: str = "memory") -> float:
     """
     size = _parsed(text, field, _BYTES)
     if isinstance(text, str) and 0 < size < LEAST_BYTES and text.strip()[-1].isdigit():
-        raise ValueError(f"{field}={text!r} is {size:g} bytes: did you mean {text.strip()}GB?")
+        raise InputError(f"{field}={text!r} is {size:g} bytes: did you mean {text.strip()}GB?")
     return size
 
 
@@ -58,10 +60,10 @@ def parse_experts(text: str, field: str = "experts") -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if match is None:
-            raise ValueError(f"{field}={text!r}: {part.strip()!r} is not an integer ≥ 1 or a range such as 1-32")
+            raise InputError(f"{field}={text!r}: {part.strip()!r} is not an integer ≥ 1 or a range such as 1-32")
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= 65_536:
-            raise ValueError(f"{field}={text!r}: {part.strip()!r} must be within 1 and 65536, smaller end first")
+            raise InputError(f"{field}={text!r}: {part.strip()!r} must be within 1 and 65536, smaller end first")
         counts.extend(range(first, last + 1))
     return list(dict.fromkeys(counts))
 
@@ -88,12 +90,12 @@ def _parsed(text: str | float, field: str, suffixes: dict[str, float]) -> float:
         factors = {suffix.lower(): factor for suffix, factor in suffixes.items()}
         if match is None or match[2].lower() not in factors:
             allowed = ", ".join(s for s in suffixes if s and f"{s}B" not in suffixes)
-            raise ValueError(f"{field}={text!r} is not a quantity: write a number, optionally followed by {allowed}")
+            raise InputError(f"{field}={text!r} is not a quantity: write a number, optionally followed by {allowed}")
         value = float(match[1]) * factors[match[2].lower()]
     else:
         value = float(text)
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{field}={text!r} must be finite and not negative")
+        raise InputError(f"{field}={text!r} must be finite and not negative")
     return value
 
 

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from hub.plain import atomic
-from hub.plain.errors import IntegrityError
+from hub.base import atomic
+from hub.base.errors import IntegrityError
 
 FILE_NAME = ".sha256"
 _KEPT = 8  # of each file

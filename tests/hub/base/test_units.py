@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.plain.units import (
+from hub.base.units import (
     format_bytes,
     format_count,
     format_decimal,

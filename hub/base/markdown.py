@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hub.plain.errors import FilesError
+from hub.base.errors import FilesError
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoCard

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hub.plain import atomic
-from hub.plain.errors import RecordError
+from hub.base import atomic
+from hub.base.errors import InputError, RecordError
 
 SCHEMA_VERSION = 1  # of run records; here, where it is read without loading the schema
 MAX_RECORD_BYTES = 256 * 1024  # one record as JSON; real ones take about 3 KiB
@@ -98,14 +98,14 @@ def check_version(fields: Mapping[str, Any], newest: int, what: str, name: str =
 
 
 def _refuse_constant(token: str) -> NoReturn:
-    raise ValueError(f"{token} is not a JSON number; write null for a value that is missing or not finite")
+    raise InputError(f"{token} is not a JSON number; write null for a value that is missing or not finite")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise ValueError(f"the field {name[:80]!r} occurs twice")
+            raise InputError(f"the field {name[:80]!r} occurs twice")
         result[name] = value
     return result
 
@@ -117,6 +117,6 @@ def _check_bounds(value: Any, depth: int) -> None:
         for item in value.values() if isinstance(value, dict) else value:
             _check_bounds(item, depth - 1)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("a number is outside the range of a double")
+        raise InputError("a number is outside the range of a double")
     elif isinstance(value, int) and abs(value) >= _MAX_INTEGER:
-        raise ValueError(f"an integer of {len(str(abs(value)))} digits, allowed are at most 30")
+        raise InputError(f"an integer of {len(str(abs(value)))} digits, allowed are at most 30")

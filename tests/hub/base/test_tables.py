@@ -9,7 +9,7 @@ import pytest
 from rich.console import Group
 from rich.text import Text
 
-from hub.plain.tables import Table, as_text, cell, html, print_table, show
+from hub.base.tables import Table, as_text, cell, html, print_table, show
 
 ROWS = [
     {"experts": 8, "n_active": 1.1e9, "tokens": 999_936, "loss": 2.2, "note": "best <of> [all]"},

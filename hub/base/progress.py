@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from hub.plain.units import format_count
+from hub.base.units import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
