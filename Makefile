@@ -161,6 +161,8 @@ check-all:
 	$(MAKE) test-slow
 	$(MAKE) test-clients
 	$(MAKE) test-vllm
+	$(MAKE) studies
+	git diff --exit-code -- docs/studies studies
 	$(MAKE) docs
 	$(MAKE) test-browser
 	$(MAKE) test-slurm

@@ -20,7 +20,7 @@ esac
 @pytest.fixture
 def make(tmp_path):
     """`make` in a checkout with nothing set up, and an installer that says much and ends with a status."""
-    for name in ("Makefile", "pyproject.toml", "limits.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "uv").write_text(INSTALLER)
     (tmp_path / "uv").chmod(0o755)

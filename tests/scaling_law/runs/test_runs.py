@@ -236,7 +236,7 @@ def test_records_of_the_hub_package(tmp_path):
         return RunRecord.model_validate(record_fields(**sizes, **names, **counts, **status))
 
     records = [record(0, 5.0), record(1, 4.5), record(2, None)]
-    write_records(records, tmp_path / "base")
+    write_records(records, tmp_path / "plain")
     push_index(open_store(str(tmp_path / "release")), "tiny", records)
     for source in (records, tmp_path / "plain", tmp_path / "plain" / "runs.parquet", tmp_path / "release"):
         runs = load_runs(source)

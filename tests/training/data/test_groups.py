@@ -341,7 +341,7 @@ def test_the_command_does_its_shard_and_then_nothing_is_left(command, tiny, toke
     done = command("--all", "--workers", "2", "--verify")
     assert done.exit_code == 0, done.output
     assert "1 of 1 groups are tokenised" in done.output
-    assert "2 shards are as they were written" in done.output
+    assert "2 shards are intact" in done.output
     expected = prepare(text_sources(tiny())[0], tokenizer, tmp_path / "single")
     (folder,) = (tmp_path / "cache").glob("corpus-train-*")
     assert_same(TokenCache(folder), expected)

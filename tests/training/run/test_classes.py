@@ -298,7 +298,7 @@ def test_tied_embeddings_are_released_once_and_load(tiny):
 
 @pytest.mark.slow
 def test_a_class_that_recomputes_trains_the_same(tiny, tmp_path):
-    plain = tiny(model=TOP_K, schedule__tokens=[1280], run__output_dir=str(tmp_path / "base"))
+    plain = tiny(model=TOP_K, schedule__tokens=[1280], run__output_dir=str(tmp_path / "plain"))
     other = tiny(model=TOP_K, schedule__tokens=[1280], run__gradient_checkpointing=True)
     (expected,), (record,) = (finish(arguments).values() for arguments in (plain, other))
     assert record.eval_loss == pytest.approx(expected.eval_loss, abs=1e-3)

@@ -22,7 +22,7 @@ from training.run.main import Run
 
 
 def test_evaluations_and_intermediate_models_change_nothing_and_are_left(tiny, tmp_path):
-    plain = tiny(schedule__tokens=[2560], run__output_dir=str(tmp_path / "base"))
+    plain = tiny(schedule__tokens=[2560], run__output_dir=str(tmp_path / "plain"))
     finish(plain)
     arguments = tiny(schedule__tokens=[2560], run__eval_tokens=[640, 2304], run__release_tokens=[640])
     finished = []
