@@ -27,10 +27,10 @@ from benchmarks.report import Report, parse
 from hub.base.errors import InputError
 from hub.record.run_record import RunRecord
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput
+from scaling_law.machine.throughput import ModelWork, Throughput
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.recipe import BatchRamp, RampStage
-from scaling_law.size.throughput import ModelWork, Throughput
 from training.run import devices
 from training.throughput import Grid, measure
 

@@ -32,6 +32,7 @@ from .law.describe import describe as describe
 from .law.publication import PublishedLaw as PublishedLaw
 from .law.shelf import laws as laws
 from .law.shelf import published as published
+from .machine.throughput import Throughput as Throughput
 from .planning.break_even import BreakEven as BreakEven
 from .planning.budget import Budget as Budget
 from .planning.design import Design as Design
@@ -50,4 +51,3 @@ from .runs.table import Runs as Runs
 from .runs.table import load_runs as load_runs
 from .size.architecture import Architecture as Architecture
 from .size.recipe import published_design as published_design
-from .size.throughput import Throughput as Throughput

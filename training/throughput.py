@@ -1,7 +1,7 @@
 """`python -m training.throughput -o throughput.json`: how fast this machine trains, for questions in hours.
 
 It times steps of a grid of shapes and numbers of experts on random tokens, each with several batches, and fits
-seconds per unit of work (`scaling_law.size.throughput`). Under `accelerate launch` it measures those processes
+seconds per unit of work (`scaling_law.machine.throughput`). Under `accelerate launch` it measures those processes
 together. The time of a step is the least of `--repeats`, taken in turns over the batches of a model: whatever else the
 machine does makes a step longer, never shorter.
 """
@@ -24,9 +24,9 @@ from hub.base.tables import Table, print_table
 from hub.record.filter import select
 from hub.release.sources import load_records
 from scaling_law.fitting.throughput import LEAST_ARCHITECTURES, fit_throughput, left_out_ratios, of_records
+from scaling_law.machine.throughput import Measurement, Throughput
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture
 from scaling_law.size.recipe import PAPER
-from scaling_law.size.throughput import Measurement, Throughput
 from training.configuration.arguments import TrainingArguments
 from training.configuration.reading import from_dict
 from training.run import devices

@@ -17,9 +17,9 @@ from scaling_law.formulas.law import positive
 from scaling_law.law import JointLaw, Law
 from scaling_law.law.base import LawT, load_law
 from scaling_law.law.shelf import SHELF, published
+from scaling_law.machine.gpus import find_gpu, named_gpu
+from scaling_law.machine.throughput import Throughput
 from scaling_law.size.architecture import HEAD_DIM
-from scaling_law.size.gpus import find_gpu, named_gpu
-from scaling_law.size.throughput import Throughput
 
 
 def option(help: str, *names: str, rare: bool = False, **settings: Any) -> Any:

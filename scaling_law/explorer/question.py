@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 from hub.base.errors import InputError, unknown
 from hub.base.units import format_bytes, format_flops, parse_bytes, parse_context, parse_count, parse_experts
 from scaling_law.law import Law
+from scaling_law.machine.gpus import GPUS
 from scaling_law.planning.budget import Budget
-from scaling_law.size.gpus import GPUS
 
 PUBLISHED = "published"
 FITTED, YOURS = "fitted", "your upload"  # laws that no --law names; the page saves them as a file

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from hub.base.errors import InputError
 from hub.record.run_record import RunRecord
+from scaling_law.machine.throughput import Measurement, ModelWork, Throughput
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.arrays import FloatArray
 from scaling_law.size.recipe import BatchRamp, RampStage
-from scaling_law.size.throughput import Measurement, ModelWork, Throughput
 
 FITTED = ("steps", "blocks", "flops", "activations", "routing", "weights", "update")
 N_DRAWS = 200

@@ -19,11 +19,11 @@ from hub.base.errors import InputError
 from hub.base.units import format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.law import positive
+from scaling_law.machine.gpus import find_gpu, named_gpu
+from scaling_law.machine.throughput import ModelWork, Throughput
 from scaling_law.planning.limits import LimitFields, Limits, Quantity
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.gpus import find_gpu, named_gpu
 from scaling_law.size.recipe import PAPER, BatchRamp
-from scaling_law.size.throughput import ModelWork, Throughput
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -21,6 +21,8 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.machine.gpus import named_gpu
+from scaling_law.machine.serving import decode_seconds_by_width
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, read_question, work_of
 from scaling_law.planning.hours import best_widths, drawn_losses, models_of
 from scaling_law.planning.limits import Limits, Quantity
@@ -36,9 +38,7 @@ from scaling_law.size.architecture import (
     training_flops,
 )
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.gpus import named_gpu
 from scaling_law.size.recipe import PAPER, BatchRamp
-from scaling_law.size.serving import decode_seconds_by_width
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

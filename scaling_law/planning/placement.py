@@ -8,10 +8,10 @@ from itertools import product
 
 from hub.base.errors import InputError
 from hub.base.units import format_bytes, format_count
+from scaling_law.machine.gpus import find_gpu
+from scaling_law.machine.memory import Sharding, TrainingMemory, training_memory
 from scaling_law.planning.budget import Cluster
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.gpus import find_gpu
-from scaling_law.size.training_memory import Sharding, TrainingMemory, training_memory
 
 RESERVED = 2e9  # bytes of a GPU for CUDA's context, NCCL and fragmentation
 

@@ -18,6 +18,7 @@ from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import percentile_interval, positive
 from scaling_law.formulas.learning_rate import LearningRateLaw
+from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, QuestionFields, cluster_fields
 from scaling_law.planning.limits import Quantity
 from scaling_law.planning.optimal_table import OptimalTable, optimal
@@ -32,7 +33,6 @@ from scaling_law.size.architecture import (
 )
 from scaling_law.size.model_sections import model_section
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
-from scaling_law.size.throughput import ModelWork
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

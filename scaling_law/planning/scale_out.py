@@ -10,13 +10,13 @@ from hub.base.errors import InputError
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_count
 from scaling_law.formulas.answers import Answer
+from scaling_law.machine.communication import NVLINK, all_to_all_bytes, all_to_all_seconds, communication
+from scaling_law.machine.gpus import find_gpu, named_gpu
+from scaling_law.machine.throughput import Throughput
 from scaling_law.planning.budget import Cluster
 from scaling_law.planning.placement import DoesNotFit, Placement, place
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.communication import NVLINK, all_to_all_bytes, all_to_all_seconds, communication
-from scaling_law.size.gpus import find_gpu, named_gpu
 from scaling_law.size.recipe import PAPER, BatchRamp, RampStage
-from scaling_law.size.throughput import Throughput
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ from hub.base.units import format_count, format_flops
 from scaling_law.formulas import Formula
 from scaling_law.formulas.answers import Answer
 from scaling_law.formulas.law import checked_experts, positive
+from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Cluster, QuestionFields, read_costs, work_of
 from scaling_law.planning.limits import Limits, Quantity
 from scaling_law.planning.optimum import model_variables, optimal_widths
 from scaling_law.planning.search import ENDLESS, cheapest_width, coefficients_of, floor, flops_of, tokens_needed
 from scaling_law.size.architecture import Architecture, affordable_tokens, is_size, training_flops, width_of_active
 from scaling_law.size.arrays import FloatArray
-from scaling_law.size.throughput import ModelWork
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

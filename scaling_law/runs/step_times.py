@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from scaling_law.machine.throughput import Measurement
 from scaling_law.runs.rows import RunsError
 from scaling_law.runs.table import Runs, load_runs
 from scaling_law.size.architecture import Architecture
-from scaling_law.size.throughput import Measurement
 
 STEP_LAW_LENGTH = 2048
 _COLUMNS = ("average_iter_time", "batch", "d_ff", "d_expert", "sed", "numld")

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-from scaling_law.size.gpus import find_gpu
+from scaling_law.machine.gpus import find_gpu
 from training.configuration.arguments import ConfigurationError, RunArguments
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from rich.console import Console
 from hub.base.tables import Table
 from hub.base.units import format_bytes, format_flops
 from scaling_law.law.describe import experts_of, shape_of
+from scaling_law.machine.memory import TrainingMemory, training_memory
 from scaling_law.size.architecture import Architecture
 from scaling_law.size.model_configs import read_model
-from scaling_law.size.training_memory import TrainingMemory, training_memory
 from training.configuration.arguments import TrainingArguments
 from training.configuration.model_classes import ModelClassArguments, causal_class
 from training.configuration.schedule import total_tokens

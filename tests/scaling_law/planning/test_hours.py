@@ -7,10 +7,10 @@ import pytest
 
 from hub.base.tables import as_text
 from scaling_law import Architecture, ExtrapolationError, JointLaw, Throughput, published
+from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Budget, Cluster, work_of
 from scaling_law.planning.limits import Limits
 from scaling_law.size.recipe import BatchRamp, RampStage
-from scaling_law.size.throughput import ModelWork
 
 LIMITS = Limits()
 RATES = {"steps": 0.02, "flops": 1 / 4e14, "routed_flops": 1 / 4e14, "weights": 1e-12, "update": 1e-11}

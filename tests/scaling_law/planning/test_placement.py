@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from scaling_law import Architecture, JointLaw, Throughput
+from scaling_law.machine.memory import training_memory
+from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Cluster
 from scaling_law.planning.placement import RESERVED, DoesNotFit, place
 from scaling_law.size.recipe import BatchRamp, RampStage
-from scaling_law.size.throughput import ModelWork
-from scaling_law.size.training_memory import training_memory
 from training.configuration.reading import from_dict
 
 H100 = Throughput.assumed("h100")

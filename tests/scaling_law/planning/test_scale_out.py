@@ -3,7 +3,7 @@
 import pytest
 
 from scaling_law import Architecture, scale_out
-from scaling_law.size.communication import Communication, all_to_all_bytes, all_to_all_seconds, communication
+from scaling_law.machine.communication import Communication, all_to_all_bytes, all_to_all_seconds, communication
 
 MODEL = Architecture(2304, 8)
 

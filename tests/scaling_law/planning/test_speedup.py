@@ -10,12 +10,12 @@ from scaling_law import (
     Throughput,
     published,
 )
+from scaling_law.machine.throughput import ModelWork
 from scaling_law.planning.budget import Cluster, work_of
 from scaling_law.planning.limits import Limits
 from scaling_law.planning.matched import tokens_to_reach
 from scaling_law.planning.speedup import EffectiveSpeedup
 from scaling_law.size.architecture import width_of_active
-from scaling_law.size.throughput import ModelWork
 
 
 @pytest.fixture(scope="module")

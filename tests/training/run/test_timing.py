@@ -8,8 +8,8 @@ from accelerate.state import AcceleratorState
 
 from modeling_switch_moe import losses
 from scaling_law import Architecture
+from scaling_law.machine.memory import LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES, training_memory
 from scaling_law.size.recipe import BatchRamp, RampStage
-from scaling_law.size.training_memory import LEAST_CHUNK_ROWS, LOGIT_CHUNK_BYTES, training_memory
 from training.configuration.reading import from_dict
 from training.run import devices
 from training.run.progress import Progress

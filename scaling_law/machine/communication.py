@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hub.base.errors import InputError
+from scaling_law.machine.memory import HALF, SINGLE, WEIGHT_BYTES, Sharding
 from scaling_law.size.architecture import GRADIENT_BYTES, Architecture
-from scaling_law.size.training_memory import HALF, SINGLE, WEIGHT_BYTES, Sharding
 
 PER_NODE = 8  # devices
 # Bytes/s in one direction, theoretical: stas00/ml-engineering, network/README.md, 0030e63 ("All-to-all bandwidth", and

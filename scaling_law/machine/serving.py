@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scaling_law.machine.gpus import Gpu, named_gpu
 from scaling_law.size.architecture import (
     ATTENTION,
     EXPERT,
@@ -25,7 +26,6 @@ from scaling_law.size.architecture import (
     active_parameters,
     kv_cache_elements,
 )
-from scaling_law.size.gpus import Gpu, named_gpu
 
 
 def share_read(density: ArrayLike, batch: float) -> Any:

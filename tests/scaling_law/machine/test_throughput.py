@@ -7,8 +7,8 @@ import pytest
 
 from hub.base.errors import RecordError
 from scaling_law import Architecture, Throughput
-from scaling_law.size.gpus import GPUS, MEASURED_MFU, find_gpu
-from scaling_law.size.throughput import TERMS, Measurement, ModelWork
+from scaling_law.machine.gpus import GPUS, MEASURED_MFU, find_gpu
+from scaling_law.machine.throughput import TERMS, Measurement, ModelWork
 
 MODELS = [Architecture(512, 1), Architecture(512, 8), Architecture(1024, 32)]
 BATCH = {"tokens_per_step": 65_536, "micro_batch_tokens": 8_192}

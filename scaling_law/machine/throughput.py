@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from hub.base import strict_json
 from hub.base.errors import InputError
+from scaling_law.machine.gpus import MEASURED_MFU, TYPICAL_MFU, named_gpu
 from scaling_law.size.architecture import VOCAB_SIZE, Architecture, variables_of_width
-from scaling_law.size.gpus import MEASURED_MFU, TYPICAL_MFU, named_gpu
 from scaling_law.size.recipe import PAPER
 
 FORMAT, VERSION = "throughput", 1

@@ -3,7 +3,7 @@
 import pytest
 
 from scaling_law import Architecture
-from scaling_law.size.training_memory import training_memory
+from scaling_law.machine.memory import training_memory
 
 MODEL = Architecture(512, 8)
 PARAMETERS = MODEL.n_total + 8 * 8 * 512  # and the routers'
