@@ -125,7 +125,7 @@ def test_what_pages_with_output_print(guide, capsys):
 @every_page
 def test_python_imports_the_packages_themselves(page):
     """Or a room of scaling_law that has names of its own; not what is inside of rooms, which may be rearranged."""
-    rooms = "|".join(("figures", "fitting", "formulas", "law", "planning", "runs", "size"))
+    rooms = "|".join(("figures", "fitting", "formulas", "law", "machine", "planning", "runs", "size"))
     room = rf"^\s*(?:from|import) (?:hub|modeling_switch_moe|scaling_law|training)\.(?!(?:{rooms}) import ).*"
     assert re.findall(room, "".join(blocks(page, "python")), flags=re.MULTILINE) == []
 

@@ -62,7 +62,7 @@ class Law(Formula):
             hours, money: of training, instead of flops, on so many `gpus`; money by a `price` per GPU-hour.
             gpu, mfu, throughput: how fast they train: a GPU such as "h100", whose MFU is assumed unless it is given,
                 or a `Throughput` or throughput.json.
-            decode_batch: with these, also what it takes to serve so many sequences at once (`size.serving`), which
+            decode_batch: with these, also what it takes to serve so many sequences at once (`machine.serving`), which
                 hold `kv_tokens` together.
             experts: one E or several; None asks for those of `default_experts`.
             integral: only architectures that exist, d_model = 64 n_blocks = 64 n_heads.
