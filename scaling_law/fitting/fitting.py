@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from hub.plain.progress import progress_line
 from hub.plain.tables import ResultTable, Table
 from scaling_law.fitting.diagnostics import MOST, design_problems, examine, find_outliers, omitted_variables
+from scaling_law.fitting.prior import Prior, under
+from scaling_law.fitting.prior import prior as population
 from scaling_law.fitting.problem import Problem, make_problem, start_points
 from scaling_law.fitting.solver import Solutions
 from scaling_law.fitting.uncertainty import Bootstrap, bootstrap
@@ -283,6 +285,7 @@ def fit(
     progress: bool = False,
     mix: str | Collection[str] = (),
     allow_unidentifiable: bool = False,
+    prior: Prior | Literal["public"] | None = None,
 ) -> FitResult:
     """Fit `law` to `runs` (a Runs, or anything `load_runs` reads).
 
@@ -306,6 +309,8 @@ def fit(
         loss, trunks: as in `load_runs`.
         mix: columns of the recipe in which the runs may differ, such as ("optimizer",), besides the law's own.
         allow_unidentifiable: fit although the design cannot determine all coefficients.
+        prior: "public" (a Chinchilla law like those of other labs), or what `scaling_law.prior` returns, for the
+            posterior mode, with the noise of the runs estimated. Few runs, of one size even, then determine a law.
 
     ValueError for settings out of range and runs that cannot determine the law; RunsError for an unreadable table and
     for runs of several recipes.
@@ -317,8 +322,10 @@ def fit(
     table = as_table(runs, loss, trunks)
     problem = make_problem(table, law, huber_delta, weights, l2, fixed or {}, bounds or {}, starts, one_sided)
     check_mix(table.recipe, problem.objective.form.variables, mix, table.source)
-    warnings = _design_warnings(table, problem, allow_unidentifiable)
+    warnings = _design_warnings(table, problem, allow_unidentifiable or prior is not None)
     theta = start_points(problem, starts)
+    if prior is not None:
+        problem, theta = under(population(prior) if isinstance(prior, str) else prior, problem, theta)
     search: dict[str, Any] = {"n_starts": len(theta)}
     if isinstance(starts, str):
         theta = _first_stage(problem, theta, progress).theta[: release or (256 if starts == "paper" else 64)]

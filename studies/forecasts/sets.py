@@ -30,13 +30,17 @@ _MARIN_MOE: Mapping[str, Any] = {
     "n_blocks": "round(d_model / (55 + 4 * log2(d_model)))",
     "kv_heads": lambda row: _kv_heads(int(row["d_model"]) // 128),
     "n_active": f"n_blocks * (2 * d_model**2 + 256 * d_model * kv_heads + 9 * d_model**2) + {2 * LLAMA3} * d_model",
-    "experts": 1,
+    "experts": 11,  # 64 of width d/2 and one of width d, over 3 d
 }
 
 
 def _kv_heads(heads: int) -> int:
     """The greatest divisor of the heads that is at most a quarter of them."""
     return max([k for k in range(1, heads // 4 + 1) if heads % k == 0], default=1)
+
+
+# Standard deviations of ln loss and ln D between a set's unit and the prior's, set before anything was fitted.
+UNITS = {"nats": (0.05, 0.1), "other": (0.1, 0.15), "bits": (0.15, 0.15)}
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ SETS: tuple[RunSet, ...] = (
         "marin_overtraining",
         "marin_overtraining_grid.csv",
         "",
-        columns={"tokens": "tpp * n_active", "n_active": f"n_active + {2 * LLAMA3} * d_model", "experts": 1},
+        columns={"tokens": "tpp * n_active", "n_active": f"n_active + {2 * LLAMA3} * d_model", "experts": 65 / 3},
         read={"loss": "paloma_macro"},
         unit="other",
         bytes_per_token=4.5,

@@ -6,8 +6,10 @@ from math import log
 import numpy as np
 import pytest
 
+from hub.plain.markdown import block_of
 from scaling_law import ChinchillaLaw, Runs
-from studies.forecasts import splits
+from scaling_law.fitting.prior import estimate, read_population
+from studies.forecasts import methods, page, population, splits
 from studies.forecasts.sets import NEOX, OUT, SETS, labs, read_sets
 
 BY_NAME = {one.name: one for one in SETS}
@@ -107,3 +109,60 @@ def test_the_list_kept_is_of_these_sets_and_holds_to_its_rule():
     for one in listed:
         enough = one.fitted >= splits.FITTED and one.sizes >= splits.SIZES and one.held_out >= splits.HELD_OUT
         assert (one.out == "") == (enough and "confounded" not in one.out)
+
+
+# ------------------------------------------------------------------ methods
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """Three sets of three labs whose laws differ, with noise; the list is theirs, and two choices are open."""
+    rng, made = np.random.default_rng(0), {}
+    for name, c in (("epoch", 1.7), ("gemstones", 1.8), ("llama3", 1.75)):
+        runs = isoflop(sizes=(1e8, 2e8, 4e8, 8e8))
+        loss = dataclasses.replace(LAW, c=c).loss(runs.n_active, runs.tokens)
+        made[name] = dataclasses.replace(runs, loss=loss * np.exp(0.003 * rng.standard_normal(len(runs))), source=name)
+    listed = splits.make_splits(made)
+    monkeypatch.setattr(methods, "read_list", lambda: listed)
+    monkeypatch.setattr(methods, "CHOICES", methods.CHOICES[-2:])
+    return made
+
+
+def test_labs_weigh_equally_in_a_mean():
+    assert methods.by_lab([("a", 1.0), ("a", 4.0), ("b", 8.0)]) == pytest.approx(4.0)
+
+
+def test_nothing_of_a_lab_enters_its_forecast(tables):
+    members = population.members_of(tables)
+    forecast = methods.forecasts_of(tables, members)
+    far = tables | {"epoch": dataclasses.replace(tables["epoch"], loss=tables["epoch"].loss * 3)}
+    other = methods.forecasts_of(tables, population.members_of(far))
+    for one, two in zip(forecast, other, strict=True):
+        at = one.labs.index("deepmind")
+        if one.split.lab == "deepmind":
+            np.testing.assert_allclose(one.errors, two.errors, rtol=1e-6)
+        else:
+            np.testing.assert_allclose(one.errors[at], two.errors[at], rtol=1e-6)
+    assert any(not np.allclose(one.errors, two.errors) for one, two in zip(forecast, other, strict=True))
+
+
+def test_the_page_has_every_cell_and_every_goal(tables, tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(page.PAGE.read_text())
+    text = page.write_page(tables, path).read_text()
+    count = sum(not split.out for split in methods.read_list())
+    assert block_of(text, "cells").count("\n|") + 1 >= count + 2
+    assert "below fresh at C/30" in block_of(text, "goals")
+
+
+def test_the_population_is_written_with_its_sources(tables, tmp_path):
+    members, settings = read_population(population.write_population(tables, tmp_path / "population.json"))
+    assert [member.name for member in members] == [*tables, "ludziejewski"]
+    assert all(member.source and member.licence for member in members)
+    assert estimate(members, **settings).sources == (*tables, "ludziejewski")
+
+
+def test_the_page_kept_names_all_splits_that_are_not_out():
+    cells = (block_of(page.PAGE.read_text(encoding="utf-8"), "cells") or "").replace("\\_", "_")
+    for split in splits.read_list():
+        assert (f"| {split.set} | {split.lab} | {split.cut} |" in cells) == (not split.out)
