@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -15,6 +15,8 @@ from studies.forecasts.sets import SETS, UNITS
 from studies.forecasts.splits import Split, read_list
 
 FRESH, CONSTANT, PINNED, PRIOR = "fresh", "one constant", "c pinned", "prior"
+WEIGHTED, EQUAL = "fresh, runs weighted", "prior, runs not weighted"  # what of the gain is not the prior's
+POWERS = (0.0, 0.5, 1.0)  # of compute, with which runs weigh
 BY_NAME = {one.name: one for one in SETS}
 
 
@@ -31,7 +33,7 @@ class Choice:
     power: float
 
 
-CHOICES = tuple(Choice(*values) for values in product((0.0, 0.25, 0.75), (4.0, np.inf), (1.0, 4.0), (0.0, 0.5, 1.0)))
+CHOICES = tuple(Choice(*values) for values in product((0.0, 0.25, 0.75), (4.0, np.inf), (1.0, 4.0), POWERS))
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,10 @@ def by_lab(values: Iterable[tuple[str, float]]) -> float:
 # ------------------------------------------------------------------ by hand
 
 
-def fresh(fitted: Runs, held_out: Runs) -> FloatArray:
-    """Errors of a Chinchilla law fitted to these runs alone."""
-    return fit(fitted, "chinchilla", allow_unidentifiable=True).errors_on(held_out)
+def fresh(fitted: Runs, held_out: Runs, power: float = 0.0) -> FloatArray:
+    """Errors of a Chinchilla law fitted to these runs alone, weighted by this power of their compute."""
+    weights = (fitted.flops / fitted.flops.max()) ** power
+    return fit(fitted, "chinchilla", weights=weights, allow_unidentifiable=True).errors_on(held_out)
 
 
 def one_constant(fitted: Runs, held_out: Runs) -> FloatArray:
@@ -82,7 +85,7 @@ def pinned(constants: Mapping[str, float]) -> Callable[[Runs, Runs, str], FloatA
 
 
 def baselines(tables: Mapping[str, Runs]) -> list[Cell]:
-    """The cells of the three methods."""
+    """The cells of fresh fits, weighted ones, one constant and c pinned."""
     members = [name for name in tables if BY_NAME[name].member]
     laws = {name: fit(tables[name], "chinchilla", allow_unidentifiable=True).law for name in members}
     constants = {name: law.coefficients["c"] for name, law in laws.items()}
@@ -91,7 +94,27 @@ def baselines(tables: Mapping[str, Runs]) -> list[Cell]:
         parts = split.parts(tables[split.set])
         cells += [Cell(split, FRESH, fresh(*parts)), Cell(split, CONSTANT, one_constant(*parts))]
         cells.append(Cell(split, PINNED, with_c(*parts, split.lab)))
+    return cells + weighted(tables)
+
+
+def weighted(tables: Mapping[str, Runs]) -> list[Cell]:
+    """Fresh fits of weighted runs, with the power that is best for the same cuts of the other labs."""
+    found: dict[float, list[Cell]] = {power: [] for power in POWERS}
+    for split in asked(tables):
+        for power, own in found.items():
+            own.append(Cell(split, WEIGHTED, fresh(*split.parts(tables[split.set]), power)))
+    cells = []
+    for i, split in enumerate(asked(tables)):
+        scores = {power: by_lab(_others(own, split)) for power, own in found.items()}
+        cells.append(found[min(scores, key=lambda power: scores[power])][i])
     return cells
+
+
+def _others(cells: Iterable[Cell], split: Split) -> Iterator[tuple[str, float]]:
+    """(lab, RMSE) of the same cuts of other labs."""
+    for one in cells:
+        if one.split.by == split.by and one.split.lab != split.lab:
+            yield one.split.lab, one.rmse
 
 
 # ------------------------------------------------------------------ from the prior
@@ -159,6 +182,14 @@ def best_choice(forecasts: Sequence[Forecasts], lab: str | None = None) -> int:
         if one.split.lab != lab:
             scores.setdefault(one.split.lab, []).append(one.scores(lab or one.split.lab))
     return int(np.argmin(np.mean([np.mean(own, axis=0) for own in scores.values()], axis=0)))
+
+
+def without_weights(forecasts: Sequence[Forecasts]) -> list[Cell]:
+    """The cells of the prior where runs must weigh equally."""
+    equal = [choice.power == 0 for choice in CHOICES]
+    errors = [np.where(np.array(equal)[:, None], one.errors, np.inf) for one in forecasts]
+    narrowed = [replace(one, errors=own) for one, own in zip(forecasts, errors, strict=True)]
+    return [replace(cell, method=EQUAL) for cell in nested(narrowed)[0]]
 
 
 def nested(forecasts: Sequence[Forecasts]) -> tuple[list[Cell], dict[tuple[str, str], Choice]]:

@@ -12,20 +12,23 @@ from scaling_law import Runs
 from studies.common import Part, fill
 from studies.forecasts.methods import (
     CONSTANT,
+    EQUAL,
     FRESH,
     PINNED,
     PRIOR,
+    WEIGHTED,
     Cell,
     Choice,
     baselines,
     by_lab,
     forecasts_of,
     nested,
+    without_weights,
 )
 from studies.forecasts.population import members_of
 
 PAGE = Path(__file__).with_name("page.md")
-METHODS = (FRESH, CONSTANT, PINNED, PRIOR)
+METHODS = (FRESH, CONSTANT, PINNED, WEIGHTED, EQUAL, PRIOR)
 CUTS = ("C/3", "C/10", "C/30", "N/3", "D/3")
 GOALS = {"C/3": 0.12, "C/10": 0.30, "C/30": 0.55}  # how much lower than fresh the RMSE should be
 NORMAL = 1.6449  # standard errors of a 90 % interval
@@ -58,8 +61,9 @@ class Result:
 
 def write_page(tables: Mapping[str, Runs], page: Path = PAGE) -> Path:
     """Compute all methods on the list and fill the page's tables."""
-    prior, choices = nested(forecasts_of(tables, members_of(tables)))
-    result = Result([*baselines(tables), *prior], choices)
+    forecasts = forecasts_of(tables, members_of(tables))
+    prior, choices = nested(forecasts)
+    result = Result([*baselines(tables), *without_weights(forecasts), *prior], choices)
     return fill(page, {"methods": _methods, "goals": _goals, "cells": _cells, "choices": _choices}, result)
 
 
